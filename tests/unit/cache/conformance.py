@@ -1,4 +1,4 @@
-"""What every cache does, as tests to mix into those of each: `EveryCache`, and `HoldingCache`.
+"""Tests for every cache, to be inherited by the tests of each: `EveryCache`, and `HoldingCache`.
 
 A cache takes part through a small adapter: its entries have numbers and, if nothing else is
 said, 10 bytes; it has room for 30.
@@ -72,7 +72,7 @@ def held(cache: HoldingAdapter, *numbers: int) -> Iterator[None]:
 
 
 def check(cache: Adapter) -> None:
-    """The reading is of what is stored, and within the limit."""
+    """The stats match the stored entries, within the limit."""
     cache.check_integrity()
     reading, stored = cache.read(), cache.stored
     assert reading.entries == len(stored)
@@ -82,13 +82,13 @@ def check(cache: Adapter) -> None:
 class EveryCache:
     """Needs a fixture `cache`, an `Adapter` of an empty cache."""
 
-    def test_is_empty_at_first(self, cache: Adapter) -> None:
+    def test_new_cache_is_empty(self, cache: Adapter) -> None:
         check(cache)
         reading = cache.read()
         assert (reading.entries, reading.pinned_bytes, cache.stored) == (0, 0, set())
         assert (reading.hits, reading.misses, reading.evictions, reading.damaged) == (0, 0, 0, 0)
 
-    def test_stays_within_its_bytes(self, cache: Adapter) -> None:
+    def test_every_cache_stays_within_its_limit(self, cache: Adapter) -> None:
         choice, evictions = random.Random(0), 0
         for _ in range(60):
             number, before = choice.randrange(10), cache.stored
@@ -99,7 +99,7 @@ class EveryCache:
             assert cache.read().evictions == evictions
             check(cache)
 
-    def test_evicts_the_least_recently_used_first(self, cache: Adapter) -> None:
+    def test_least_recently_used_entry_is_evicted_first(self, cache: Adapter) -> None:
         for number in (1, 2, 3):
             cache.put(number)
         assert cache.get(1)
@@ -110,14 +110,14 @@ class EveryCache:
         assert cache.read().evictions == 2
         check(cache)
 
-    def test_an_entry_is_stored_once(self, cache: Adapter) -> None:
+    def test_same_entry_is_stored_once(self, cache: Adapter) -> None:
         for _ in range(2):
             cache.put(1)
             assert cache.read().entries == 1
             check(cache)
         assert cache.read().evictions == 0
 
-    def test_as_many_are_evicted_as_must_be(self, cache: Adapter) -> None:
+    def test_large_entry_evicts_several_small_ones(self, cache: Adapter) -> None:
         for number in (1, 2, 3):
             cache.put(number)
         cache.put(4, 2 * ENTRY_BYTES)
@@ -125,25 +125,25 @@ class EveryCache:
         cache.check_integrity()
         assert cache.read().size_bytes == LIMIT_BYTES
 
-    def test_what_never_fits_evicts_nothing(self, cache: Adapter) -> None:
+    def test_entry_above_the_limit_evicts_nothing(self, cache: Adapter) -> None:
         cache.put(1)
         cache.put(2, LIMIT_BYTES + 1)
         assert (cache.stored, cache.read().evictions) == ({1}, 0)
         check(cache)
 
-    def test_what_just_fits_is_stored(self, cache: Adapter) -> None:
+    def test_entry_of_exactly_the_limit_is_stored(self, cache: Adapter) -> None:
         cache.put(1)
         cache.put(2, LIMIT_BYTES)
         assert cache.stored == {2}
         cache.check_integrity()
 
-    def test_counts_lookups(self, cache: Adapter) -> None:
+    def test_lookups_count_as_hits_and_misses(self, cache: Adapter) -> None:
         cache.put(1)
         assert [cache.get(number) for number in (1, 2, 1, 3, 1)] == [True, False, True, False, True]
         assert (cache.read().hits, cache.read().misses) == (3, 2)
         check(cache)
 
-    def test_evict_returns_what_went(self, cache: Adapter) -> None:
+    def test_evict_returns_the_evicted_bytes(self, cache: Adapter) -> None:
         for number in (1, 2, 3):
             cache.put(number)
         assert cache.evict(0) == 0
@@ -156,7 +156,7 @@ class EveryCache:
         check(cache)
 
     @pytest.mark.usefixtures("eager_switches")
-    def test_threads_break_nothing(self, cache: Adapter) -> None:
+    def test_concurrent_put_get_and_evict_keep_integrity(self, cache: Adapter) -> None:
         def use(seed: int) -> int:
             choice = random.Random(seed)
             for _ in range(150):
@@ -178,7 +178,7 @@ class EveryCache:
 class HoldingCache(EveryCache):
     """Needs a fixture `cache`, a `HoldingAdapter` of an empty cache."""
 
-    def test_what_is_held_is_pinned(self, cache: HoldingAdapter) -> None:
+    def test_held_entry_counts_as_pinned(self, cache: HoldingAdapter) -> None:
         cache.put(1)
         cache.put(2)
         with held(cache, 1, 1):
@@ -188,7 +188,7 @@ class HoldingCache(EveryCache):
         assert cache.num_references == cache.read().pinned_bytes == 0
         assert cache.evictable_bytes == 2 * ENTRY_BYTES
 
-    def test_what_is_held_stays(self, cache: HoldingAdapter) -> None:
+    def test_held_entry_survives_put_evict_and_clear(self, cache: HoldingAdapter) -> None:
         for number in (1, 2, 3):
             cache.put(number)
         with held(cache, 1):
@@ -202,7 +202,7 @@ class HoldingCache(EveryCache):
             check(cache)
         assert cache.evict(LIMIT_BYTES) == ENTRY_BYTES
 
-    def test_nothing_is_evicted_for_what_finds_no_room_beside_the_held(
+    def test_entry_without_room_beside_held_ones_evicts_nothing(
         self, cache: HoldingAdapter
     ) -> None:
         for number in (1, 2, 3):
@@ -215,7 +215,7 @@ class HoldingCache(EveryCache):
             assert (cache.stored, cache.read().evictions) == ({1, 2, 3}, 0)
         check(cache)
 
-    def test_a_second_release_raises(self, cache: HoldingAdapter) -> None:
+    def test_second_release_of_a_hold_raises(self, cache: HoldingAdapter) -> None:
         cache.put(1)
         one, other = cache.hold(1), cache.hold(1)
         one.release()
@@ -225,7 +225,7 @@ class HoldingCache(EveryCache):
         other.release()
         check(cache)
 
-    def test_a_hold_of_nothing_is_one_too(self, cache: HoldingAdapter) -> None:
+    def test_hold_of_a_missing_entry_counts_as_reference(self, cache: HoldingAdapter) -> None:
         hold = cache.hold(1)
         assert (cache.num_references, cache.read().pinned_bytes) == (1, 0)
         hold.release()
@@ -233,7 +233,7 @@ class HoldingCache(EveryCache):
         with pytest.raises(RuntimeError, match="released twice"):
             hold.release()
 
-    def test_clear_leaves_nothing(self, cache: HoldingAdapter) -> None:
+    def test_clear_removes_entries_and_counts(self, cache: HoldingAdapter) -> None:
         for number in (1, 2, 3, 4):
             cache.put(number)
             cache.get(number)
@@ -244,7 +244,7 @@ class HoldingCache(EveryCache):
         assert (reading.entries, reading.hits, reading.misses, reading.evictions) == (0, 0, 0, 0)
 
     @pytest.mark.usefixtures("eager_switches")
-    def test_threads_that_hold_break_nothing(self, cache: HoldingAdapter) -> None:
+    def test_concurrent_hold_put_and_clear_keep_integrity(self, cache: HoldingAdapter) -> None:
         def use(seed: int) -> None:
             choice = random.Random(seed)
             for _ in range(150):

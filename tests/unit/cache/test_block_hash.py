@@ -30,7 +30,7 @@ def keep(
 
 
 @given(words, salts, st.data())
-def test_the_digest_does_not_depend_on_the_parts(
+def test_digest_is_independent_of_how_prompt_is_split(
     prompt: list[Item], salt: str, data: st.DataObject
 ) -> None:
     prompt_key = prompt_of(prompt)
@@ -44,7 +44,7 @@ def test_the_digest_does_not_depend_on_the_parts(
 
 
 @given(words, salts, words, salts)
-def test_other_prompts_and_salts_have_other_digests(
+def test_digests_are_equal_only_for_equal_prompt_and_salt(
     one: list[Item], salt: str, other: list[Item], other_salt: str
 ) -> None:
     chains = BlockHashChain(salt), BlockHashChain(other_salt)
@@ -54,7 +54,7 @@ def test_other_prompts_and_salts_have_other_digests(
 
 
 @given(st.lists(st.tuples(words, salts), max_size=6), words, salts, st.integers(0, 20))
-def test_a_walk_reaches_as_far_as_any_prompt_that_was_stored(
+def test_walk_has_the_longest_common_prefix_with_stored_prompts(
     stored: list[tuple[list[Item], str]], prompt: list[Item], salt: str, limit: int
 ) -> None:
     blocks = KVBlockIndex(whole=False)
@@ -72,7 +72,7 @@ def test_a_walk_reaches_as_far_as_any_prompt_that_was_stored(
     assert matched == parts_of(prompt_key)[: walk.length]
 
 
-def test_whole_blocks_are_used_as_a_whole_or_not() -> None:
+def test_whole_blocks_match_completely_or_not_at_all() -> None:
     blocks = KVBlockIndex(whole=True)
     keep(blocks, prompt_of([1, 2, 3]), end=2)
     keep(blocks, prompt_of([1, 2, 3]))
@@ -83,7 +83,7 @@ def test_whole_blocks_are_used_as_a_whole_or_not() -> None:
     assert lengths == [3, 2, 2, 0]
 
 
-def test_what_is_not_usable_or_dropped_ends_the_walk() -> None:
+def test_unusable_or_dropped_block_ends_the_walk() -> None:
     blocks, prompt_key = KVBlockIndex(whole=False), prompt_of([1, 2, 3])
     keep(blocks, prompt_key, end=1)
     keep(blocks, prompt_key, end=2)

@@ -28,7 +28,7 @@ class FakeFeatures:
 
 
 @dataclass
-class WrongCache:
+class InconsistentCache:
     """Counts what it does not store."""
 
     def read(self) -> CacheStats:
@@ -76,14 +76,14 @@ def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
     assert [reading.name for reading in Caches().read()] == NAMES
 
 
-def test_one_wrong_cache_is_told() -> None:
-    caches = caches_on(FakeDisk(caches=(WrongCache(),)))
+def test_integrity_check_reports_a_broken_cache() -> None:
+    caches = caches_on(FakeDisk(caches=(InconsistentCache(),)))
     caches.begin_serving()
     with pytest.raises(AssertionError, match="stores nothing"):
         caches.check_integrity()
 
 
-def test_a_warm_up_neither_writes_nor_reads_the_disk_and_leaves_nothing() -> None:
+def test_warm_up_skips_the_disk_and_leaves_no_entries() -> None:
     disk = FakeDisk()
     caches = caches_on(disk)
     use(caches)
@@ -95,7 +95,7 @@ def test_a_warm_up_neither_writes_nor_reads_the_disk_and_leaves_nothing() -> Non
     assert disk.calls == ["find 0 to 3", "find a", "store a", "store 4"]
 
 
-def test_a_closed_disk_is_not_used() -> None:
+def test_closed_disk_cache_is_not_used() -> None:
     disk = FakeDisk()
     caches = caches_on(disk)
     caches.begin_serving()
@@ -104,7 +104,7 @@ def test_a_closed_disk_is_not_used() -> None:
     assert disk.calls == ["close"]
 
 
-def test_looking_up_reads_nothing() -> None:
+def test_disk_lookup_reports_sizes_and_reads_no_file() -> None:
     """Memory is reserved for what is read, and for that its size must be known."""
     prompt = prompt_of([*PROMPT, ("b", 2, 9), ("c", 2, 9), 3])
     disk = FakeDisk({"b": FakeFeatures(5)}, LoadedSource(prompt_of(PROMPT)))
@@ -121,7 +121,7 @@ def test_looking_up_reads_nothing() -> None:
     holds.release()
 
 
-def test_what_the_disk_has_is_stored_in_memory_and_pinned() -> None:
+def test_entries_read_from_disk_are_stored_and_pinned() -> None:
     prompt = prompt_of([1, 2, 3])
     disk = FakeDisk({"a": FakeFeatures()}, LoadedSource(prompt))
     caches = caches_on(disk)
@@ -136,7 +136,7 @@ def test_what_the_disk_has_is_stored_in_memory_and_pinned() -> None:
     assert not loaded.is_out_of_memory
 
 
-def test_what_nobody_waits_for_any_more_is_not_read() -> None:
+def test_cancelled_disk_read_reads_nothing() -> None:
     disk = FakeDisk({"a": FakeFeatures()}, LoadedSource(prompt_of([1, 2, 3])))
     caches = caches_on(disk)
     caches.begin_serving()
@@ -146,7 +146,7 @@ def test_what_nobody_waits_for_any_more_is_not_read() -> None:
     assert caches.num_references == 0
 
 
-def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
+def test_disk_prefix_that_cannot_be_copied_is_a_miss() -> None:
     prompt = prompt_of([1, 2, 3])
     caches = caches_on(FakeDisk(source=LoadedSource(prompt, failing=0)))
     caches.begin_serving()
@@ -158,8 +158,8 @@ def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
     assert caches.num_references == caches.prefixes.read().pinned_bytes == 0
 
 
-@pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()])
-def test_memory_that_is_too_short_to_read_into_is_told(error: Exception) -> None:
+@pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()], ids=["device", "host"])
+def test_disk_read_reports_out_of_memory_and_keeps_earlier_entries(error: Exception) -> None:
     class ShortDisk(FakeDisk):
         def read_features(self, key: str) -> EncodedImage | None:
             raise error
@@ -189,7 +189,7 @@ def test_prefixes_are_evicted_before_features() -> None:
     assert caches.evictable_bytes == 0
 
 
-def test_holds_of_all_caches_are_counted() -> None:
+def test_references_of_all_caches_are_counted() -> None:
     caches = caches_on(FakeDisk())
     prompt = prompt_of([1])
     held: list[Hold] = [
@@ -205,7 +205,7 @@ def test_holds_of_all_caches_are_counted() -> None:
     assert caches.num_references == 0
 
 
-def test_device_caches_follow_the_memory_there_is() -> None:
+def test_device_cache_limits_follow_the_available_memory() -> None:
     caches = Caches(
         pixel_bytes=10,
         encoder_bytes=10,
@@ -229,13 +229,13 @@ def test_device_caches_follow_the_memory_there_is() -> None:
     caches.check_integrity()
 
 
-def test_sizes_that_were_set_stay() -> None:
+def test_resize_keeps_configured_cache_sizes() -> None:
     caches = caches_on(FakeDisk())
     caches.resize(1000)
     assert {each.limit_bytes for each in caches.read()} == {0, 10, 20}
 
 
-def test_what_is_dropped_is_what_nobody_holds() -> None:
+def test_drop_removes_only_unreferenced_entries() -> None:
     caches = caches_on(FakeDisk())
     use(caches)
     lease = caches.features.lease("a")

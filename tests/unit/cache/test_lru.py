@@ -1,4 +1,4 @@
-"""Values by key: which are stored, which go, and what leases keep from going."""
+"""The LRU cache evicts the least recently used values, and never leased ones."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_put_evicts_no_more_than_needed() -> None:
     assert held(cache) == "cd"
 
 
-def test_a_key_keeps_its_first_value() -> None:
+def test_second_put_of_a_key_keeps_its_first_value() -> None:
     cache = cache_of("a")
     cache.put("a", "other", 2).release()
     assert cache.get("a") == "a"
     assert cache.read().size_bytes == 1
 
 
-def test_a_value_of_all_the_room_is_kept_and_a_larger_one_evicts_nothing() -> None:
+def test_value_of_whole_limit_is_stored_and_larger_one_rejected() -> None:
     cache = cache_of("a", "b")
     cache.put("c", "c", 4).release()
     assert held(cache) == "ab"
@@ -104,11 +104,11 @@ def test_value_without_room_is_leased_but_not_stored() -> None:
     assert held(cache) == "a"
 
 
-def test_no_limit_at_all_keeps_nothing() -> None:
+def test_lru_cache_with_limit_zero_stores_nothing() -> None:
     assert held(cache_of("a", limit_bytes=0)) == ""
 
 
-def test_a_lease_keeps_its_entry() -> None:
+def test_leased_entry_is_not_evicted_from_lru_cache() -> None:
     cache = cache_of("a", "b", "c")
     lease = cache.lease("a")
     assert lease is not None
@@ -179,7 +179,7 @@ class Stored:
     leases: list[Lease[str]] = field(default_factory=list)
 
 
-class Uses(RuleBasedStateMachine):
+class LruMachine(RuleBasedStateMachine):
     """Random uses, beside a plain list of what should be there."""
 
     LIMIT = 6
@@ -244,7 +244,7 @@ class Uses(RuleBasedStateMachine):
                 self.evictions += 1
 
     @invariant()
-    def holds_what_it_should(self) -> None:
+    def cache_equals_the_model(self) -> None:
         self.cache.check_integrity()
         assert self.cache.num_references == sum(len(each.leases) for each in self.stored)
         assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.stored}
@@ -274,12 +274,12 @@ class Uses(RuleBasedStateMachine):
         return stored
 
 
-TestUses = Uses.TestCase
-TestUses.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestLruMachine = LruMachine.TestCase
+TestLruMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.usefixtures("eager_switches")
-def test_threads_break_nothing() -> None:
+def test_concurrent_leases_keep_lru_cache_intact() -> None:
     cache = LruCache[int]("numbers", 20)
 
     def use(seed: int) -> int:
@@ -296,8 +296,8 @@ def test_threads_break_nothing() -> None:
         return 1000
 
     with ThreadPoolExecutor(4) as threads:
-        asked = sum(threads.map(use, range(4)))
+        num_lookups = sum(threads.map(use, range(4)))
     cache.check_integrity()
     reading = cache.read()
     assert reading.pinned_bytes == cache.num_references == 0
-    assert reading.hits + reading.misses == asked
+    assert reading.hits + reading.misses == num_lookups

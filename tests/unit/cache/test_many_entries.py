@@ -1,4 +1,4 @@
-"""A full cache evicts for each entry that comes: that must not look at all it holds."""
+"""A full cache evicts in time independent of its number of entries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def seconds_for_more(put: Callable[[int], None]) -> float:
     return time.thread_time() - started
 
 
-def test_lru() -> None:
+def test_lru_eviction_time_is_independent_of_entry_count() -> None:
     cache = LruCache[int]("numbers", NUM_ENTRIES)
     pinned = cache.put("the oldest", -1, 1)
     assert seconds_for_more(lambda number: cache.put(str(number), number, 1).release()) < SECONDS
@@ -33,7 +33,7 @@ def test_lru() -> None:
     pinned.release()
 
 
-def test_prefixes() -> None:
+def test_prefix_eviction_time_is_independent_of_entry_count() -> None:
     cache = PrefixCache[FakeSegment, FakeSnapshot]("prefix", NUM_ENTRIES)
 
     def put(number: int) -> None:

@@ -53,7 +53,7 @@ def num_known(cache: Cache, prompt: list[Item], limit: int = 1000, salt: str = "
 
 
 @pytest.mark.parametrize(("min_length", "length"), [(0, 3), (3, 3), (4, 0)])
-def test_a_beginning_that_is_too_short_is_none(min_length: int, length: int) -> None:
+def test_match_below_the_minimum_length_is_empty(min_length: int, length: int) -> None:
     cache = cache_of([1, 2, 3])
     prompt_key = prompt_of([1, 2, 3, 4, 5])
     nothing = cache.match(prompt_key, 0)
@@ -67,7 +67,7 @@ def test_a_beginning_that_is_too_short_is_none(min_length: int, length: int) -> 
     cache.check_integrity()
 
 
-def test_only_what_is_new_is_taken() -> None:
+def test_insert_copies_only_new_positions() -> None:
     cache = cache_of([1, 2, 3])
     assert insert(cache, [1, 2, 3]).takes == []
     assert insert(cache, [1, 2]).takes == []
@@ -78,7 +78,7 @@ def test_only_what_is_new_is_taken() -> None:
     assert cache.read().size_bytes == 7
 
 
-def test_a_conversation_stays_in_few_parts() -> None:
+def test_conversation_is_stored_in_few_segments() -> None:
     cache, prompt, num_taken = cache_of(limit_bytes=10_000), list[Item](), 0
     for turn in range(40):
         for new in ([("cat", 30, turn), *range(4)], [turn, turn]):  # a question, then an answer
@@ -94,7 +94,7 @@ def test_a_conversation_stays_in_few_parts() -> None:
     assert cache.read().evictions == 0
 
 
-def test_only_what_nobody_else_needs_is_stored_again() -> None:
+def test_join_rewrites_only_unshared_unpinned_segments() -> None:
     cache = cache_of([1, 2], [1, 2, 3], [1, 2, 4], limit_bytes=6)
     assert insert(cache, [1, 2, 4, 5], joins=True).takes == [(2, 4)], "3 goes on from 2, too"
     match = cache.match(prompt_of([1, 2, 4, 5]), 1000)
@@ -106,18 +106,18 @@ def test_only_what_nobody_else_needs_is_stored_again() -> None:
     assert num_known(cache, [1, 2, 4, 5, 6, 7, 8]) == 6
 
 
-def test_answers_that_were_not_gone_on_with_are_dropped_if_they_are_short() -> None:
-    asked = list[Item](range(20))
+def test_join_drops_short_answers_without_continuation() -> None:
+    prompt_items = list[Item](range(20))
     for answer, takes in (([70, 71], [(0, 30)]), ([*range(70, 76)], [(20, 30)])):
-        cache = cache_of(asked, [*asked, *answer])
+        cache = cache_of(prompt_items, [*prompt_items, *answer])
         assert insert(cache, [*range(30)], joins=True).takes == takes
         assert num_known(cache, [*range(30)]) == 30
         is_dropped = takes == [(0, 30)]
-        assert num_known(cache, [*asked, *answer]) == 20 + (0 if is_dropped else len(answer))
+        assert num_known(cache, [*prompt_items, *answer]) == 20 + (0 if is_dropped else len(answer))
         assert cache.read().evictions == is_dropped
 
 
-def test_what_many_begin_with_is_not_gone_through() -> None:
+def test_join_does_not_scan_the_children_of_a_shared_prefix() -> None:
     class Counted(dict[Any, Any]):
         num_asked = 0
 
@@ -133,14 +133,14 @@ def test_what_many_begin_with_is_not_gone_through() -> None:
     assert insert(cache, [1, 2, 3, 200, 201, 202], joins=True).takes == [(3, 6)]
 
 
-def test_long_parts_are_not_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_segments_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "_MAX_JOINED_BYTES", 4)
     cache = cache_of([1, 2], [1, 2, 3])
     assert insert(cache, [1, 2, 3, 4, 5], joins=True).takes == [(2, 5)]
     assert num_known(cache, [1, 2, 3, 4, 5]) == 5
 
 
-def test_an_edge_is_cut_before_the_span_that_differs() -> None:
+def test_edge_is_split_before_the_differing_span() -> None:
     cache = cache_of([1, CAT, 2], [1, DOG, 2])
     assert num_known(cache, [1, CAT, 2]) == num_known(cache, [1, DOG, 2]) == 5
     assert num_known(cache, [1, ("bird", 3, 9), 2]) == 1
@@ -148,28 +148,28 @@ def test_an_edge_is_cut_before_the_span_that_differs() -> None:
     assert num_known(cache, [1, CAT, 2], limit=3) == 1
 
 
-def test_of_one_key_with_two_lengths_the_first_stays() -> None:
+def test_span_key_with_two_lengths_keeps_the_first() -> None:
     cache = cache_of([1, CAT, 2])
     assert insert(cache, [1, LONG_CAT, 2]).takes == []
     assert num_known(cache, [1, LONG_CAT, 2]) == 1
     assert num_known(cache, [1, CAT, 2]) == 5
 
 
-def test_a_limit_past_the_end_is_the_end() -> None:
+def test_match_limit_past_the_prompt_is_its_end() -> None:
     cache = cache_of([1, 2, 3])
     assert num_known(cache, [1, 2, 3], limit=4) == 3
     assert num_known(cache, [1, 2], limit=3) == 2
     assert num_known(cache, [], limit=1) == 0
 
 
-def test_salts_share_nothing() -> None:
+def test_prefix_cache_salts_share_no_entries() -> None:
     cache = cache_of([1, 2])
     assert num_known(cache, [1, 2], salt="other") == 0
     assert insert(cache, [1, 2], salt="other").takes == [(0, 2)]
     assert cache.read().size_bytes == 4
 
 
-def test_salts_of_which_nothing_is_left_are_forgotten() -> None:
+def test_roots_of_evicted_salts_are_removed() -> None:
     cache = cache_of(limit_bytes=2)
     for number in range(100):
         insert(cache, [1, 2], salt=str(number))
@@ -178,7 +178,7 @@ def test_salts_of_which_nothing_is_left_are_forgotten() -> None:
     assert cache._tree.num_roots <= 3
 
 
-def test_ends_go_before_what_they_follow() -> None:
+def test_leaf_segments_are_evicted_before_their_parents() -> None:
     cache = cache_of([1, 2, 3, 4], [1, 2, 5], limit_bytes=6)
     insert(cache, [7, 8])
     assert num_known(cache, [1, 2, 3, 4]) == 2
@@ -187,14 +187,14 @@ def test_ends_go_before_what_they_follow() -> None:
     assert cache.read().evictions == 1
 
 
-def test_what_was_found_lately_goes_later() -> None:
+def test_recently_matched_prefix_is_evicted_later() -> None:
     cache = cache_of([1, 2], [3, 4], [5, 6], limit_bytes=6)
     assert num_known(cache, [1]) == 1
     insert(cache, [7])
     assert [num_known(cache, [n, n + 1]) for n in (1, 3, 5)] == [2, 0, 2]
 
 
-def test_what_is_leased_stays_and_nothing_goes_in_vain() -> None:
+def test_matched_prefix_stays_and_no_eviction_is_in_vain() -> None:
     cache = cache_of([1, 2, 3], [4], limit_bytes=4)
     match = cache.match(prompt_of([1, 2, 3]), 2)
     assert cache.read().pinned_bytes == 3
@@ -208,7 +208,7 @@ def test_what_is_leased_stays_and_nothing_goes_in_vain() -> None:
     assert num_known(cache, [1, 2, 3]) == 0
 
 
-def test_what_is_leased_stays_though_its_edge_is_cut() -> None:
+def test_matched_prefix_stays_when_its_edge_is_split() -> None:
     cache = cache_of([1, 2, 3, 4], limit_bytes=6)
     match = cache.match(prompt_of([1, 2, 3, 4]), 4)
     for prompt in ([1, 2, 5], [1, 6], [7, 8], [9]):
@@ -220,7 +220,7 @@ def test_what_is_leased_stays_though_its_edge_is_cut() -> None:
     assert cache.read().pinned_bytes == 0
 
 
-def test_releasing_twice_raises_and_releases_no_other_match() -> None:
+def test_second_release_of_a_match_raises_and_keeps_other_matches() -> None:
     cache = cache_of([1, 2])
     one, other = (cache.match(prompt_of([1, 2]), 2) for _ in range(2))
     nothing = cache.match(prompt_of([3]), 1)
@@ -234,7 +234,7 @@ def test_releasing_twice_raises_and_releases_no_other_match() -> None:
     assert cache.read().pinned_bytes == cache.num_references == 0
 
 
-def test_a_better_match_takes_the_place_of_a_worse() -> None:
+def test_longer_match_replaces_a_shorter_one() -> None:
     cache = cache_of([1, 2], [3])
     prompt = prompt_of([1, 2, 3, 4])
     worse = cache.match(prompt, 4)
@@ -247,7 +247,7 @@ def test_a_better_match_takes_the_place_of_a_worse() -> None:
     assert cache.read().pinned_bytes == 0
 
 
-def test_a_failed_take_leaves_the_tree_whole() -> None:
+def test_failed_copy_leaves_the_tree_intact() -> None:
     cache = cache_of([1, 2, 3])
     prompt_key = prompt_of([1, 4])
     with pytest.raises(TakeFailed):
@@ -257,12 +257,12 @@ def test_a_failed_take_leaves_the_tree_whole() -> None:
     assert cache.read().pinned_bytes == 0
 
 
-def test_no_limit_at_all_takes_nothing() -> None:
+def test_prefix_cache_with_limit_zero_copies_nothing() -> None:
     cache = cache_of(limit_bytes=0)
     assert insert(cache, [1]).takes == []
 
 
-def test_with_snapshots_prompts_go_on_where_one_was_taken() -> None:
+def test_matches_end_at_snapshots_where_they_are_needed() -> None:
     cache = Cache("prefix", 1000, needs_snapshots=True)
     assert insert(cache, [1, CAT, 2, 3], 4, 5).takes == [(0, 4), (4, 5)]
     assert num_known(cache, [1, CAT, 2, 3]) == 5
@@ -273,7 +273,7 @@ def test_with_snapshots_prompts_go_on_where_one_was_taken() -> None:
     match.release()
 
 
-def test_a_later_snapshot_cuts_an_edge_and_takes_nothing() -> None:
+def test_later_snapshot_splits_an_edge_and_copies_nothing() -> None:
     cache = Cache("prefix", 1000, needs_snapshots=True)
     insert(cache, [1, 2, 3, 4], 4)
     assert insert(cache, [1, 2, 3], 2).takes == []
@@ -282,14 +282,14 @@ def test_a_later_snapshot_cuts_an_edge_and_takes_nothing() -> None:
     assert cache.read().size_bytes == 4 + 2 * SNAPSHOT_BYTES
 
 
-def test_a_snapshot_before_all_positions_is_of_no_use() -> None:
+def test_snapshot_at_position_zero_is_ignored() -> None:
     cache = Cache("prefix", 1000, needs_snapshots=True)
     insert(cache, [1, 2], 0)
     assert cache.read().size_bytes == 0
 
 
 class LayersOf(tuple[FakeSegment, ...]):
-    """As of a model of which no layer can be cut."""
+    """The layers of a model none of whose layers can be split."""
 
     size_bytes = 0
 
@@ -302,14 +302,14 @@ class NoLayersSource(FakeSource):
         return LayersOf()
 
 
-def test_an_empty_segment_is_still_one() -> None:
+def test_segment_without_layers_is_still_matched() -> None:
     cache = PrefixCache[LayersOf, FakeSnapshot]("prefix", 1000, needs_snapshots=True)
     prompt_key = prompt_of([1, 2])
     cache.insert(prompt_key, NoLayersSource(prompt_key, frozenset([1, 2])))
     assert cache.match(prompt_key, 2).segments == (((), 1), ((), 1))
 
 
-def test_a_reading_counts() -> None:
+def test_prefix_cache_stats_count_entries_and_lookups() -> None:
     cache = cache_of([1, 2], [3, 4], [5, 6], limit_bytes=4)
     num_known(cache, [1])
     num_known(cache, [3])
@@ -329,7 +329,7 @@ def test_a_reading_counts() -> None:
 
 @pytest.mark.usefixtures("eager_switches")
 @pytest.mark.parametrize("needs_snapshots", [False, True])
-def test_threads_break_nothing(needs_snapshots: bool) -> None:
+def test_concurrent_matches_and_inserts_keep_prefix_cache_intact(needs_snapshots: bool) -> None:
     cache = Cache("prefix", 30, needs_snapshots=needs_snapshots)
 
     def use(seed: int) -> int:
@@ -347,14 +347,14 @@ def test_threads_break_nothing(needs_snapshots: bool) -> None:
         return 300
 
     with ThreadPoolExecutor(4) as threads:
-        asked = sum(threads.map(use, range(4)))
+        prompt_items = sum(threads.map(use, range(4)))
     cache.check_integrity()
     reading = cache.read()
     assert reading.pinned_bytes == 0
-    assert reading.hits + reading.misses == asked
+    assert reading.hits + reading.misses == prompt_items
 
 
-def test_a_smaller_limit_holds_at_once_but_for_what_is_pinned() -> None:
+def test_resize_evicts_all_but_pinned_segments_at_once() -> None:
     cache = cache_of([1, 2, 3], [4, 5, 6], [7, 8, 9])
     match = cache.match(prompt_of([4, 5, 6]), 1000)
     size = cache.read().size_bytes

@@ -244,7 +244,7 @@ class Prefixes(RuleBasedStateMachine):
         assert bool(reading.pinned_bytes) == any(lease.match.length for lease in self.leased)
 
     @invariant()
-    def holds_nothing_twice(self) -> None:
+    def segments_are_stored_once(self) -> None:
         if self.limit_bytes == UNBOUNDED:
             reading = self.cache.read()
             assert reading.evictions == 0

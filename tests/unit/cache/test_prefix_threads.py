@@ -1,4 +1,4 @@
-"""What threads do to a prefix cache while one of them computes what it stores."""
+"""A prefix cache stays usable and correct while one thread copies a segment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def num_stored(cache: Cache, prompt: list[Item], salt: str = "") -> int:
     return match.length
 
 
-def test_others_use_the_cache_while_a_segment_is_taken() -> None:
+def test_copy_of_a_segment_does_not_block_other_threads() -> None:
     cache = Cache("prefix", 1000)
     readings = list[object]()
     insert(cache, [1, 2, 3], lambda: readings.append(cache.read()))
@@ -77,7 +77,7 @@ class BusySegmentSource(FakeSource):
         return BusySegment(super().take(start, end).parts)
 
 
-def test_others_use_the_cache_while_a_segment_is_split() -> None:
+def test_split_of_a_segment_does_not_block_other_threads() -> None:
     BusySegment.cache = cache = Cache("prefix", 1000)
     for prompt in (prompt_of([1, 2, 3, 4]), prompt_of([1, 2, 5])):
         cache.insert(prompt, BusySegmentSource(prompt))
@@ -96,7 +96,7 @@ def test_others_use_the_cache_while_a_segment_is_split() -> None:
         ([5], [(0, 3)], 4),
     ],
 )
-def test_what_another_thread_stored_meanwhile_is_not_stored_twice(
+def test_prefix_stored_during_the_copy_is_not_stored_twice(
     others: list[Item], takes: list[tuple[int, int]], size_bytes: int
 ) -> None:
     cache = Cache("prefix", 1000)
@@ -107,7 +107,7 @@ def test_what_another_thread_stored_meanwhile_is_not_stored_twice(
     assert cache.num_references == 0
 
 
-def test_what_a_prompt_is_added_to_stays_meanwhile() -> None:
+def test_parent_of_a_new_segment_survives_clear_during_the_copy() -> None:
     cache = Cache("prefix", 1000)
     insert(cache, [1, 2])
     insert(cache, [3])
@@ -128,7 +128,7 @@ def test_what_a_prompt_is_added_to_stays_meanwhile() -> None:
         ([6], [(0, 4)]),
     ],
 )
-def test_what_is_stored_again_may_change_meanwhile(
+def test_segment_may_be_split_or_extended_while_it_is_joined(
     others: list[Item], takes: list[tuple[int, int]]
 ) -> None:
     cache = Cache("prefix", 1000)
@@ -142,7 +142,7 @@ def test_what_is_stored_again_may_change_meanwhile(
     assert cache.num_references == 0
 
 
-def test_what_is_stored_again_may_be_evicted_meanwhile() -> None:
+def test_segment_may_be_evicted_while_it_is_joined() -> None:
     cache = Cache("prefix", 1000)
     insert(cache, [1, 2])
     source = BusySource(prompt_of([1, 2, 3]), meanwhile=[lambda: cache.evict(1)])
@@ -151,7 +151,7 @@ def test_what_is_stored_again_may_be_evicted_meanwhile() -> None:
     assert num_stored(cache, [1, 2, 3]) == 3
 
 
-def test_what_is_stored_again_may_be_used_meanwhile() -> None:
+def test_segment_may_be_matched_while_it_is_joined() -> None:
     cache = Cache("prefix", 1000)
     insert(cache, [1, 2])
     matches = []
@@ -168,7 +168,7 @@ def test_what_is_stored_again_may_be_used_meanwhile() -> None:
     assert cache.num_references == 0
 
 
-def test_new_salts_do_not_disturb_each_other() -> None:
+def test_concurrent_inserts_of_new_salts_do_not_interfere() -> None:
     cache = Cache("prefix", 1000)
     other = prompt_of([7])
     source = insert(cache, [1], lambda: cache.insert(other, FakeSource(other), "other"))
@@ -177,7 +177,7 @@ def test_new_salts_do_not_disturb_each_other() -> None:
     assert num_stored(cache, [7], "other") == 1
 
 
-def test_salts_with_nothing_below_are_forgotten() -> None:
+def test_failed_inserts_leave_no_root_for_their_salt() -> None:
     cache = Cache("prefix", 1000)
     prompt = prompt_of([7])
     for number in range(5):
@@ -186,7 +186,7 @@ def test_salts_with_nothing_below_are_forgotten() -> None:
     assert cache._tree.num_roots == 1
 
 
-def test_room_that_others_take_meanwhile_is_theirs() -> None:
+def test_room_used_by_another_thread_during_the_copy_stays_used() -> None:
     cache = Cache("prefix", 3)
     held = list[object]()
 
@@ -200,7 +200,7 @@ def test_room_that_others_take_meanwhile_is_theirs() -> None:
     assert (cache.read().size_bytes, cache.num_references) == (2, 1)
 
 
-def test_a_failed_take_gives_back_what_it_held() -> None:
+def test_failed_copy_releases_its_references() -> None:
     cache = Cache("prefix", 1000)
     insert(cache, [1, 2])
     prompt = prompt_of([1, 2, 3])
@@ -213,7 +213,7 @@ def test_a_failed_take_gives_back_what_it_held() -> None:
 @pytest.mark.usefixtures("eager_switches")
 @pytest.mark.parametrize("needs_snapshots", [False, True])
 @pytest.mark.parametrize("limit_bytes", [30, 1000])
-def test_threads_that_store_match_evict_and_clear_break_nothing(
+def test_concurrent_insert_match_evict_and_clear_keep_integrity(
     limit_bytes: int, needs_snapshots: bool
 ) -> None:
     cache = Cache("prefix", limit_bytes, needs_snapshots=needs_snapshots)

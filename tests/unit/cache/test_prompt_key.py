@@ -1,4 +1,4 @@
-"""What prompts have in common, told exactly: against a comparison of position by position."""
+"""Common prefixes of prompts, against a comparison position by position."""
 
 from __future__ import annotations
 
@@ -50,25 +50,27 @@ PROMPTS = st.lists(ITEMS, max_size=6)
         ([9, 9, CAT], [9, CAT, 9], 1),
     ],
 )
-def test_beginnings_in_common(own: list[Item], others: list[Item], common: int) -> None:
+def test_num_common_counts_the_common_prefix(
+    own: list[Item], others: list[Item], common: int
+) -> None:
     assert prompt_of(own).num_common(0, prompt_of(others)) == common
 
 
-def test_spans_count_from_where_the_comparison_starts() -> None:
+def test_spans_are_compared_relative_to_the_start() -> None:
     own = prompt_of([1, CAT, 2, DOG, 3])
     assert own.num_common(4, prompt_of([2, DOG, 3, 4])) == 5
     assert own.num_common(4, prompt_of([2, CAT, 3])) == 1
     assert own.num_common(1, prompt_of([CAT, 2, DOG, 3])) == 8
 
 
-def test_a_part_has_its_own_spans_from_its_start_on() -> None:
+def test_part_has_spans_relative_to_its_start() -> None:
     part = prompt_of([1, CAT, 2, DOG, 3]).part(4, 8)
     assert part.token_ids.tolist() == [2, 9, 9, 9]
     assert part.spans == (MediaSpan(1, 4, "dog"),)
     assert (part.first, part.key_at(1)) == (2, "dog")
 
 
-def test_a_key_is_no_token_id() -> None:
+def test_span_key_never_equals_a_token_id() -> None:
     assert prompt_of([("1", 1, 1)]).first == "1"
     assert prompt_of([1]).first == 1
 
@@ -76,11 +78,11 @@ def test_a_key_is_no_token_id() -> None:
 @pytest.mark.parametrize(
     ("end", "floor"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 4), (5, 4), (6, 4), (7, 7), (8, 8)]
 )
-def test_a_floor_is_outside_of_spans(end: int, floor: int) -> None:
+def test_floor_is_never_inside_a_span(end: int, floor: int) -> None:
     assert prompt_of([1, CAT, DOG, 2]).floor(end) == floor
 
 
-def test_nothing_has_nothing_in_common() -> None:
+def test_empty_prompt_key_has_no_common_prefix() -> None:
     assert len(NOTHING) == 0
     assert NOTHING.num_common(0, prompt_of([1])) == 0
     assert NOTHING.token_ids.dtype == np.int32
@@ -88,7 +90,7 @@ def test_nothing_has_nothing_in_common() -> None:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(shared=PROMPTS, own=PROMPTS, others=PROMPTS, data=st.data())
-def test_in_common_is_what_is_equal_one_by_one(
+def test_num_common_equals_comparison_position_by_position(
     shared: list[Item], own: list[Item], others: list[Item], data: st.DataObject
 ) -> None:
     prompt_key, other = prompt_of(shared + own), prompt_of(shared + others)
@@ -101,7 +103,7 @@ def test_in_common_is_what_is_equal_one_by_one(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(prompt=PROMPTS)
-def test_parts_and_floors_are_what_they_are_one_by_one(prompt: list[Item]) -> None:
+def test_parts_and_floors_equal_those_position_by_position(prompt: list[Item]) -> None:
     prompt_key = prompt_of(prompt)
     parts = parts_of(prompt_key)
     positions = range(len(parts) + 1)

@@ -1,4 +1,4 @@
-"""The real loop around a scripted runner, preparers and encoder: a test says who is done when."""
+"""The real loop around a scripted runner, preparers and encoder, which finish when told to."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class ScriptedPreparers:
     inbox: SimpleQueue[InboxMessage]
     works: dict[str, PrepareWork] = field(default_factory=dict)
     outcome: Callable[[Submit], Prepared] | None = outcome_of
-    """What is made of each at once; None if the test says."""
+    """The outcome of each preparation at once; None if the test finishes them."""
     use_disk: bool = True
-    """Of what is being made."""
+    """Whether the preparation in progress uses the disk."""
 
     @property
     def num_tracked(self) -> int:
@@ -91,9 +91,9 @@ class ScriptedEncoder:
     works: Sequence[EncodeWork] = ()
     done: list[EncodeWork] = field(default_factory=list)
     calls: list[list[str]] = field(default_factory=list)
-    """Whose pictures were encoded together."""
+    """The request ids of each encode call."""
     seconds: Callable[[int], float | None] = float
-    """What a call takes, by the number of its pictures; see `EncodeDone`."""
+    """The seconds of a call, by its number of images; see `EncodeDone`."""
     needs_turns = False
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
@@ -101,7 +101,7 @@ class ScriptedEncoder:
 
     @property
     def work(self) -> EncodeWork | None:
-        """The first that it has."""
+        """The first work in progress."""
         return self.works[0] if self.works else None
 
     def start(self, works: Sequence[EncodeWork]) -> None:
@@ -114,14 +114,16 @@ class ScriptedEncoder:
             self.finish()
 
     def finish(self, *outcomes: EncodedImage | RequestError) -> None:
-        """With these outcomes, if there are any."""
+        """Finish the work in progress, with these outcomes if given."""
         works, self.works = self.works, ()
         assert works
         self.done += works
         self.calls.append([work.request_id for work in works])
-        made = outcomes or tuple(features_of(work.span) for work in works)
-        failed = any(isinstance(one, RequestError) for one in made)
-        self.inbox.put(EncodeDone(works, made, math.inf if failed else self.seconds(len(works))))
+        prepared_prompt = outcomes or tuple(features_of(work.span) for work in works)
+        failed = any(isinstance(one, RequestError) for one in prepared_prompt)
+        self.inbox.put(
+            EncodeDone(works, prepared_prompt, math.inf if failed else self.seconds(len(works)))
+        )
 
 
 @dataclass
@@ -149,7 +151,7 @@ class ScriptedDiskReader:
 
 
 class Engine:
-    """A loop, everything that it sent, and everything that it planned.
+    """A loop with all its events and plans.
 
     `memory` is ample unless it is given.
     """
@@ -207,12 +209,12 @@ class Engine:
     # ---- what comes in ---------------------------------------------------------------
 
     def add(self, *names: str, text: str = "hello", images: int = 0, **sampling: object) -> None:
-        """Requests that come before the next step."""
+        """Post requests before the next step."""
         for name in names:
             self.inbox.put(submit(name, text, images, **sampling))
 
     def ready(self, *names: str, text: str = "hello", images: int = 0, **sampling: object) -> None:
-        """Requests whose preparations all end before the next step, the last of them first."""
+        """Post requests whose preparations end before the next step, in reverse order."""
         usual, self.preparers.outcome = self.preparers.outcome, None
         self.add(*names, text=text, images=images, **sampling)
         self.step()
@@ -220,12 +222,12 @@ class Engine:
             self.preparers.finish(name)
         self.preparers.outcome = usual
 
-    def add_prepared(self, name: str, made: PreparedPrompt) -> None:
+    def add_prepared(self, name: str, prepared_prompt: PreparedPrompt) -> None:
         """A request that `made` is the prompt of."""
         usual, self.preparers.outcome = self.preparers.outcome, None
-        self.inbox.put(submit(name, images=len(made.spans)))
+        self.inbox.put(submit(name, images=len(prepared_prompt.spans)))
         self.step()
-        self.preparers.finish(name, prepared(made, self.caches))
+        self.preparers.finish(name, prepared(prepared_prompt, self.caches))
         self.preparers.outcome = usual
 
     def abort(self, name: str) -> None:
@@ -237,19 +239,19 @@ class Engine:
     # ---- the beat --------------------------------------------------------------------
 
     def step(self) -> SchedulerOutput:
-        """One turn of the loop; its plan."""
+        """Run one step of the loop; returns its plan."""
         plan = self.loop.step()
         self.plans.append(plan)
         return plan
 
     def take_in(self) -> list[Event]:
-        """What a step sends that brings in what came, and no more than that."""
+        """Run a step that accepts posted requests; returns its events."""
         before = len(self.events)
         self.step()
         return self.events[before:]
 
     def run(self, steps: int = 1000) -> list[Event]:
-        """To the end of all that can end; the events meanwhile."""
+        """Run until no more work can finish; returns the new events."""
         before, idle = len(self.events), 0
         while idle < 2 or not self.inbox.empty():
             plan = self.step()
@@ -273,7 +275,7 @@ class Engine:
         return self.scheduler.read().requests[state.value]
 
     def state_of(self, name: str) -> State | None:
-        """None if it has not come, or has ended."""
+        """The state of a request; None before its arrival and after its end."""
         request = self.scheduler._requests.get(name)
         return request.state if request else None
 
@@ -292,16 +294,16 @@ class Engine:
 
     @property
     def ended(self) -> list[str]:
-        """Whose terminal events came, in order."""
+        """The ids of ended requests, in order of their terminal events."""
         return ends_in(self.events)
 
     @property
     def usages(self) -> dict[str, Usage]:
-        """Of the requests that were answered."""
+        """The usage of each answered request."""
         return {e.request_id: e.usage for e in self.events if isinstance(e, Finished)}
 
     def is_clean(self) -> bool:
-        """Whether nothing is remembered of any request."""
+        """Whether no state of any request is left."""
         pinned = sum(reading.pinned_bytes for reading in self.caches.read())
         return not (self.num_tracked or self.runner.num_tracked or pinned)
 

@@ -123,7 +123,7 @@ def submit(request_id: str, text: str = "hello", images: int = 0, **sampling: ob
 
 
 def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
-    """What `FakePreparer` makes of `submit(..., text, images)`."""
+    """The prompt that `FakePreparer` makes of `submit(..., text, images)`."""
     size = TOKENS_PER_IMAGE
     ids = [IMAGE_TOKEN] * (size * images) + list(text.encode())
     spans = tuple(MediaSpan(size * n, size * (n + 1), f"{n}") for n in range(images))
@@ -131,30 +131,35 @@ def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
 
 
 def prepared(
-    made: PreparedPrompt, caches: Caches | None = None, *, use_disk: bool = True
+    prepared_prompt: PreparedPrompt, caches: Caches | None = None, *, use_disk: bool = True
 ) -> Prepared:
     """`made` with what `caches` have of it, and pixels for the rest."""
     caches = Caches() if caches is None else caches
-    holds = CacheReferences(caches, made.key, made.cache_salt, made.atomic_prefill_tokens)
+    holds = CacheReferences(
+        caches,
+        prepared_prompt.key,
+        prepared_prompt.cache_salt,
+        prepared_prompt.atomic_prefill_tokens,
+    )
     inputs: dict[int, MediaInputs] = {}
     load = holds.look_up(on_disk=use_disk)
     for index in list(holds.missing()):
         if load is None or not load.covers(index):
             inputs[index] = {"pixel_values": np.zeros((1, 2), np.float32)}
-    return Prepared(made, holds, inputs, load)
+    return Prepared(prepared_prompt, holds, inputs, load)
 
 
-def answer_tokens(made: PreparedPrompt, choice: int = 0) -> list[int]:
+def answer_tokens(prepared_prompt: PreparedPrompt, choice: int = 0) -> list[int]:
     """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
-    shown = "".join(span.mm_hash for span in made.spans).encode()
-    digest = hashlib.sha256(made.token_ids.tobytes() + shown + bytes(choice)).digest()
+    shown = "".join(span.mm_hash for span in prepared_prompt.spans).encode()
+    digest = hashlib.sha256(prepared_prompt.token_ids.tobytes() + shown + bytes(choice)).digest()
     characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
     return [*"".join(characters).encode(), EOS]
 
 
-def answer_text(made: PreparedPrompt, max_tokens: int = 1000, choice: int = 0) -> str:
+def answer_text(prepared_prompt: PreparedPrompt, max_tokens: int = 1000, choice: int = 0) -> str:
     """The text of the first `max_tokens` tokens of the answer."""
-    return ByteDecoder().decode(answer_tokens(made, choice)[:max_tokens])
+    return ByteDecoder().decode(answer_tokens(prepared_prompt, choice)[:max_tokens])
 
 
 @dataclass
@@ -162,21 +167,21 @@ class _Prefill:
     request: NewRequest
     num_prefilled: int
     snapshots: set[int] = field(default_factory=set)
-    """The snapshot points that it passed."""
+    """The snapshot points passed so far."""
 
 
 @dataclass
 class _Sequence:
     prompt: PreparedPrompt
     answer: list[int]
-    told: list[int] = field(default_factory=list)
+    reported_ids: list[int] = field(default_factory=list)
     """The first token is drawn when the sequence joins, and reported with the next step."""
 
     def next_token(self) -> int:
         """The token drawn last, once the next one is launched."""
-        past = len(self.told)
-        self.told.append(self.answer[past] if past < len(self.answer) else ord("!"))
-        return self.told[-1]
+        past = len(self.reported_ids)
+        self.reported_ids.append(self.answer[past] if past < len(self.answer) else ord("!"))
+        return self.reported_ids[-1]
 
 
 @dataclass
@@ -203,21 +208,21 @@ class FakeRunner:
     failures: dict[str, RequestError] = field(default_factory=dict)
     """Requests whose sequences fail in the next step."""
     prefill_seconds: Callable[[SchedulerOutput], float] = lambda plan: 0.0
-    """What prefilling is said to take."""
+    """The reported seconds of a prefill."""
     mixed_step_tokens: int = 0
     """See `Device`."""
     fails_decode: bool = False
     """Whether the next decode step fails."""
     answer: Callable[[PreparedPrompt, int], list[int]] = answer_tokens
-    """What is said to a prompt, by the choice."""
+    """The answer to a prompt, by choice."""
     plans: list[SchedulerOutput] = field(default_factory=list)
     prefills: dict[str, _Prefill] = field(default_factory=dict)
     seqs: dict[SeqId, _Sequence] = field(default_factory=dict)
     caches: Caches = field(default_factory=Caches)
     joined: dict[str, _Prefill] = field(default_factory=dict)
-    """Whose first token is not told yet."""
+    """Sequences whose first token is not yet reported."""
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
-    """What each request that it met did not have to prefill."""
+    """The cached prompt tokens of each request."""
     is_launched: bool = False
     plans_left: int = 0
     """How many shapes are left to precompile."""
@@ -227,7 +232,7 @@ class FakeRunner:
         return len(self.prefills) + len(self.seqs)
 
     def synchronize(self) -> None:
-        """All that it launched is done."""
+        """Finish all launched work."""
 
     def precompile_next(self) -> bool:
         assert not self.num_tracked, "somebody waits"
@@ -290,19 +295,19 @@ class FakeRunner:
             failures[work.request_id] = errors.pop(0)
             return
         prefill = self.prefills[work.request_id]
-        made = prefill.request.prompt
+        prepared_prompt = prefill.request.prompt
         assert work.start == prefill.num_prefilled, "chunks join without a gap"
-        atomic = made.atomic_prefill_tokens
+        atomic = prepared_prompt.atomic_prefill_tokens
         assert work.start >= atomic or (work.start, work.end >= atomic) == (0, True), "a cut"
         assert 0 < work.end - work.start <= max(self.chunk_tokens, atomic - work.start)
-        assert work.is_last == (work.end == made.num_tokens)
-        assert not any(work.start < point < work.end for point in made.snapshot_points)
+        assert work.is_last == (work.end == prepared_prompt.num_tokens)
+        assert not any(work.start < point < work.end for point in prepared_prompt.snapshot_points)
         prefill.num_prefilled = work.end
-        prefill.snapshots |= {work.end} & set(made.snapshot_points)
+        prefill.snapshots |= {work.end} & set(prepared_prompt.snapshot_points)
         if work.is_last:
             self.joined[work.request_id] = self.prefills.pop(work.request_id)
             for choice in range(prefill.request.sampling.n):
-                seq = _Sequence(made, self.answer(made, choice))
+                seq = _Sequence(prepared_prompt, self.answer(prepared_prompt, choice))
                 self.seqs[SeqId(work.request_id, choice)] = seq
 
     def _meet(self, new: NewRequest) -> None:
@@ -333,33 +338,40 @@ class FakeRunner:
 
     def _store_prompt(self, prefill: _Prefill) -> None:
         """Up to where it was read."""
-        made = prefill.request.prompt
-        end = made.key.floor(prefill.num_prefilled)
-        key, snapshots = made.key.part(0, end), {p for p in prefill.snapshots if p <= end}
-        if end < made.num_tokens:
+        prepared_prompt = prefill.request.prompt
+        end = prepared_prompt.key.floor(prefill.num_prefilled)
+        key, snapshots = (
+            prepared_prompt.key.part(0, end),
+            {p for p in prefill.snapshots if p <= end},
+        )
+        if end < prepared_prompt.num_tokens:
             snapshots |= {end} & {prefill.num_prefilled}
-        self.caches.prefixes.insert(key, FakeSource(key, frozenset(snapshots)), made.cache_salt)
+        self.caches.prefixes.insert(
+            key, FakeSource(key, frozenset(snapshots)), prepared_prompt.cache_salt
+        )
 
     def _store_answer(self, seq_id: SeqId) -> None:
         seq = self.seqs.get(seq_id)
         if seq is None:
             return
         assert not seq.prompt.is_atomic, "no other prompt can begin with it"
-        token_ids = np.concatenate([seq.prompt.token_ids, np.array(seq.told, dtype=np.int32)])
+        token_ids = np.concatenate(
+            [seq.prompt.token_ids, np.array(seq.reported_ids, dtype=np.int32)]
+        )
         key = PromptKey(token_ids, seq.prompt.spans)
         source = FakeSource(key, frozenset([len(key)]))
         self.caches.prefixes.insert(key, source, seq.prompt.cache_salt)
 
 
 class FakeFeatures(str):
-    """What names the picture that it was made of."""
+    """Features that name their image."""
 
     size_bytes = 8
     tokens_per_call: int | None = None
 
 
 def features_of(span: MediaSpan) -> FakeFeatures:
-    """What the fake encoder makes of a picture."""
+    """The features that the fake encoder makes of an image."""
     return FakeFeatures(f"features of {span.mm_hash}")
 
 
@@ -389,9 +401,9 @@ class FakeEncoder:
     gate: threading.Event = field(default_factory=threading.Event)
     fails: bool = False
     bad: set[str] = field(default_factory=set)
-    """Hashes of pictures that fail, and all that are encoded with them."""
+    """Hashes of images that fail any encode call which contains them."""
     calls: list[int] = field(default_factory=list)
-    """How many pictures each call had."""
+    """The number of images of each call."""
     num_parts: int = 1
     encodings: list[FakeEncoding] = field(default_factory=list)
 
@@ -472,7 +484,7 @@ def refuse(text: str) -> None:
 
 @dataclass
 class FakeMemory:
-    """A `DeviceMemory` that holds what a test says. Sizes in bytes."""
+    """A `DeviceMemory` whose sizes a test sets. Sizes in bytes."""
 
     active_bytes: int = 1
     pool_bytes: int = 2
@@ -481,7 +493,7 @@ class FakeMemory:
     num_clears: int = 0
     trims_own_pool: bool = False
     unsettled_bytes: int = 0
-    """Of `active_bytes`: what was let go, and is held by what is under way."""
+    """The part of `active_bytes` that is freed but still held by launched work."""
     used_bytes: int = 5
     """Of the device, as the driver says."""
     num_driver_calls: int = 0
@@ -528,12 +540,12 @@ class FakeProcess:
 
 
 def texts(events: list[Event]) -> dict[str, str]:
-    """All the text of first choices that `events` bring, by request."""
+    """The text of first choices in `events`, by request."""
     return {seq.request_id: text for seq, text in seq_texts(events).items() if not seq.choice}
 
 
 def seq_texts(events: list[Event]) -> dict[SeqId, str]:
-    """All the text that `events` bring, by choice."""
+    """The text in `events`, by choice."""
     found: dict[SeqId, str] = {}
     for delta in deltas(events):
         seq = SeqId(delta.request_id, delta.choice)

@@ -32,12 +32,12 @@ def submit_mixed(request_id: str, parts: Parts, salt: str, **sampling: object) -
     return Submit(request_id, (Message("user", content),), images, params, cache_salt=salt)
 
 
-Seen = Literal["before", "in media", "all"]
+Attention = Literal["before", "in media", "all"]
 """Which tokens the model's attend to: those before them, those of one picture too, or all."""
 
 
 def prompt_mixed(
-    submit: Submit, seen: Seen = "before", *, has_snapshots: bool = False
+    submit: Submit, attention: Attention = "before", *, has_snapshots: bool = False
 ) -> PreparedPrompt:
     """The prompt of `submit_mixed(...)`; raises like `refuse`."""
     items: list[Item] = []
@@ -52,7 +52,7 @@ def prompt_mixed(
     key = prompt_of(items)
     num_tokens, last = len(key), len(key) - 1
     ends = {"before": 0, "in media": max((s.end for s in key.spans), default=0)}
-    atomic = ends.get(seen, num_tokens)
+    atomic = ends.get(attention, num_tokens)
     points = ({span.end for span in key.spans} | ({last} - {0})) if has_snapshots else set[int]()
     return PreparedPrompt(
         key.token_ids,
@@ -63,7 +63,7 @@ def prompt_mixed(
     )
 
 
-def prepare_mixed(submit: Submit, caches: Caches, seen: Seen) -> Prepared:
+def prepare_mixed(submit: Submit, caches: Caches, attention: Attention) -> Prepared:
     """What a preparer makes of `submit_mixed(...)` with these caches; raises like `refuse`."""
     has_snapshots = caches.prefixes.needs_snapshots
-    return prepared(prompt_mixed(submit, seen, has_snapshots=has_snapshots), caches)
+    return prepared(prompt_mixed(submit, attention, has_snapshots=has_snapshots), caches)

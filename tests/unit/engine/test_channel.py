@@ -1,4 +1,4 @@
-"""The engine's end of the socket: what must be out before a process may die is out."""
+"""The engine's end of the socket: announcements are sent before the process may die."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_all(connection: socket.socket) -> list[Event]:
     return events
 
 
-def test_what_is_announced_outlives_an_engine_that_is_killed_at_once():
+def test_announcement_outlives_an_engine_killed_at_once():
     ours, theirs = socket.socketpair()
     with theirs:
         engine = subprocess.Popen(
@@ -51,7 +51,7 @@ def test_what_is_announced_outlives_an_engine_that_is_killed_at_once():
     assert events == [OnDevice((str(number),)) for number in range(100)]
 
 
-def test_an_announcement_comes_after_what_was_sent_before_it():
+def test_announcement_flushes_all_earlier_events():
     ours, theirs = socket.socketpair()
     channel = Channel(theirs)
     sent: list[Event] = []
@@ -64,7 +64,7 @@ def test_an_announcement_comes_after_what_was_sent_before_it():
     assert ours.recv(len(data) + 1) == data, "something was still on its way"
 
 
-def test_a_front_that_does_not_read_holds_nobody_up_for_long():
+def test_front_that_does_not_read_delays_the_engine_briefly():
     ours, theirs = socket.socketpair()
     channel = Channel(theirs)
     sent: list[Event] = [Failed("a", "code", "x" * (4 << 20)), OnDevice(("a",)), OnDevice(("b",))]

@@ -18,7 +18,7 @@ from vlm_server.interfaces import EncodeWork
 from vlm_server.protocol import Failed, Finished
 
 
-class Turns:
+class EncodeTurns:
     """An encoder that takes turns, with a fake model."""
 
     def __init__(self, num_parts: int = 3) -> None:
@@ -44,8 +44,8 @@ class Turns:
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-def test_each_turn_launches_a_part(is_alone: bool):
-    turns = Turns(num_parts=3)
+def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
+    turns = EncodeTurns(num_parts=3)
     assert not turns.encoder.needs_turns
     turns.encoder.start(turns.works)
     assert turns.encoder.needs_turns
@@ -58,16 +58,16 @@ def test_each_turn_launches_a_part(is_alone: bool):
     assert (done.seconds is not None) == is_alone, "others used the device meanwhile"
 
 
-def test_one_step_in_between_is_enough_to_measure_nothing():
-    turns = Turns(num_parts=2)
+def test_encode_interrupted_by_a_step_is_not_measured():
+    turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     for is_alone in (True, False, True):
         turns.turn(is_alone=is_alone)
     assert turns.done().seconds is None
 
 
-def test_who_comes_next_begins_anew():
-    turns = Turns(num_parts=2)
+def test_next_encode_starts_with_its_first_part():
+    turns = EncodeTurns(num_parts=2)
     for _ in range(2):
         turns.encoder.start(turns.works[:1])
         assert [turns.turn() for _ in range(2)] == [1, 2]
@@ -76,8 +76,8 @@ def test_who_comes_next_begins_anew():
     assert len(turns.model.encodings) == 2
 
 
-def test_features_are_kept_no_longer_than_they_are_wanted():
-    turns = Turns(num_parts=1)
+def test_encoder_keeps_no_reference_to_returned_features():
+    turns = EncodeTurns(num_parts=1)
     turns.encoder.start(turns.works[:1])
     turns.turn()
     turns.turn()
@@ -86,15 +86,15 @@ def test_features_are_kept_no_longer_than_they_are_wanted():
     assert features() is None
 
 
-def test_without_work_nothing_happens():
-    turns = Turns()
+def test_advance_encode_without_work_does_nothing():
+    turns = EncodeTurns()
     turns.encoder.advance_encode(is_alone=False, is_long=False)
     assert not turns.model.encodings
     assert turns.inbox.empty()
 
 
-def test_a_part_waits_while_a_prompt_is_read_but_not_for_ever():
-    turns = Turns(num_parts=4)
+def test_encode_part_waits_for_few_long_steps():
+    turns = EncodeTurns(num_parts=4)
     turns.encoder.start(turns.works)
     assert turns.turn() == 1
     assert [turns.turn(is_long=True) for _ in range(6)] == [1, 1, 1, 1, 2, 2]
@@ -102,8 +102,8 @@ def test_a_part_waits_while_a_prompt_is_read_but_not_for_ever():
     assert [turns.turn(is_long=True) for _ in range(5)] == [3, 3, 3, 3, 4]
 
 
-def test_features_are_taken_after_a_long_step_too():
-    turns = Turns(num_parts=1)
+def test_features_are_returned_after_a_long_step():
+    turns = EncodeTurns(num_parts=1)
     for _ in range(2):
         turns.encoder.start(turns.works[:1])
         assert turns.turn() == 1
@@ -111,8 +111,8 @@ def test_features_are_taken_after_a_long_step_too():
         turns.done()
 
 
-def test_a_step_that_puts_a_part_off_is_not_measured_with_it():
-    turns = Turns(num_parts=2)
+def test_encode_delayed_by_a_long_step_is_not_measured():
+    turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     turns.turn(is_alone=True)
     turns.turn(is_long=True)
@@ -121,8 +121,8 @@ def test_a_step_that_puts_a_part_off_is_not_measured_with_it():
     assert turns.done().seconds is None
 
 
-def test_those_that_fail_together_are_encoded_alone_in_turns():
-    turns = Turns(num_parts=1)
+def test_failed_encode_batch_is_repeated_image_by_image():
+    turns = EncodeTurns(num_parts=1)
     turns.model.bad = {turns.works[1].span.mm_hash}
     turns.encoder.start(turns.works)
     num_turns = 0
@@ -137,15 +137,17 @@ def test_those_that_fail_together_are_encoded_alone_in_turns():
 
 
 @pytest.mark.parametrize("name", ["advance", "result"])
-@pytest.mark.parametrize("error", [OutOfMemory("none left"), RuntimeError("a bug")])
-def test_a_picture_that_fails_ends_with_its_error(
+@pytest.mark.parametrize(
+    "error", [OutOfMemory("none left"), RuntimeError("a bug")], ids=["out of memory", "bug"]
+)
+def test_failed_encode_part_returns_its_error(
     monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
 ):
     def fail(self: FakeEncoding) -> None:
         raise error
 
     monkeypatch.setattr(FakeEncoding, name, fail)
-    turns = Turns(num_parts=1)
+    turns = EncodeTurns(num_parts=1)
     turns.encoder.start(turns.works[:1])
     while turns.encoder.needs_turns:
         turns.turn()
@@ -173,7 +175,7 @@ def picture_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
     return engine, model
 
 
-def test_a_picture_is_encoded_between_the_steps_of_others():
+def test_encode_parts_run_between_decode_steps():
     engine, model = picture_beside_a_text(num_parts=4)
     before = len(engine.plans)
     engine.step_until(lambda: bool(model.calls))
@@ -183,7 +185,7 @@ def test_a_picture_is_encoded_between_the_steps_of_others():
     assert engine.ended == ["b", "a"]
 
 
-def test_the_loop_goes_on_while_there_is_nothing_but_a_picture():
+def test_loop_continues_with_only_an_encode_to_do():
     engine, model = engine_in_turns(num_parts=4)
     engine.add("a", images=2)
     engine.step_until(lambda: engine.ended == ["a"])
@@ -192,7 +194,7 @@ def test_the_loop_goes_on_while_there_is_nothing_but_a_picture():
     assert engine.num_tracked == 0
 
 
-def test_what_comes_meanwhile_is_taken_in():
+def test_request_arriving_during_an_encode_is_accepted():
     engine, model = engine_in_turns(num_parts=100)
     engine.add("a", images=1)
     engine.step_until(lambda: bool(model.encodings))
@@ -201,7 +203,7 @@ def test_what_comes_meanwhile_is_taken_in():
     assert engine.ended == ["b", "a"]
 
 
-def test_an_aborted_request_is_encoded_to_the_end_and_forgotten():
+def test_encode_of_an_aborted_request_completes_and_is_dropped():
     engine, model = picture_beside_a_text(num_parts=4)
     engine.abort("b")
     engine.run()
@@ -209,7 +211,7 @@ def test_an_aborted_request_is_encoded_to_the_end_and_forgotten():
     assert engine.num_tracked == 0
 
 
-def test_a_picture_that_fails_in_its_turn_fails_alone():
+def test_encode_failing_between_steps_fails_only_its_request():
     engine, model = engine_in_turns(num_parts=2)
     model.fails = True
     engine.add("a", max_tokens=20, ignore_eos=True)

@@ -6,7 +6,7 @@ from vlm_server.engine.heartbeat import Heartbeat
 from vlm_server.platform.child.cancellation import Cancellation
 
 
-def test_the_oldest_of_each_kind_is_told():
+def test_heartbeat_reports_the_oldest_work_of_every_kind():
     heartbeat = Heartbeat()
     assert heartbeat.read_oldest() == {}
     heartbeat.start("a", "first")
@@ -23,7 +23,7 @@ def test_the_oldest_of_each_kind_is_told():
     assert not heartbeat.has_work
 
 
-def test_long_work_that_gets_on_is_told_from_work_that_hangs():
+def test_heartbeat_distinguishes_slow_from_hanging_work():
     heartbeat, of_many, hangs = Heartbeat(), Cancellation(), Cancellation()
     heartbeat.start("preparers", "many pictures", of_many.num_checks)
     first = heartbeat.read_oldest()

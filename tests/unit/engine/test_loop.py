@@ -62,7 +62,7 @@ from vlm_server.settings import MemorySettings
 
 
 class ThreadedEngine:
-    """A loop around fakes, and everything that it sent."""
+    """A loop with its real threads around fakes, and all its events."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ThreadedEngine:
         raise AssertionError(f"no {kind.__name__} of {request_id} in {self.events}")
 
     def wait_for_preparation(self) -> None:
-        """Until a thread has begun with one."""
+        """Wait until a thread has begun a preparation."""
         deadline = time.monotonic() + 10
         while not self.preparer.num_running:
             assert time.monotonic() < deadline, "nothing is prepared"
@@ -130,12 +130,12 @@ class ThreadedEngine:
 
 @pytest.fixture
 def engine() -> Iterator[ThreadedEngine]:
-    made = ThreadedEngine()
-    yield made
-    made.preparer.gate.set()
+    threaded_engine = ThreadedEngine()
+    yield threaded_engine
+    threaded_engine.preparer.gate.set()
 
 
-def test_requests_posted_together_all_get_their_answers(engine: ThreadedEngine):
+def test_requests_posted_together_are_all_answered(engine: ThreadedEngine):
     for n in range(10):
         engine.inbox.put(submit(f"r{n}", f"text {n}", n % 3))
     engine.loop.run_until_idle()
@@ -145,7 +145,7 @@ def test_requests_posted_together_all_get_their_answers(engine: ThreadedEngine):
     assert engine.num_tracked == 0
 
 
-def test_accepted_comes_first_and_the_end_comes_last(engine: ThreadedEngine):
+def test_accepted_is_the_first_event_and_the_end_the_last(engine: ThreadedEngine):
     engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
     kinds = [type(event) for event in engine.events if not isinstance(event, Stats)]
@@ -154,14 +154,14 @@ def test_accepted_comes_first_and_the_end_comes_last(engine: ThreadedEngine):
     assert kinds.count(Finished) == kinds.count(Accepted) == 1
 
 
-def test_a_refused_preparation_tells_why(engine: ThreadedEngine):
+def test_refused_preparation_names_its_reason(engine: ThreadedEngine):
     engine.inbox.put(submit("a", "refuse this"))
     engine.loop.run_until_idle()
     assert engine.wait_for(Failed, "a") == Failed("a", "invalid_value", "refused", "messages[0]")
 
 
 @pytest.mark.parametrize("text", ["crash here", "panic here"])
-def test_a_preparer_that_crashes_fails_that_request_alone(engine: ThreadedEngine, text: str):
+def test_crashed_preparer_fails_only_its_request(engine: ThreadedEngine, text: str):
     engine.inbox.put(submit("a", text))
     engine.inbox.put(submit("b"))
     engine.loop.run_until_idle()
@@ -172,7 +172,7 @@ def test_a_preparer_that_crashes_fails_that_request_alone(engine: ThreadedEngine
     assert texts(engine.events)["b"] == answer_text(prompt())
 
 
-def test_a_slow_preparation_does_not_hold_up_the_others():
+def test_slow_preparation_does_not_delay_other_requests():
     engine = ThreadedEngine(threads=1)
     engine.thread.start()
     engine.inbox.put(submit("a"))
@@ -189,7 +189,7 @@ def test_a_slow_preparation_does_not_hold_up_the_others():
     engine.drain()
 
 
-def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
+def test_text_is_prepared_while_images_occupy_all_preparers():
     class SlowWithPictures(FakePreparer):
         def prepare(
             self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
@@ -209,13 +209,13 @@ def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
     engine.drain()
 
 
-def test_a_loop_that_waits_wakes_for_a_deadline():
+def test_waiting_loop_wakes_for_a_deadline():
     engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
-    asked = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_seconds=0.2))
+    submitted = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_seconds=0.2))
     started = time.monotonic()
-    engine.inbox.put(asked)
+    engine.inbox.put(submitted)
     failed = engine.wait_for(Failed, "a")
     assert isinstance(failed, Failed)
     assert failed.code == "queue_timeout"
@@ -227,7 +227,7 @@ def test_a_loop_that_waits_wakes_for_a_deadline():
     engine.drain()
 
 
-def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
+def test_abort_during_preparation_is_answered_at_once():
     engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
@@ -246,7 +246,7 @@ def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
     assert "a" not in texts(engine.events)
 
 
-def test_aborted_preparations_do_not_pile_up_before_the_next():
+def test_aborted_preparations_do_not_delay_the_next():
     engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
@@ -262,7 +262,7 @@ def test_aborted_preparations_do_not_pile_up_before_the_next():
     assert len(engine.preparer.prepared_ids) <= 3, "work for requests that were gone"
 
 
-def test_drain_finishes_what_runs_refuses_newcomers_and_ends():
+def test_drain_finishes_running_requests_refuses_new_and_ends():
     engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
@@ -279,7 +279,7 @@ def test_drain_finishes_what_runs_refuses_newcomers_and_ends():
     assert texts(engine.events) == {"a": answer_text(prompt(images=2))}
 
 
-def test_an_encoder_that_crashes_fails_its_request_alone():
+def test_crashed_encoder_fails_only_its_request():
     engine = ThreadedEngine()
     engine.encoder.fails = True
     engine.thread.start()
@@ -292,10 +292,10 @@ def test_an_encoder_that_crashes_fails_its_request_alone():
     engine.drain()
 
 
-def test_a_picture_that_fails_beside_others_fails_alone():
-    encoder, made = FakeEncoder(bad={"1"}), prompt(images=3)
+def test_failed_image_of_an_encode_batch_fails_alone():
+    encoder, threaded_engine = FakeEncoder(bad={"1"}), prompt(images=3)
     inputs = {"pixel_values": np.zeros((1, 2), np.float32)}
-    works = [EncodeWork("a", index, made, inputs) for index in range(3)]
+    works = [EncodeWork("a", index, threaded_engine, inputs) for index in range(3)]
     done = encode(encoder, works)
     assert encoder.calls == [3, 1, 1, 1]
     assert done.seconds == math.inf, "it is no measure"
@@ -304,7 +304,7 @@ def test_a_picture_that_fails_beside_others_fails_alone():
     assert encode(encoder, works[:1]).seconds != math.inf
 
 
-def test_text_runs_on_while_a_picture_is_encoded():
+def test_text_decodes_while_an_image_is_encoded():
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -349,7 +349,7 @@ def test_drain_ends_when_the_last_request_is_aborted():
     engine.preparer.gate.set()
 
 
-def test_stats_return_to_nothing_when_idle():
+def test_stats_return_to_zero_when_idle():
     engine = ThreadedEngine()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -371,7 +371,7 @@ def test_stats_return_to_nothing_when_idle():
     engine.drain()
 
 
-def test_an_idle_engine_says_nothing_twice():
+def test_idle_engine_sends_no_event_twice():
     engine = ThreadedEngine()
     engine.thread.start()
     engine.inbox.put(Abort("nobody"))
@@ -381,7 +381,7 @@ def test_an_idle_engine_says_nothing_twice():
     assert len(engine.events) <= 1
 
 
-def test_what_the_runner_raises_ends_the_loop():
+def test_exception_of_the_runner_ends_the_loop():
     class Broken(FakeRunner):
         def launch(self, plan: SchedulerOutput) -> FakeStep:
             raise RuntimeError("the device is gone")
@@ -396,12 +396,12 @@ def test_what_the_runner_raises_ends_the_loop():
 
 
 def announced(engine: ThreadedEngine) -> list[set[str]]:
-    """Whose work the device got, each time that this changed."""
+    """The request ids of each announcement of device work."""
     found = [set(event.request_ids) for event in engine.events if isinstance(event, OnDevice)]
     return [request_ids for request_ids, _ in itertools.groupby(found) if request_ids]
 
 
-def test_that_the_device_has_nobodys_work_is_announced_too(engine: ThreadedEngine):
+def test_end_of_all_device_work_is_announced(engine: ThreadedEngine):
     engine.inbox.put(submit("a", images=1))
     engine.loop.run_until_idle()
     engine.inbox.put(Abort("nobody"))
@@ -443,7 +443,7 @@ def watched_engine(chunk_tokens: int) -> tuple[ThreadedEngine, WatchedRunner]:
     return runner.engine, runner
 
 
-def test_a_picture_beside_a_chunk_is_announced_once_the_chunk_is_launched():
+def test_encode_during_a_chunk_is_announced_after_the_launch():
     engine, runner = watched_engine(512)
     engine.inbox.put(submit("a", images=1))
     engine.inbox.put(submit("b", images=1))
@@ -458,7 +458,7 @@ def test_a_picture_beside_a_chunk_is_announced_once_the_chunk_is_launched():
     assert at_result == [{"a"}, {"a", "b"}]
 
 
-def test_a_prompt_is_announced_once_before_its_first_chunk():
+def test_prompt_is_announced_once_before_its_first_chunk():
     engine, runner = watched_engine(5)
     engine.inbox.put(submit("a", "a prompt of several chunks"))
     engine.loop.run_until_idle()
@@ -467,22 +467,22 @@ def test_a_prompt_is_announced_once_before_its_first_chunk():
     assert announced(engine) == [{"a"}]
 
 
-def test_a_picture_is_announced_before_it_is_encoded():
-    seen: list[list[set[str]]] = []
+def test_image_is_announced_before_its_encode():
+    announcements: list[list[set[str]]] = []
 
     class Watched(FakeEncoder):
         def encode(self, works: Sequence[EncodeWork]) -> list[FakeFeatures]:
-            seen.append(announced(engine))
+            announcements.append(announced(engine))
             return super().encode(works)
 
     engine = ThreadedEngine(encoder=Watched())
     engine.inbox.put(submit("a", images=2))
     engine.loop.run_until_idle()
-    assert seen == [[{"a"}]] * 2
+    assert announcements == [[{"a"}]] * 2
     assert announced(engine) == [{"a"}]
 
 
-def test_an_announcement_names_all_that_the_device_has_and_nobody_else():
+def test_announcement_names_exactly_the_requests_on_device():
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -502,7 +502,7 @@ def test_an_announcement_names_all_that_the_device_has_and_nobody_else():
     assert announced(engine) == [{"a"}, {"a", "b"}, {"a"}, {"c"}]
 
 
-def test_who_waits_for_the_encoder_is_not_announced():
+def test_request_waiting_for_the_encoder_is_not_announced():
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -546,7 +546,7 @@ def wait_for_rest(engine: ThreadedEngine) -> None:
     engine.drain()
 
 
-def test_an_encoder_that_hangs_keeps_its_number_also_when_its_client_has_left():
+def test_hanging_encoder_keeps_its_number_after_an_abort():
     """Nothing but these signs would tell the supervisor's watchdog."""
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
@@ -563,7 +563,7 @@ def test_an_encoder_that_hangs_keeps_its_number_also_when_its_client_has_left():
     wait_for_rest(engine)
 
 
-def test_a_preparer_that_hangs_keeps_its_number_beside_others():
+def test_hanging_preparer_keeps_its_number_beside_others():
     engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
@@ -590,7 +590,7 @@ def run_in_turn(engine: ThreadedEngine, *names: str) -> None:
         engine.loop.run_until_idle()
 
 
-def test_steps_that_fail_in_a_row_end_the_loop_with_the_reason(engine: ThreadedEngine):
+def test_consecutive_failed_steps_end_the_loop_with_reason(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2")
     with pytest.raises(EngineBroken, match=r"3 steps in a row failed.*the chunk failed"):
         run_in_turn(engine, "bad 3")
@@ -600,12 +600,12 @@ def test_steps_that_fail_in_a_row_end_the_loop_with_the_reason(engine: ThreadedE
         assert failed.code == "internal_error"
 
 
-def test_a_step_that_succeeds_makes_up_for_those_that_failed(engine: ThreadedEngine):
+def test_successful_step_resets_the_count_of_failures(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2", "good", "bad 3", "bad 4", "fine", "bad 5", "bad 6")
     assert texts(engine.events) == {"good": answer_text(prompt()), "fine": answer_text(prompt())}
 
 
-def test_bad_requests_do_not_end_a_loop_that_answers_others():
+def test_failing_requests_do_not_end_a_loop_that_decodes():
     """Their chunks fail, one a step; a sequence that decodes beside them shows that all is well."""
 
     class Slow(FakeRunner):  # the sequence must not end before the others are prepared
@@ -626,7 +626,7 @@ def test_bad_requests_do_not_end_a_loop_that_answers_others():
     assert good.usage.completion_tokens == 150
 
 
-def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: ThreadedEngine):
+def test_repeated_decode_failures_end_the_loop(engine: ThreadedEngine):
     def fail_the_first_decode(name: str) -> None:
         engine.inbox.put(submit(name))
         while not engine.runner.seqs:
@@ -640,12 +640,12 @@ def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: Thr
         fail_the_first_decode("c")
 
 
-def test_there_is_nothing_to_wait_for_in_an_idle_engine(engine: ThreadedEngine):
+def test_idle_engine_launches_no_plan(engine: ThreadedEngine):
     engine.loop.run_until_idle()
     assert not engine.runner.plans
 
 
-def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
+def test_engine_is_idle_after_its_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
     """What it still held could not be given back, and nobody would try again."""
     engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=0))
     held = list[int]()
@@ -660,8 +660,8 @@ def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyP
     assert set(held) == {0}
 
 
-def test_an_idle_engine_gives_others_what_they_need(monkeypatch: pytest.MonkeyPatch):
-    """Though nobody asks it for anything, where memory is the machine's."""
+def test_idle_engine_frees_memory_for_other_programs(monkeypatch: pytest.MonkeyPatch):
+    """Without any request, where memory is the machine's."""
     monkeypatch.setattr("vlm_server.engine.memory.governor._DRIVER_SECONDS", 0.02)
     engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=3600))
     engine.memory.is_shared, engine.memory.pool_bytes = True, 1 << 30

@@ -8,7 +8,7 @@ from tests.unit.engine.driver import Engine
 from vlm_server.engine import loop
 
 
-def test_an_idle_engine_plans_until_nothing_is_left():
+def test_idle_engine_precompiles_all_pending_plans():
     engine = Engine()
     engine.runner.plans_left = 3
     engine.loop.step()
@@ -16,7 +16,7 @@ def test_an_idle_engine_plans_until_nothing_is_left():
     assert engine.loop._precompile_due is None
 
 
-def test_nothing_is_planned_right_after_an_answer(monkeypatch: pytest.MonkeyPatch):
+def test_precompilation_pauses_right_after_an_answer(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
     engine = Engine()
@@ -35,7 +35,7 @@ def test_nothing_is_planned_right_after_an_answer(monkeypatch: pytest.MonkeyPatc
     assert engine.runner.plans_left == -1
 
 
-def test_what_each_request_left_to_plan_is_planned_after_it(monkeypatch: pytest.MonkeyPatch):
+def test_precompilation_resumes_after_every_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loop, "_PRECOMPILE_AFTER_SECONDS", 0.0)
     engine = Engine()
     for name in ("a", "b"):

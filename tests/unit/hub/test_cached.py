@@ -1,4 +1,4 @@
-"""What `rm` removes of the hub's cache."""
+"""The files that `rm` removes from the hub's cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def there(cache: Path) -> set[str]:
     return {str(path.relative_to(cache)) for path in cache.rglob("*") if not path.is_dir()}
 
 
-def test_a_model_goes_with_all_its_revisions_and_no_other(cache: Path) -> None:
+def test_removal_of_a_model_includes_all_its_revisions(cache: Path) -> None:
     others = {path for path in there(cache) if "other" in path}
     plan = removal(HubName("org/model"))
     assert plan is not None
@@ -50,7 +50,7 @@ def test_a_model_goes_with_all_its_revisions_and_no_other(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("revision", ["v2", SECOND])
-def test_a_revision_goes_alone_and_leaves_what_others_share(cache: Path, revision: str) -> None:
+def test_removal_of_a_revision_keeps_shared_blobs(cache: Path, revision: str) -> None:
     before = there(cache)
     plan = removal(HubName("org/model", revision))
     assert plan is not None
@@ -64,12 +64,12 @@ def test_a_revision_goes_alone_and_leaves_what_others_share(cache: Path, revisio
     }
 
 
-def test_what_is_not_there_is_not_removed(cache: Path) -> None:
+def test_unknown_model_or_revision_has_no_removal_plan(cache: Path) -> None:
     assert removal(HubName("org/none")) is None
     assert removal(HubName("org/model", "v3")) is None
 
 
-def test_half_a_download_is_listed_and_removed(cache: Path) -> None:
+def test_unfinished_download_is_listed_and_removed(cache: Path) -> None:
     others = there(cache)
     folder = cache / "models--org--half"
     (folder / "blobs").mkdir(parents=True)
@@ -83,7 +83,9 @@ def test_half_a_download_is_listed_and_removed(cache: Path) -> None:
     assert there(cache) == others
 
 
-def test_without_a_cache_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hub_cache_lists_no_models_or_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
     assert removal(HubName("org/model")) is None
     assert unfinished() == []

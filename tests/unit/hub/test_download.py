@@ -1,7 +1,7 @@
 """Downloads from a hub that breaks off, lies, moves, is slow, or says no.
 
-Each takes a process of its own, which takes a second to start: what does not depend on one is
-tried in this process (`Here`).
+Each download takes a process of its own, which takes a second to start: tests that do not depend
+on a process run in this one (`InProcessDownload`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LARGE = 24 << 20
 """More than twice what the hub's library writes at once."""
 
 
-class Watcher:
+class DownloadWatcher:
     """What the caller of a download was told."""
 
     def __init__(self) -> None:
         self.plans: list[DownloadPlan] = []
-        self.seen: list[Progress] = []
+        self.progress: list[Progress] = []
 
     async def approve(self, plan: DownloadPlan) -> None:
         self.plans.append(plan)
@@ -47,10 +47,10 @@ class Watcher:
     async def get(self, name: str = NAME) -> Path:
         wanted = HubName.parse(name)
         assert wanted is not None
-        return await download(wanted, self.seen.append, self.approve)
+        return await download(wanted, self.progress.append, self.approve)
 
 
-class Here(Watcher):
+class InProcessDownload(DownloadWatcher):
     """The download in this process: no second try after `DownloadRefused`, which it raises."""
 
     async def get(self, name: str = NAME) -> Path:
@@ -63,7 +63,7 @@ class Here(Watcher):
                 self.plans.append(message)
                 may_go.set()
             elif isinstance(message, Progress):
-                self.seen.append(message)
+                self.progress.append(message)
 
         try:
             return await asyncio.to_thread(Download(wanted, send).run, may_go)
@@ -73,8 +73,8 @@ class Here(Watcher):
 
 
 @pytest.fixture(autouse=True)
-def _hub_here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `Here`: the hub's library has read the environment before a test sets it."""
+def _hub_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For `InProcessDownload`: the hub's library has read the environment before a test sets it."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
@@ -101,10 +101,10 @@ async def until(condition: object, seconds: float = 15.0) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_what_the_loader_reads_comes_and_nothing_else(hub: Hub) -> None:
+async def test_download_contains_exactly_the_files_of_the_loader(hub: Hub) -> None:
     files = model()
     commit = add(hub, NAME, files)
-    watcher = Watcher()
+    watcher = DownloadWatcher()
     folder = await watcher.get()
     assert folder == hub_cache() / f"models--org--model/snapshots/{commit}"
     assert contents(folder) == read_files(files)
@@ -115,25 +115,25 @@ async def test_what_the_loader_reads_comes_and_nothing_else(hub: Hub) -> None:
     found = find(NAME)
     assert found is not None
     assert (found.folder, found.name) == (folder, NAME)
-    asked = {path for _, path in hub.requests}
-    assert not any("README" in path or ".py" in path or "agent" in path for path in asked)
+    requested_paths = {path for _, path in hub.requests}
+    assert not any("README" in path or ".py" in path or "agent" in path for path in requested_paths)
 
 
-async def test_what_is_here_is_not_fetched_again(hub: Hub) -> None:
+async def test_unchanged_files_are_not_downloaded_again(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
-    await Here().get()
+    await InProcessDownload().get()
     hub.sent_bytes.clear()
     changed = files | {"tokenizer.json": b"[]"}
     hub.repos[NAME].commits["c" * 40] = changed
     hub.repos[NAME].refs["main"] = "c" * 40
-    watcher = Here()
+    watcher = InProcessDownload()
     assert contents(await watcher.get()) == read_files(changed)
     assert set(hub.sent_bytes) == {"tokenizer.json"}
     assert watcher.plans[0].missing_bytes == 2
 
 
-async def test_no_weights_come_before_the_plan_is_approved(hub: Hub) -> None:
+async def test_weights_are_not_downloaded_before_plan_approval(hub: Hub) -> None:
     add(hub, NAME, model())
 
     async def refuse(plan: DownloadPlan) -> None:
@@ -148,24 +148,24 @@ async def test_no_weights_come_before_the_plan_is_approved(hub: Hub) -> None:
     assert find(NAME) is None
 
 
-async def test_only_the_shards_of_the_index_are_fetched(hub: Hub) -> None:
+async def test_weights_outside_the_index_are_not_downloaded(hub: Hub) -> None:
     index = b'{"weight_map": {"a": "model.safetensors"}}'
     extra = {"model.safetensors.index.json": index, "other.safetensors": b"x" * 1000}
     add(hub, NAME, model() | extra)
-    watcher = Here()
+    watcher = InProcessDownload()
     assert "other.safetensors" not in contents(await watcher.get())
     assert watcher.plans[0].weight_bytes == 1 << 20
 
 
-async def test_a_broken_connection_is_resumed(hub: Hub) -> None:
+async def test_download_resumes_after_a_broken_connection(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.cut_after[WEIGHTS] = [11 << 20, 11 << 20]
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
     assert hub.sent_bytes[WEIGHTS] < LARGE + (3 << 20)
 
 
-async def test_a_hub_that_is_away_for_a_while_is_waited_for(
+async def test_download_waits_for_an_unavailable_hub(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library's own tries are used up, and other processes take it up again."""
@@ -174,21 +174,21 @@ async def test_a_hub_that_is_away_for_a_while_is_waited_for(
     files = model(1 << 20)
     add(hub, NAME, files)
     hub.failing[WEIGHTS] = 2  # as often as a hub that never answered is tried
-    assert contents(await Watcher().get()) == read_files(files)
+    assert contents(await DownloadWatcher().get()) == read_files(files)
     assert hub.failing[WEIGHTS] == 0
     hub.failing["config.json"] = 100
     hub.repos[NAME].commits["d" * 40] = files | {"config.json": b'{"model_type": "x"}'}
     hub.repos[NAME].refs["main"] = "d" * 40
     with pytest.raises(NotAvailable, match="answers 500"):
-        await Watcher().get()
+        await DownloadWatcher().get()
 
 
-async def test_a_killed_download_is_resumed(hub: Hub) -> None:
+async def test_download_resumes_after_its_process_is_killed(hub: Hub) -> None:
     """Cancelled, as when the front stops: its process is killed, and leaves what it has."""
     files = model(LARGE)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.1
-    task = asyncio.create_task(Watcher().get())
+    task = asyncio.create_task(DownloadWatcher().get())
     await until(lambda: partial_bytes() >= 10 << 20)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -200,14 +200,14 @@ async def test_a_killed_download_is_resumed(hub: Hub) -> None:
     assert partial_bytes() == kept
     hub.seconds_per_mib = 0.0
     hub.sent_bytes.clear()
-    watcher = Watcher()
+    watcher = DownloadWatcher()
     assert contents(await watcher.get()) == read_files(files)
     assert hub.sent_bytes[WEIGHTS] == LARGE - kept
     assert watcher.plans[0].missing_bytes < LARGE - kept + 10_000
     assert partial_bytes() == 0
 
 
-async def test_a_process_whose_parent_dies_ends(hub: Hub) -> None:
+async def test_download_process_ends_when_its_parent_dies(hub: Hub) -> None:
     add(hub, NAME, model(LARGE))
     hub.seconds_per_mib = 0.1
     process = await asyncio.create_subprocess_exec(
@@ -223,102 +223,106 @@ async def test_a_process_whose_parent_dies_ends(hub: Hub) -> None:
     assert await asyncio.wait_for(process.wait(), 5) == 1
 
 
-async def test_a_wrong_hash_is_refused(hub: Hub) -> None:
+async def test_weights_with_a_wrong_hash_are_refused(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
     wrong = b"y" * len(files[WEIGHTS])
     hub.wrong[WEIGHTS] = [wrong, wrong]
     with pytest.raises(ModelLoadError, match=r"model\.safetensors has not the hash"):
-        await Here().get()
+        await InProcessDownload().get()
     assert find(NAME) is None
     assert not any(path.read_bytes() == wrong for path in hub_cache().rglob("blobs/*"))
     hub.wrong[WEIGHTS] = [wrong]  # it is right the second time
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
 
 
-async def test_a_wrong_text_is_refused_too(hub: Hub) -> None:
+async def test_text_file_with_a_wrong_hash_is_refused(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
     wrong = files["tokenizer.json"].replace(b"{}", b"[]")
     hub.wrong["tokenizer.json"] = [wrong, wrong]
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json has not the hash"):
-        await Here().get()
+        await InProcessDownload().get()
 
 
-async def test_a_partial_file_that_is_not_the_beginning_is_found_out(hub: Hub) -> None:
+async def test_wrong_partial_file_is_detected_and_replaced(hub: Hub) -> None:
     files = model(2 << 20)
     add(hub, NAME, files)
     blobs = hub_cache() / "models--org--model/blobs"
     blobs.mkdir(parents=True)
     digest = hashlib.sha256(files[WEIGHTS]).hexdigest()
     (blobs / f"{digest}.incomplete").write_bytes(b"z" * (1 << 20))
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
 
 
-async def test_a_branch_that_moves_between_two_files_gives_one_version(hub: Hub) -> None:
+async def test_branch_moving_during_the_download_gives_one_commit(hub: Hub) -> None:
     old, new = model(seed=1), model(seed=2, more=1) | {"tokenizer.json": b"[]"}
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(old)}, moves_to=commit_of(new))
-    folder = await Here().get()
+    folder = await InProcessDownload().get()
     assert folder.name == commit_of(old)
     assert contents(folder) == read_files(old)
     assert hub.repos[NAME].refs["main"] == commit_of(new)
 
 
-async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub) -> None:
+async def test_revision_may_be_a_branch_tag_or_commit(hub: Hub) -> None:
     old, new = model(seed=1), model(seed=2)
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(new), "v1": commit_of(old)})
     for revision in ("v1", commit_of(old)):
-        folder = await Here().get(f"{NAME}@{revision}")
+        folder = await InProcessDownload().get(f"{NAME}@{revision}")
         assert contents(folder) == read_files(old)
         found = find(f"{NAME}@{revision}")
         assert found is not None
         assert found.folder == folder
     with pytest.raises(ModelLoadError, match="no revision 'v2'"):
-        await Here().get(f"{NAME}@v2")
+        await InProcessDownload().get(f"{NAME}@v2")
 
 
-async def test_a_gated_model_says_what_to_do(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gated_model_error_names_conditions_and_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = model()
     add(hub, NAME, files, gated=True, members=frozenset({"hf_member"}))
     with pytest.raises(
         ModelLoadError, match=f"accept its conditions at {hub.url}/{NAME}.*HF_TOKEN"
     ):
-        await Here().get()
+        await InProcessDownload().get()
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
     with pytest.raises(ModelLoadError, match="your account has no access yet") as refusal:
-        await Here().get()
+        await InProcessDownload().get()
     assert "hf_stranger" not in str(refusal.value)
     monkeypatch.setenv("HF_TOKEN", "hf_member")
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
 
 
-async def test_a_model_that_is_not_there(hub: Hub) -> None:
+async def test_missing_model_error_names_the_model(hub: Hub) -> None:
     with pytest.raises(ModelLoadError, match="has no model org/model that anybody may see"):
-        await Here().get()
+        await InProcessDownload().get()
 
 
-async def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_offline_mode_sends_no_request_to_the_hub(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(hub, NAME, model())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids"):
-        await Watcher().get()
+        await DownloadWatcher().get()
     assert not hub.requests
 
 
-async def test_a_disk_without_symbolic_links_holds_each_file_once(
+async def test_download_without_symbolic_links_stores_each_file_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = model()
     add(hub, NAME, files)
     monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS", "1")
-    folder = await Watcher().get()
+    folder = await DownloadWatcher().get()
     assert contents(folder) == read_files(files)
     assert not any(path.is_symlink() for path in folder.iterdir())
     assert not any(hub_cache().rglob("blobs/*"))
     hub.sent_bytes.clear()
-    watcher = Watcher()
+    watcher = DownloadWatcher()
     assert await watcher.get() == folder
     assert watcher.plans[0].missing_bytes == 0
     assert not hub.sent_bytes
@@ -334,79 +338,87 @@ async def test_a_disk_without_symbolic_links_holds_each_file_once(
         (RuntimeError("some\nthing"), "RuntimeError: some thing", False),
     ],
 )
-def test_each_failure_has_its_words(error: Exception, words: str, *, may_pass: bool) -> None:
+def test_hub_errors_have_reasons_and_know_if_temporary(
+    error: Exception, words: str, *, may_pass: bool
+) -> None:
     found = refused(error, HubName(NAME))
     assert words in found.reason
     assert found.may_pass is may_pass
 
 
-async def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_hub_raises_not_available(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(downloads, "_FEW_TRIES", 2)
     with pytest.raises(NotAvailable, match="can't be reached"):
-        await Watcher().get()
+        await DownloadWatcher().get()
 
 
-async def test_a_disk_without_room_is_told_with_figures(hub: Hub) -> None:
+async def test_full_disk_error_names_free_and_needed_bytes(hub: Hub) -> None:
     add(hub, NAME, model(), declared={WEIGHTS: 1 << 50})
     with pytest.raises(ModelLoadError, match=r"has .* free, and org/model needs 1125899\.\d+ GB"):
-        await Here().get()
+        await InProcessDownload().get()
     assert set(hub.sent_bytes) <= {"config.json"}
 
 
-async def test_two_at_once_fetch_each_byte_once(hub: Hub) -> None:
+async def test_simultaneous_downloads_fetch_each_byte_once(hub: Hub) -> None:
     files = model(4 << 20)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.3
-    first, second = Watcher(), Watcher()
+    first, second = DownloadWatcher(), DownloadWatcher()
     folders = await asyncio.gather(first.get(), second.get())
     assert folders[0] == folders[1]
     assert contents(folders[0]) == read_files(files)
     assert hub.sent_bytes[WEIGHTS] == len(files[WEIGHTS])
-    assert any(seen.is_waiting for seen in first.seen + second.seen)
+    assert any(progress.is_waiting for progress in first.progress + second.progress)
 
 
-async def test_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
+async def test_download_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.05
-    watcher = Here()
+    watcher = InProcessDownload()
     await watcher.get()
-    counts = [seen.done_bytes for seen in watcher.seen]
+    counts = [progress.done_bytes for progress in watcher.progress]
     assert counts == sorted(counts)
-    assert any(0 < seen.done_bytes < seen.total_bytes for seen in watcher.seen)
-    assert {seen.total_bytes for seen in watcher.seen} == {watcher.plans[0].total_bytes}
-    assert WEIGHTS in {seen.file for seen in watcher.seen}
-    assert re.fullmatch(r"downloading model.safetensors: \d+ MB of 25 MB", str(watcher.seen[-1]))
+    assert any(0 < progress.done_bytes < progress.total_bytes for progress in watcher.progress)
+    assert {progress.total_bytes for progress in watcher.progress} == {watcher.plans[0].total_bytes}
+    assert WEIGHTS in {progress.file for progress in watcher.progress}
+    assert re.fullmatch(
+        r"downloading model.safetensors: \d+ MB of 25 MB", str(watcher.progress[-1])
+    )
 
 
 @pytest.mark.parametrize("files", [{"config.json": b"{}", "model.gguf": b"GGUF"}])
-async def test_what_is_no_checkpoint_is_not_downloaded(hub: Hub, files: dict[str, bytes]) -> None:
+async def test_repository_of_gguf_files_is_not_downloaded(
+    hub: Hub, files: dict[str, bytes]
+) -> None:
     add(hub, NAME, files)
     with pytest.raises(ModelLoadError, match="GGUF"):
-        await Here().get()
+        await InProcessDownload().get()
     assert not hub.sent_bytes
 
 
-async def test_a_configuration_of_any_size_is_not_read(hub: Hub) -> None:
+async def test_oversized_configuration_is_not_read(hub: Hub) -> None:
     add(hub, NAME, model(), declared={"config.json": 1 << 30})
     with pytest.raises(ModelLoadError, match=r"config\.json of org/model has 1\.07 GB"):
-        await Here().get()
+        await InProcessDownload().get()
     assert not hub.sent_bytes
 
 
-async def test_paths_in_a_repository_lead_nowhere_else(hub: Hub, tmp_path: Path) -> None:
+async def test_repository_paths_never_lead_outside_the_cache(hub: Hub, tmp_path: Path) -> None:
     files = model() | {"../../../../evil.json": b"{}", "sub/../../evil.json": b"{}"}
     add(hub, NAME, files)
-    assert contents(await Here().get()) == read_files(model())
+    assert contents(await InProcessDownload().get()) == read_files(model())
     assert not evil_files(tmp_path)
 
 
-async def test_a_hash_that_is_a_path_is_refused(hub: Hub, tmp_path: Path) -> None:
+async def test_hash_with_path_separators_is_refused(hub: Hub, tmp_path: Path) -> None:
     add(hub, NAME, model(), oids={WEIGHTS: "../../../../evil"})
     with pytest.raises(ModelLoadError, match="as the hash of"):
-        await Here().get()
+        await InProcessDownload().get()
     assert not evil_files(tmp_path)
 
 

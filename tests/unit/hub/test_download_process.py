@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 
-def test_it_ends_without_a_word_on_stderr(tmp_path: Path) -> None:
+def test_download_process_exits_with_empty_stderr(tmp_path: Path) -> None:
     """Its thread that waits for the parent must not hold a lock that Python wants at the end."""
     environment = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""Where a checkpoint is found, and under which name."""
+"""The folder and the name of a checkpoint, by its name, path or revision."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def snapshot(home: Path, commit: str = FIRST, ref: str | None = "main", *weights
     return checkpoint(repository / "snapshots" / commit, *weights)
 
 
-def test_what_may_not_be_looked_at_hides_nothing_else(home: Path) -> None:
+def test_unreadable_paths_do_not_hide_checkpoints(home: Path) -> None:
     """The system refuses a long name as it does what is in somebody else's folder."""
     found = checkpoint(home / "disk" / NAME)
     (home / "disk/link").symlink_to("x" * 300)
@@ -51,14 +51,14 @@ def test_what_may_not_be_looked_at_hides_nothing_else(home: Path) -> None:
     assert find.find(NAME, paths) == Found(found, NAME, "search path")
 
 
-def test_a_folder_wins_over_everything(home: Path) -> None:
+def test_existing_folder_wins_over_cached_models(home: Path) -> None:
     snapshot(home)
     folder = checkpoint(home / NAME)
     assert find.find(NAME) == Found(folder, "model-4bit", "folder")
     assert find.find(f"./{NAME}") == Found(folder, "model-4bit", "folder")
 
 
-def test_the_hubs_cache_wins_over_lm_studio_and_that_over_search_paths(home: Path) -> None:
+def test_hub_cache_wins_over_lm_studio_and_search_paths(home: Path) -> None:
     searched = checkpoint(home / "disk" / NAME)
     paths = (str(home / "disk"),)
     assert find.find(NAME) is None
@@ -70,7 +70,7 @@ def test_the_hubs_cache_wins_over_lm_studio_and_that_over_search_paths(home: Pat
     assert [found.folder for found in find.every(paths)] == [cached, studio, searched]
 
 
-def test_lm_studios_own_choice_of_a_folder_counts(home: Path) -> None:
+def test_configured_lm_studio_folder_is_searched(home: Path) -> None:
     studio = checkpoint(home / "big disk" / NAME)
     (home / ".lmstudio").mkdir()
     settings = {"downloadsFolder": str(home / "big disk")}
@@ -78,7 +78,7 @@ def test_lm_studios_own_choice_of_a_folder_counts(home: Path) -> None:
     assert find.find(NAME) == Found(studio, NAME, "LM Studio")
 
 
-def test_a_cached_model_has_the_same_name_however_it_is_given(home: Path) -> None:
+def test_cached_model_has_one_name_for_all_references(home: Path) -> None:
     folder = snapshot(home)
     for text in (NAME, f"{NAME}@main", f"{NAME}@{FIRST}", str(folder), str(folder.parent.parent)):
         found = find.find(text)
@@ -86,12 +86,12 @@ def test_a_cached_model_has_the_same_name_however_it_is_given(home: Path) -> Non
         assert (found.folder, found.name) == (folder, NAME)
 
 
-def test_a_model_of_lm_studio_given_by_path_has_its_org(home: Path) -> None:
+def test_lm_studio_model_by_path_has_its_organization(home: Path) -> None:
     folder = checkpoint(home / ".lmstudio/models" / NAME)
     assert find.find(str(folder)) == Found(folder, NAME, "folder")
 
 
-def test_a_name_in_other_letters_means_the_folder_as_it_is_listed(
+def test_name_in_other_case_finds_the_listed_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file system that folds case: there is one folder, and other letters find it too."""
@@ -103,7 +103,7 @@ def test_a_name_in_other_letters_means_the_folder_as_it_is_listed(
     assert find.find("Org/Model-4bit") == find.find(NAME) == Found(folder, NAME, "hub cache")
 
 
-def test_revisions_are_kept_apart(home: Path) -> None:
+def test_revisions_of_a_model_are_found_separately(home: Path) -> None:
     first, second = snapshot(home), snapshot(home, SECOND, "v2")
     found = {text: find.find(f"{NAME}@{text}") for text in ("main", "v2", SECOND, "v3")}
     assert found["main"] == Found(first, NAME, "hub cache")
@@ -111,14 +111,14 @@ def test_revisions_are_kept_apart(home: Path) -> None:
     assert found["v3"] is None
 
 
-def test_without_main_the_only_snapshot_is_meant(home: Path) -> None:
+def test_single_snapshot_is_found_without_a_main_branch(home: Path) -> None:
     folder = snapshot(home, ref=None)
     assert find.find(NAME) == Found(folder, NAME, "hub cache")
     snapshot(home, SECOND, None)
     assert find.find(NAME) is None
 
 
-def test_half_a_download_is_not_found(home: Path) -> None:
+def test_unfinished_download_is_not_found(home: Path) -> None:
     shards = ("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors")
     folder = snapshot(home, FIRST, "main", *shards)
     assert find.find(NAME) is None
@@ -129,7 +129,7 @@ def test_half_a_download_is_not_found(home: Path) -> None:
     assert find.find(NAME) is None
 
 
-def test_a_name_without_an_org_is_looked_for_and_must_be_clear(home: Path) -> None:
+def test_name_without_organization_must_be_unambiguous(home: Path) -> None:
     assert find.find("model-4bit") is None
     folder = checkpoint(home / "disk/model-4bit")
     paths = (str(home / "disk"), str(home / "other"))
@@ -139,20 +139,20 @@ def test_a_name_without_an_org_is_looked_for_and_must_be_clear(home: Path) -> No
         find.find("model-4bit", paths)
 
 
-def test_a_search_path_may_be_another_cache_of_the_hub(home: Path) -> None:
+def test_search_path_may_be_another_hub_cache(home: Path) -> None:
     (home / "hub").mkdir()
     folder = snapshot(home / "external")
     found = find.find(NAME, (str(home / "external/hub"),))
     assert found == Found(folder, NAME, "search path")
 
 
-def test_macos_files_beside_files_count_for_nothing(home: Path) -> None:
+def test_macos_metadata_files_are_no_weights(home: Path) -> None:
     folder = checkpoint(home / "x", "._model.safetensors")
     assert layout.weight_files(folder) == []
     assert not layout.is_complete(folder)
 
 
-def test_only_what_the_loader_reads_is_chosen() -> None:
+def test_download_selects_only_files_of_the_loader() -> None:
     read = ["config.json", "model.safetensors", "chat_template.jinja", "merges.txt", "x.model"]
     others = ["README.md", "modeling.py", "onnx/model.json", "a.gguf", "consolidated.safetensors"]
     others += [".gitattributes", "._config.json", "x.bin", "original/config.json"]
@@ -170,5 +170,5 @@ def test_only_what_the_loader_reads_is_chosen() -> None:
         ({}, ""),
     ],
 )
-def test_quantization(config: dict[str, object], words: str) -> None:
+def test_quantization_is_described_by_config(config: dict[str, object], words: str) -> None:
     assert layout.quantization(config) == words

@@ -1,4 +1,4 @@
-"""What people take for a checkpoint is named in one line, with what to do."""
+"""Folders that are no checkpoint get a one-line error with a remedy."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def another_file(folder: Path) -> Path:
         (another_file, ("is a file", "folder")),
     ],
 )
-def test_what_it_is_and_what_to_do(
+def test_invalid_checkpoint_error_names_its_kind_and_remedy(
     tmp_path: Path, make: Callable[[Path], Path], words: tuple[str, ...]
 ):
     path = make(tmp_path)
@@ -103,7 +103,7 @@ def test_what_it_is_and_what_to_do(
     assert all(word in fault for word in words)
 
 
-def test_a_checkpoint_has_no_fault(tmp_path: Path):
+def test_complete_checkpoint_has_no_fault(tmp_path: Path):
     """Also one with an adapter or a GGUF beside it, and one whose files are not there yet."""
     assert fault_of(tmp_path) is None
     assert fault_of(tmp_path / "nothing") is None
@@ -113,7 +113,7 @@ def test_a_checkpoint_has_no_fault(tmp_path: Path):
     assert fault_of(tmp_path) is None
 
 
-def test_hidden_names_are_none_of_a_checkpoint(tmp_path: Path):
+def test_hidden_files_do_not_count_as_checkpoint_files(tmp_path: Path):
     for name in ("b.json", "a.json", "._a.json", ".DS_Store"):
         (tmp_path / name).write_bytes(b"")
     assert [path.name for path in visible_files(tmp_path)] == ["a.json", "b.json"]
@@ -130,11 +130,11 @@ def test_hidden_names_are_none_of_a_checkpoint(tmp_path: Path):
         (["config.json", "onnx/model.onnx"], "ONNX"),
     ],
 )
-def test_a_list_of_names_tells_as_much(names: list[str], words: str):
+def test_fault_is_found_from_file_names_alone(names: list[str], words: str):
     assert words in str(fault_of_names(names))
 
 
-def test_what_a_checkpoint_lacks():
+def test_missing_config_or_weights_are_named():
     assert "no config.json" in str(lack_of(["README.md"]))
     assert "no *.safetensors" in str(lack_of(["config.json", "._model.safetensors"]))
     whole = ["config.json", "model.safetensors", "a.gguf", "onnx/model.onnx"]

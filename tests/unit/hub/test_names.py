@@ -1,4 +1,4 @@
-"""Names: what is one, and what a folder is called."""
+"""Valid names of models, and the name of a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("01-ai/Yi.VL_6B", "01-ai/Yi.VL_6B", ""),
     ],
 )
-def test_names_of_the_hub(text: str, repo: str, revision: str) -> None:
+def test_hub_names_are_parsed_with_revision(text: str, repo: str, revision: str) -> None:
     name = HubName.parse(text)
     assert name == HubName(repo, revision)
     assert str(name) == text
@@ -48,7 +48,7 @@ def test_names_of_the_hub(text: str, repo: str, revision: str) -> None:
         *("https://huggingface.co/org/name", "org/name\n", "org/name@a b"),
     ],
 )
-def test_what_is_no_name_is_never_downloaded(text: str) -> None:
+def test_invalid_hub_name_is_never_downloaded(text: str) -> None:
     assert to_download(text) is None
 
 
@@ -62,5 +62,5 @@ def test_what_is_no_name_is_never_downloaded(text: str) -> None:
         (f"/snapshots/{COMMIT}", COMMIT),
     ],
 )
-def test_a_snapshot_is_served_under_its_repositorys_name(folder: str, name: str) -> None:
+def test_snapshot_folder_is_served_under_repository_name(folder: str, name: str) -> None:
     assert served_name(Path(folder)) == name

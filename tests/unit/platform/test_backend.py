@@ -1,4 +1,4 @@
-"""What is said where MLX can't be loaded, and that the other commands work there."""
+"""Errors where MLX can't be loaded; commands without a model work there."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     )
 
 
-def test_here_models_can_run() -> None:
+def test_backend_check_passes_where_mlx_is_installed() -> None:
     backend.check()
 
 
 @pytest.mark.parametrize("command", ["serve", "ask PICTURE what", "models check MODEL"])
-def test_what_needs_a_model_says_which_extra_to_install(
+def test_commands_that_need_a_model_name_the_missing_extra(
     command: str, bare: dict[str, str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "picture.png"
@@ -98,7 +98,7 @@ for words in sys.argv[1:]:
 """
 
 
-def test_what_needs_no_model_works_without(bare: dict[str, str]) -> None:
+def test_commands_without_a_model_work_without_mlx(bare: dict[str, str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-P", "-c", COMMANDS, *STATUSES],
         env=bare,
@@ -107,11 +107,11 @@ def test_what_needs_no_model_works_without(bare: dict[str, str]) -> None:
         timeout=60,
     )
     assert not ended.stderr
-    told = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert told == [[words, code, True] for words, code in STATUSES.items()]
+    reported = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert reported == [[words, code, True] for words, code in STATUSES.items()]
 
 
-def test_a_library_that_is_there_but_can_not_be_loaded(
+def test_unloadable_mlx_library_is_reported_without_traceback(
     bare: dict[str, str], tmp_path: Path
 ) -> None:
     """One that wants a driver, say: the engine says so, once and without a traceback."""
@@ -124,7 +124,7 @@ def test_a_library_that_is_there_but_can_not_be_loaded(
     assert "Traceback" not in ended.stderr
 
 
-def test_a_checkpoint_can_not_be_examined_without(bare: dict[str, str]) -> None:
+def test_checkpoint_examination_fails_without_mlx(bare: dict[str, str]) -> None:
     request = SurveyRequest(ModelSettings(path="/nowhere"), MemorySettings())
     said = subprocess.run(
         [sys.executable, "-P", "-m", "vlm_server.engine.examine", "checkpoint"],
@@ -138,7 +138,7 @@ def test_a_checkpoint_can_not_be_examined_without(bare: dict[str, str]) -> None:
     assert "vlm-server[cpu]" in refusal
 
 
-def test_a_library_beside_the_module_is_enough(tmp_path: Path) -> None:
+def test_library_beside_the_module_counts_as_installed(tmp_path: Path) -> None:
     """No process is started then: that takes time at every start."""
     assert not backend.has_library([str(tmp_path)])
     (tmp_path / "lib").mkdir()
@@ -146,7 +146,7 @@ def test_a_library_beside_the_module_is_enough(tmp_path: Path) -> None:
     assert backend.has_library(["/nowhere", str(tmp_path)])
 
 
-def test_a_broken_library_of_others_is_not_called_a_missing_backend() -> None:
+def test_import_errors_of_other_libraries_are_no_missing_backend() -> None:
     said = backend.not_loaded(ImportError("No module named 'tokenizers'"))
     assert "tokenizers" in said
     assert "cuda" not in said

@@ -1,4 +1,4 @@
-"""What is freed goes back to the system."""
+"""Freed memory returns to the system, or stays mapped where that is meant."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ def written(style: str) -> tuple[logging.Logger, io.StringIO]:
 FIELDS = {"method": "POST", "route": "/v1/x", "id": "ab", "status": 200, "error": None}
 
 
-def test_fields_as_text() -> None:
+def test_text_log_line_contains_fields() -> None:
     logger, out = written("text")
     log_fields(logger, logging.INFO, FIELDS)
     assert out.getvalue().endswith(" front INFO POST /v1/x id=ab status=200 error=-\n")
 
 
-def test_fields_as_json() -> None:
+def test_json_log_line_contains_fields() -> None:
     logger, out = written("json")
     log_fields(logger, logging.INFO, FIELDS)
     line = json.loads(out.getvalue())
@@ -45,7 +45,7 @@ def test_fields_as_json() -> None:
 
 
 @pytest.mark.parametrize("text", ["two\nlines", 'a "quote"', "\ud800 half a pair", "\x1b[31mred"])
-def test_every_message_is_one_line_of_json(text: str) -> None:
+def test_any_message_is_a_single_line_of_json(text: str) -> None:
     logger, out = written("json")
     logger.warning("it was %s", text)
     (line,) = out.getvalue().splitlines()
@@ -53,7 +53,7 @@ def test_every_message_is_one_line_of_json(text: str) -> None:
     assert message == f"it was {text}".encode("utf-8", "backslashreplace").decode()
 
 
-def test_a_traceback_is_in_the_line() -> None:
+def test_traceback_is_part_of_the_json_line() -> None:
     logger, out = written("json")
     try:
         raise ValueError("swordfish")

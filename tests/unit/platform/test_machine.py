@@ -39,13 +39,13 @@ def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
-def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
+def test_limits_without_control_groups_are_those_of_the_machine(tmp_path: Path) -> None:
     assert machine.memory_bytes(tmp_path) == 64 * GIB
     assert machine.num_cpus(tmp_path) == 16
     assert machine.thread_environment(tmp_path) == {}
 
 
-def test_a_group_without_limits_changes_nothing(tmp_path: Path) -> None:
+def test_control_group_without_limits_changes_nothing(tmp_path: Path) -> None:
     files = {
         "a__memory_DOT_max": "max",
         "a__memory_DOT_high": "max",
@@ -65,14 +65,16 @@ def test_a_group_without_limits_changes_nothing(tmp_path: Path) -> None:
         ({"a__memory_DOT_max": f"{900 * GIB}"}, 64 * GIB),
         ({"a__b__memory_DOT_max": "what is this"}, 64 * GIB),
     ],
-    ids=["own", "high", "of the group around it", "more than there is", "unreadable"],
+    ids=["own max", "own high", "max of the parent", "above the machine", "unreadable"],
 )
-def test_memory_of_version_2(tmp_path: Path, files: dict[str, str], limit: int) -> None:
+def test_memory_limit_of_cgroup_v2_is_read(
+    tmp_path: Path, files: dict[str, str], limit: int
+) -> None:
     root = system(tmp_path, "0::/a/b\n", V2_MOUNT.format(root="/"), **files)
     assert machine.memory_bytes(root) == limit
 
 
-def test_memory_of_version_1(tmp_path: Path) -> None:
+def test_memory_limit_of_cgroup_v1_is_read(tmp_path: Path) -> None:
     own = "4:memory:/service/one\n2:cpu,cpuacct:/service\n0::/\n"
     files = {"memory__service__memory_DOT_limit_in_bytes": f"{3 * GIB}"}
     files |= {"memory__memory_DOT_limit_in_bytes": "9223372036854771712"}
@@ -84,9 +86,7 @@ def test_memory_of_version_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["/docker/123", "/", "/../other"])
-def test_inside_a_container_the_root_of_the_mount_is_its_own_group(
-    tmp_path: Path, own: str
-) -> None:
+def test_mount_root_is_the_own_group_inside_a_container(tmp_path: Path, own: str) -> None:
     files = {"memory__memory_DOT_limit_in_bytes": f"{2 * GIB}"}
     mounts = V1_MOUNTS.format(root="/docker/123")
     root = system(tmp_path, f"4:memory:{own}\n", mounts, **files)
@@ -96,17 +96,17 @@ def test_inside_a_container_the_root_of_the_mount_is_its_own_group(
 @pytest.mark.parametrize(
     ("quota", "cpus"), [("200000 100000", 2), ("150000 100000", 2), ("1000 100000", 1)]
 )
-def test_processors_of_version_2(tmp_path: Path, quota: str, cpus: int) -> None:
+def test_cpu_limit_of_cgroup_v2_is_read(tmp_path: Path, quota: str, cpus: int) -> None:
     root = system(tmp_path, "0::/a\n", V2_MOUNT.format(root="/"), a__cpu_DOT_max=quota)
     assert machine.num_cpus(root) == cpus
     assert machine.thread_environment(root)["OPENBLAS_NUM_THREADS"] == str(cpus)
 
 
-def test_where_no_pressure_can_be_read_there_is_none() -> None:
+def test_memory_pressure_is_zero_where_it_is_unreadable() -> None:
     assert machine.memory_pressure() == machine.NO_PRESSURE
 
 
-def test_pressure_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_pressure_on_macos_is_read_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
     def sysctlbyname(name: bytes, level: Any, size: Any, new: None, new_size: Any) -> int:
         assert name == b"kern.memorystatus_vm_pressure_level"
         assert (size._obj.value, new, new_size.value) == (4, None, 0)

@@ -30,18 +30,20 @@ def install(monkeypatch: pytest.MonkeyPatch, *packages: str, root: Path | None =
 
 
 @pytest.mark.parametrize("mlx", ["mlx-cuda-13", "mlx-cuda-12"])
-def test_it_is_found_beside_mlx_for_cuda(monkeypatch: pytest.MonkeyPatch, mlx: str):
+def test_mimalloc_is_found_beside_mlx_for_cuda(monkeypatch: pytest.MonkeyPatch, mlx: str):
     install(monkeypatch, mlx, "cmeel-mimalloc")
     assert preload.find_mimalloc() == LIBRARY
 
 
-def test_it_is_not_for_cpus(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_mimalloc_is_not_used_with_mlx_for_cpus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     install(monkeypatch, "mlx-cpu", "cmeel-mimalloc")
     assert preload.find_mimalloc() is None
     assert not caplog.text
 
 
-def test_without_the_package_it_is_said_what_to_install(
+def test_missing_mimalloc_warning_names_the_package(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     install(monkeypatch, "mlx-cuda-13")
@@ -51,7 +53,7 @@ def test_without_the_package_it_is_said_what_to_install(
 
 
 @pytest.mark.parametrize("content", [None, b"no library"])
-def test_a_library_that_cannot_be_loaded_is_not_preloaded(
+def test_unloadable_mimalloc_is_not_preloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ):
     library = tmp_path / "cmeel.prefix" / "lib" / "libmimalloc.so.3"
@@ -62,7 +64,7 @@ def test_a_library_that_cannot_be_loaded_is_not_preloaded(
     assert preload.find_mimalloc() is None
 
 
-def test_one_that_hangs_is_not_preloaded(monkeypatch: pytest.MonkeyPatch):
+def test_hanging_mimalloc_is_not_preloaded(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "mlx-cuda-13", "cmeel-mimalloc")
     monkeypatch.setattr(preload, "_MIMALLOC_PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(preload, "_SECONDS", 0.3)

@@ -65,7 +65,7 @@ def compile_c(source: str, library: Path, *arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_a_library_that_multiplies_right_is_taken(tmp_path: Path):
+def test_correct_openblas_candidate_is_accepted(tmp_path: Path):
     assert preload.runs(preload._BLAS_PROBE, build(tmp_path, "right"))
 
 
@@ -81,16 +81,18 @@ def test_a_library_that_multiplies_right_is_taken(tmp_path: Path):
         "missing",
     ],
 )
-def test_a_candidate_that_does_not_work_is_refused(tmp_path: Path, kind: str):
+def test_broken_openblas_candidate_is_refused(tmp_path: Path, kind: str):
     assert not preload.runs(preload._BLAS_PROBE, build(tmp_path, kind))
 
 
-def test_a_candidate_that_hangs_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_hanging_openblas_candidate_is_refused_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(preload, "_SECONDS", 0.5)
     assert not preload.runs(preload._BLAS_PROBE, build(tmp_path, "hangs"))
 
 
-def test_the_first_that_works_is_found(
+def test_first_working_openblas_candidate_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     kinds = ("missing", "illegal instruction", "wrong", "right")
@@ -101,7 +103,7 @@ def test_the_first_that_works_is_found(
     assert "libright" in caplog.text
 
 
-def test_without_any_it_says_so_and_goes_on(
+def test_missing_openblas_is_a_warning_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(preload, "_candidates", lambda _: iter([build(tmp_path, "wrong")]))
@@ -110,7 +112,7 @@ def test_without_any_it_says_so_and_goes_on(
     assert "slower" in caplog.text
 
 
-def test_what_is_found_here_starts_a_process(tmp_path: Path):
+def test_process_starts_with_the_openblas_found_here(tmp_path: Path):
     environment = preload.find_openblas(tmp_path / "links")
     done = subprocess.run(
         [sys.executable, "-c", "print(2)"], env={**os.environ, **environment}, capture_output=True
@@ -118,7 +120,7 @@ def test_what_is_found_here_starts_a_process(tmp_path: Path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"2\n", b"")
 
 
-def test_links_that_were_removed_are_made_anew(tmp_path: Path):
+def test_removed_fortran_links_are_created_again(tmp_path: Path):
     packages, links = tmp_path / "packages", tmp_path / "links"
     bundled = packages / "mlx_cpu.libs"
     bundled.mkdir(parents=True)
@@ -129,7 +131,7 @@ def test_links_that_were_removed_are_made_anew(tmp_path: Path):
         shutil.rmtree(links)
 
 
-def test_the_trial_imports_nothing_from_the_working_folder(
+def test_openblas_probe_imports_nothing_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "ctypes.py").write_text("open('mark', 'w'); raise SystemExit(0)")

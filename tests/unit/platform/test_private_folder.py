@@ -1,4 +1,4 @@
-"""Nothing that another user may have put somewhere is ever used; what was removed is made anew."""
+"""Files that another user may have planted are never used; removed folders are created again."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from vlm_server.platform.private_folder import PrivateFolder
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder."""
-    made = tmp_path / "home" / "caches"
-    monkeypatch.setattr(private_folder, "caches_folder", lambda _: made)
+    caches_path = tmp_path / "home" / "caches"
+    monkeypatch.setattr(private_folder, "caches_folder", lambda _: caches_path)
     monkeypatch.setattr(private_folder.tempfile, "tempdir", str(tmp_path))
-    return made
+    return caches_path
 
 
 @pytest.fixture
 def private(caches: Path) -> Iterator[PrivateFolder]:
-    made = PrivateFolder()
-    yield made
-    made.close()
+    folder = PrivateFolder()
+    yield folder
+    folder.close()
 
 
-def test_it_is_the_same_again_and_nobody_elses(caches: Path, private: PrivateFolder) -> None:
+def test_private_folder_is_stable_and_only_for_its_user(
+    caches: Path, private: PrivateFolder
+) -> None:
     folder = private.path()
     assert folder == private.path() == PrivateFolder().path()
     assert folder.parent == caches
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_what_was_removed_is_made_anew(private: PrivateFolder) -> None:
+def test_removed_private_folder_is_created_again(private: PrivateFolder) -> None:
     first = private.environment()
     shutil.rmtree(private.path())
     assert private.environment() == first
@@ -71,7 +73,7 @@ def plant_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [plant_link, plant_open, plant_foreign, plant_file])
-def test_what_is_planted_is_not_used(
+def test_planted_private_folder_is_not_used(
     caches: Path, private: PrivateFolder, plant: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     caches.mkdir(parents=True)
@@ -103,10 +105,10 @@ def test_what_is_planted_is_not_used(
         ("tmp/mlx/0.32/cpu", plant_link),
     ],
 )
-def test_what_is_planted_in_it_is_not_used(
+def test_planted_entry_of_the_private_folder_is_not_used(
     private: PrivateFolder, inner: str, plant: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is executed lies there: MLX's kernels, and libraries that are preloaded."""
+    """The folder holds executed code: MLX's kernels, and libraries that are preloaded."""
     first = private.path()
     planted = first / inner
     shutil.rmtree(planted, ignore_errors=True)
@@ -119,7 +121,7 @@ def test_what_is_planted_in_it_is_not_used(
     assert str(planted) in caplog.text
 
 
-def test_a_folder_that_others_could_replace_is_not_used(
+def test_folder_replaceable_by_other_users_is_not_used(
     caches: Path, private: PrivateFolder
 ) -> None:
     caches.mkdir(parents=True)
@@ -129,7 +131,7 @@ def test_a_folder_that_others_could_replace_is_not_used(
     assert private.path().parent == caches
 
 
-def test_without_a_home_there_is_a_fresh_one(
+def test_missing_home_gives_a_fresh_private_folder(
     private: PrivateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def homeless(_: object = None) -> Path:
@@ -139,8 +141,8 @@ def test_without_a_home_there_is_a_fresh_one(
     assert private.path().is_dir()
 
 
-def test_kernels_can_be_forgotten(private: PrivateFolder) -> None:
-    """Not by other daemons of this user, which may be using them."""
+def test_forget_kernels_leaves_those_of_other_engines(private: PrivateFolder) -> None:
+    """Other daemons of this user may still be using their kernels."""
     kernel = Path(private.environment()["TMPDIR"]) / "mlx" / "libkernel.so"
     kernel.parent.mkdir()
     kernel.touch()
@@ -159,7 +161,7 @@ def test_kernels_can_be_forgotten(private: PrivateFolder) -> None:
     assert private.environment()["TMPDIR"] == str(kernel.parent.parent)
 
 
-def test_what_killed_engines_left_is_removed_after_a_day(private: PrivateFolder) -> None:
+def test_files_of_killed_engines_are_removed_after_a_day(private: PrivateFolder) -> None:
     folder = Path(private.environment()["TMPDIR"])
     kernels, old, young = folder / "mlx", folder / "vlm-server-model-a", folder / "vlm-server-b"
     elsewhere = folder.parent / "elsewhere"

@@ -13,12 +13,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 
 @pytest.mark.parametrize(("before", "after"), [("0", "500"), ("-200", "500"), ("800", "800")])
-def test_the_score_is_raised_and_never_lowered(tmp_path: Path, before: str, after: str) -> None:
+def test_oom_score_is_raised_and_never_lowered(tmp_path: Path, before: str, after: str) -> None:
     score = tmp_path / "oom_score_adj"
     score.write_text(before + "\n")
     be_killed_first(score)
     assert score.read_text().strip() == after
 
 
-def test_where_it_can_not_be_raised_nothing_happens(tmp_path: Path) -> None:
+def test_unwritable_oom_score_is_ignored(tmp_path: Path) -> None:
     be_killed_first(tmp_path / "absent")

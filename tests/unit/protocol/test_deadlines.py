@@ -1,4 +1,4 @@
-"""When a request's time is up, by a clock that only a test moves."""
+"""The deadlines of a request, by a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def code(deadlines: RequestDeadlines, now: float) -> str | None:
     return error.code if error else None
 
 
-def test_without_limits_there_is_all_the_time() -> None:
+def test_request_without_limits_never_expires() -> None:
     deadlines = RequestDeadlines(Deadlines(), 5.0)
     deadlines.begin()
     deadlines.record_token(6.0)
@@ -26,7 +26,7 @@ def test_without_limits_there_is_all_the_time() -> None:
     assert deadlines.left(1e12) == Deadlines()
 
 
-def test_each_passes_in_its_time_and_has_its_code() -> None:
+def test_every_deadline_expires_in_time_with_its_code() -> None:
     deadlines = RequestDeadlines(ALL, 10.0)
     assert [code(deadlines, now) for now in (10.0, 10.99, 11.0)] == [None, None, "queue_timeout"]
     deadlines.begin()
@@ -37,17 +37,17 @@ def test_each_passes_in_its_time_and_has_its_code() -> None:
     assert [code(deadlines, now) for now in (13.99, 14.0, 99.0)] == [None] + ["total_timeout"] * 2
 
 
-def test_the_first_that_passed_is_named() -> None:
+def test_earliest_missed_deadline_is_named() -> None:
     assert code(RequestDeadlines(ALL, 0.0), 99.0) == "queue_timeout"
 
 
-def test_a_first_token_ends_the_queue_too() -> None:
+def test_first_token_also_ends_the_queue_deadline() -> None:
     deadlines = RequestDeadlines(ALL, 0.0)
     deadlines.record_token(0.9)
     assert deadlines.next_at == pytest.approx(1.4)
 
 
-def test_what_is_left_goes_on_elsewhere() -> None:
+def test_remaining_seconds_are_handed_on_as_deadlines() -> None:
     deadlines = RequestDeadlines(ALL, 10.0)
     assert deadlines.left(10.5) == Deadlines(0.5, 1.5, 0.5, 3.5)
     assert deadlines.left(13.0) == Deadlines(0.0, 0.0, 0.5, 1.0), "never below zero"

@@ -1,4 +1,4 @@
-"""Faults of the disk and of the process that uses it: what is sound stays, and is used again."""
+"""Faults of the disk and of the process that uses it: valid files stay and are used again."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ class BrokenPath(type(Path())):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.EMFILE, "files"), OSError(errno.ENOMEM, "memory"), MemoryError()]
+    "error",
+    [OSError(errno.EMFILE, "files"), OSError(errno.ENOMEM, "memory"), MemoryError()],
+    ids=["EMFILE", "ENOMEM", "MemoryError"],
 )
-def test_what_the_process_lacks_is_no_damage(tmp_path: Path, error: Exception) -> None:
+def test_lack_of_memory_or_descriptors_does_not_count_as_damage(
+    tmp_path: Path, error: Exception
+) -> None:
     with open_store(BrokenPath(tmp_path)) as store:
         put(store, 1)
         BrokenPath.error = error
@@ -54,7 +58,7 @@ def test_files_can_be_evicted_below_the_limit(tmp_path: Path) -> None:
         store.check_integrity()
 
 
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_removed_disk_cache_folder_is_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "cache"
     with open_store(folder) as store:
         put(store, 1)
@@ -67,7 +71,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
         assert store.get(key_of(2)) == content_of(2, 100)
 
 
-def test_a_folder_that_another_process_made_again_is_shared_with_it(tmp_path: Path) -> None:
+def test_folder_recreated_by_another_process_is_shared(tmp_path: Path) -> None:
     with open_store(tmp_path / "cache") as store:
         put(store, 1)
         shutil.rmtree(tmp_path / "cache")
@@ -98,7 +102,7 @@ with open_store(Path(sys.argv[1])) as store:
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit of file sizes")
-def test_a_file_that_can_not_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
+def test_partly_written_file_is_removed(tmp_path: Path) -> None:
     """The system refuses in the middle of it, as a full disk does."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],

@@ -1,4 +1,4 @@
-"""Stores of several processes in one folder: each uses what all have, within one limit."""
+"""Stores of several processes in one folder share their entries and one limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one(tmp_path: Path) -> DiskStore:
 
 @pytest.fixture
 def other(one: DiskStore, tmp_path: Path) -> DiskStore:
-    """In the same folder."""
+    """A second store in the same folder."""
     return DiskStore("disk", tmp_path, OWNER, LIMIT_BYTES)
 
 
@@ -48,7 +48,7 @@ def writes(number: int, size_bytes: int = 100) -> Callable[[Path], None]:
     return lambda path: (path.write_bytes(content_of(number, size_bytes)), None)[1]
 
 
-def test_what_one_stores_the_other_finds(one: DiskStore, other: DiskStore) -> None:
+def test_entry_of_another_process_is_found_after_refresh(one: DiskStore, other: DiskStore) -> None:
     put(one, 1)
     assert other.get(key_of(1)) is None
     assert other.refresh() == ([key_of(1)], [])
@@ -61,7 +61,7 @@ def test_what_one_stores_the_other_finds(one: DiskStore, other: DiskStore) -> No
     other.check_integrity()
 
 
-def test_the_folder_is_not_listed_unless_another_process_changed_it(
+def test_refresh_lists_the_folder_only_after_foreign_changes(
     one: DiskStore, other: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listings = list[object]()
@@ -80,7 +80,7 @@ def test_the_folder_is_not_listed_unless_another_process_changed_it(
     assert len(listings) == 1
 
 
-def test_a_change_is_looked_for_once_more_when_old_listings_are_out_of_date(
+def test_refresh_lists_again_once_old_listings_have_expired(
     one: DiskStore, other: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network file system may keep a listing for so long."""
@@ -94,7 +94,7 @@ def test_a_change_is_looked_for_once_more_when_old_listings_are_out_of_date(
     assert other.refresh() == ([key_of(1)], [])
 
 
-def test_what_another_process_used_counts_as_used(one: DiskStore, other: DiskStore) -> None:
+def test_touch_by_another_process_delays_eviction(one: DiskStore, other: DiskStore) -> None:
     for number in (1, 2, 3):
         put(one, number)
     other.refresh()
@@ -106,7 +106,7 @@ def test_what_another_process_used_counts_as_used(one: DiskStore, other: DiskSto
     one.check_integrity()
 
 
-def test_what_another_process_evicts_is_a_miss(one: DiskStore, other: DiskStore) -> None:
+def test_entry_evicted_by_another_process_is_a_miss(one: DiskStore, other: DiskStore) -> None:
     put(one, 1)
     other.make_room(LIMIT_BYTES)
     assert one.get(key_of(1)) is None
@@ -116,7 +116,7 @@ def test_what_another_process_evicts_is_a_miss(one: DiskStore, other: DiskStore)
     other.check_integrity()
 
 
-def test_a_file_that_is_being_read_can_be_evicted(
+def test_file_can_be_evicted_while_it_is_read(
     one: DiskStore, other: DiskStore, tmp_path: Path
 ) -> None:
     put(one, 1, 300)
@@ -127,7 +127,9 @@ def test_a_file_that_is_being_read_can_be_evicted(
         assert begun + file.read() == content_of(1, 300)
 
 
-def test_one_limit_holds_for_all(one: DiskStore, other: DiskStore, tmp_path: Path) -> None:
+def test_shared_folder_has_one_limit_for_all_stores(
+    one: DiskStore, other: DiskStore, tmp_path: Path
+) -> None:
     put(one, 1)
     put(other, 2)
     assert one.make_room(100) == []
@@ -142,7 +144,9 @@ def test_one_limit_holds_for_all(one: DiskStore, other: DiskStore, tmp_path: Pat
     assert one.refresh()[1] == [key_of(1)]
 
 
-def test_a_file_has_one_writer(one: DiskStore, other: DiskStore, tmp_path: Path) -> None:
+def test_second_writer_of_a_file_does_nothing(
+    one: DiskStore, other: DiskStore, tmp_path: Path
+) -> None:
     def write(path: Path) -> None:
         path.write_bytes(b"half")
         assert other.put(key_of(1), writes(1)) == []
@@ -156,7 +160,9 @@ def test_a_file_has_one_writer(one: DiskStore, other: DiskStore, tmp_path: Path)
     assert len(all_files(tmp_path)) == 1
 
 
-def test_what_was_stored_meanwhile_stays(one: DiskStore, other: DiskStore, tmp_path: Path) -> None:
+def test_file_stored_by_another_process_is_not_overwritten(
+    one: DiskStore, other: DiskStore, tmp_path: Path
+) -> None:
     put(other, 1)
     one.put(key_of(1), writes(7))  # it does not know yet
     assert one.get(key_of(1)) == content_of(1, 100)
@@ -164,7 +170,7 @@ def test_what_was_stored_meanwhile_stays(one: DiskStore, other: DiskStore, tmp_p
     one.check_integrity()
 
 
-def test_what_another_process_writes_is_not_swept(one: DiskStore, tmp_path: Path) -> None:
+def test_unfinished_file_of_a_live_writer_is_not_swept(one: DiskStore, tmp_path: Path) -> None:
     def write(path: Path) -> None:
         path.write_bytes(b"half")
         with open_store(tmp_path):
@@ -177,10 +183,10 @@ def test_what_another_process_writes_is_not_swept(one: DiskStore, tmp_path: Path
     one.check_integrity()
 
 
-def test_one_that_is_killed_while_it_writes_leaves_others_what_is_whole(
+def test_writer_killed_before_rename_leaves_only_whole_files(
     one: DiskStore, tmp_path: Path
 ) -> None:
-    """Between write and rename."""
+    """The writer is killed between write and rename."""
     put(one, 1)
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
@@ -205,10 +211,10 @@ def test_one_that_is_killed_while_it_writes_leaves_others_what_is_whole(
         assert not list(tmp_path.rglob("tmp-*"))
 
 
-def test_what_one_that_died_in_its_turn_left_is_found(
+def test_changes_of_a_process_that_died_with_the_lock_are_found(
     one: DiskStore, other: DiskStore, tmp_path: Path
 ) -> None:
-    """Between the rename and the new token."""
+    """The process died between the rename and the new token."""
     put(one, 1)
     other.refresh()
     put(one, 2)
@@ -221,10 +227,10 @@ def test_what_one_that_died_in_its_turn_left_is_found(
     assert FolderLock(tmp_path).token
 
 
-def test_one_that_keeps_its_turn_costs_others_no_more_than_writing(
+def test_lock_held_forever_stops_writes_but_not_reads(
     one: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a version did that shared with nobody."""
+    """As an older version did, which did not share its folder."""
     monkeypatch.setattr(shared_folder, "_TURN_WAIT_SECONDS", 0.05)
     put(one, 1)
     held = os.open(tmp_path / "lock", os.O_RDWR)
@@ -268,7 +274,7 @@ print(hits, store.read().evictions)
 """
 
 
-def test_processes_that_write_read_and_evict_break_nothing(tmp_path: Path) -> None:
+def test_concurrent_processes_keep_the_shared_folder_intact(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         pass
     processes = [

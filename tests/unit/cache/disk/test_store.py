@@ -54,7 +54,7 @@ def all_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
 
 
-def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_stored_entry_is_found_after_restart(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         assert put(store, 1)
         assert store.get(key_of(1)) == content_of(1, 100)
@@ -68,7 +68,7 @@ def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
         assert (reading.hits, reading.misses, reading.damaged) == (1, 1, 0)
 
 
-def test_only_its_person_can_read_it(tmp_path: Path) -> None:
+def test_cache_files_are_private_to_their_user(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with open_store(tmp_path / "cache") as store:
@@ -88,9 +88,9 @@ def test_only_its_person_can_read_it(tmp_path: Path) -> None:
         lambda data: data + b"\0",
         lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:],
     ],
-    ids=["torn", "emptied", "lengthened", "edited"],
+    ids=["truncated", "emptied", "extended", "one bit flipped"],
 )
-def test_what_is_not_what_was_written_is_deleted_and_counted(
+def test_damaged_disk_cache_file_is_deleted_and_counted(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     with open_store(tmp_path) as store:
@@ -107,7 +107,7 @@ def test_what_is_not_what_was_written_is_deleted_and_counted(
         assert store.get(key_of(1)) == content_of(1, 100)
 
 
-def test_evicts_what_was_used_longest_ago_also_after_a_restart(tmp_path: Path) -> None:
+def test_eviction_order_by_last_use_survives_restart(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -121,7 +121,7 @@ def test_evicts_what_was_used_longest_ago_also_after_a_restart(tmp_path: Path) -
         store.check_integrity()
 
 
-def test_files_of_a_clock_that_was_ahead_are_evicted_in_their_turn(tmp_path: Path) -> None:
+def test_files_dated_in_the_future_are_evicted_in_order(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -134,7 +134,7 @@ def test_files_of_a_clock_that_was_ahead_are_evicted_in_their_turn(tmp_path: Pat
     assert numbers_in(store) == {3, 4, 5}
 
 
-def test_what_is_to_be_kept_does_not_make_room(tmp_path: Path) -> None:
+def test_entries_to_keep_are_not_evicted_for_a_put(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -144,7 +144,7 @@ def test_what_is_to_be_kept_does_not_make_room(tmp_path: Path) -> None:
         assert numbers_in(store) == {1, 3, 4}
 
 
-def test_a_smaller_limit_holds_from_the_start(tmp_path: Path) -> None:
+def test_smaller_limit_evicts_when_the_store_opens(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -152,7 +152,7 @@ def test_a_smaller_limit_holds_from_the_start(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in all_files(tmp_path)) == 100
 
 
-def test_more_than_was_said_stays_within_the_bytes(tmp_path: Path) -> None:
+def test_file_larger_than_announced_stays_within_the_limit(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         put(store, 1)
         store.make_room(100)
@@ -166,7 +166,7 @@ def test_more_than_was_said_stays_within_the_bytes(tmp_path: Path) -> None:
         store.check_integrity()
 
 
-def test_what_can_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
     def fail(path: Path) -> None:
         path.write_bytes(b"half")
         raise RuntimeError
@@ -178,7 +178,7 @@ def test_what_can_not_be_written_leaves_nothing(tmp_path: Path) -> None:
         store.check_integrity()
 
 
-def test_owners_share_the_bytes_and_nothing_else(tmp_path: Path) -> None:
+def test_owners_share_the_limit_but_no_entries(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         put(store, 1)
         put(store, 2)
@@ -195,7 +195,7 @@ def test_owners_share_the_bytes_and_nothing_else(tmp_path: Path) -> None:
         assert not (tmp_path / OTHER).exists()
 
 
-def test_unfinished_files_are_swept_and_others_left_alone(tmp_path: Path) -> None:
+def test_unfinished_files_are_swept_and_foreign_files_kept(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         put(store, 1)
     mine = [tmp_path / "letter.txt", tmp_path / "photos" / "tmp-1.safetensors"]
@@ -235,7 +235,7 @@ for number in range(1_000_000):
 """
 
 
-def test_a_process_killed_while_it_writes_leaves_whole_files(tmp_path: Path) -> None:
+def test_killed_process_leaves_only_whole_files_on_disk(tmp_path: Path) -> None:
     for after in (1, 3, 12):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
@@ -258,7 +258,9 @@ def test_a_process_killed_while_it_writes_leaves_whole_files(tmp_path: Path) -> 
             store.check_integrity()
 
 
-def test_the_default_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_folder_is_the_cache_folder_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "darwin")
     assert default_folder() == tmp_path / "Library/Caches/vlm-server"

@@ -1,4 +1,4 @@
-"""What threads do to a disk store while one of them deletes or reads a file."""
+"""A disk store stays usable and correct while one thread deletes or reads a file."""
 
 from __future__ import annotations
 
@@ -75,38 +75,38 @@ def elsewhere(work: Callable[[], Any]) -> Any:
         threads.shutdown(wait=False)
 
 
-def test_others_use_the_store_while_files_are_evicted(store: DiskStore) -> None:
+def test_eviction_does_not_block_other_threads(store: DiskStore) -> None:
     for number in (1, 2, 3):
         put(store, number)
-    told = list[object]()
+    results = list[object]()
 
     def look(path: Path) -> None:
-        told.append(elsewhere(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
+        results.append(elsewhere(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
 
     BusyPath.on_unlink = look
     assert store.make_room(100) == [key_of(1)]
-    assert told == [(content_of(2), None)]
+    assert results == [(content_of(2), None)]
 
 
-def test_others_use_the_store_while_a_damaged_file_is_deleted(store: DiskStore) -> None:
+def test_deletion_of_damaged_file_does_not_block_other_threads(store: DiskStore) -> None:
     put(store, 1)
     put(store, 2)
     store.paths[key_of(1)].write_bytes(b"something else")
-    told = list[object]()
-    BusyPath.on_unlink = lambda path: told.append(elsewhere(lambda: store.get(key_of(2))))
+    results = list[object]()
+    BusyPath.on_unlink = lambda path: results.append(elsewhere(lambda: store.get(key_of(2))))
     assert store.get(key_of(1)) is None
-    assert told == [content_of(2)]
+    assert results == [content_of(2)]
     assert (store.read().damaged, store.read().misses) == (1, 1)
 
 
-def test_a_file_that_is_evicted_before_it_is_read_is_a_miss(store: DiskStore) -> None:
+def test_file_evicted_just_before_its_read_is_a_miss(store: DiskStore) -> None:
     put(store, 1)
     BusyPath.on_read = lambda path: elsewhere(lambda: store.make_room(300))
     assert store.get(key_of(1)) is None
     assert (store.read().damaged, store.read().evictions, store.read().misses) == (0, 1, 1)
 
 
-def test_a_file_that_is_replaced_before_it_is_read_stays(store: DiskStore) -> None:
+def test_file_replaced_just_before_its_read_is_kept(store: DiskStore) -> None:
     put(store, 1)
 
     def replace(path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_file_that_is_replaced_before_it_is_read_stays(store: DiskStore) -> No
     assert store.get(key_of(1)) == content_of(7)
 
 
-def test_a_file_that_is_written_while_its_damaged_twin_is_deleted_stays(store: DiskStore) -> None:
+def test_rewrite_waits_for_deletion_of_damaged_file_and_stays(store: DiskStore) -> None:
     put(store, 1)
     store.paths[key_of(1)].write_bytes(b"something else")
     writer: list[threading.Thread] = []
@@ -136,7 +136,7 @@ def test_a_file_that_is_written_while_its_damaged_twin_is_deleted_stays(store: D
     assert store.get(key_of(1)) == content_of(1)
 
 
-def test_a_file_that_can_not_be_deleted_counts(store: DiskStore) -> None:
+def test_undeletable_file_still_counts_towards_size(store: DiskStore) -> None:
     for number in (1, 2):
         put(store, number)
 
@@ -151,7 +151,7 @@ def test_a_file_that_can_not_be_deleted_counts(store: DiskStore) -> None:
 
 
 @pytest.mark.usefixtures("eager_switches")
-def test_a_file_that_its_writer_gives_up_while_another_store_begins(tmp_path: Path) -> None:
+def test_temporary_file_that_vanishes_during_start_is_ignored(tmp_path: Path) -> None:
     """The disk is full, say, and it deletes what it has written so far."""
 
     class VanishingPath(type(Path())):  # type: ignore[misc]
@@ -167,7 +167,7 @@ def test_a_file_that_its_writer_gives_up_while_another_store_begins(tmp_path: Pa
     assert key_of(3) in store
 
 
-def test_a_writer_and_readers_break_nothing(store: DiskStore) -> None:
+def test_concurrent_writer_and_readers_keep_the_store_intact(store: DiskStore) -> None:
     is_written = threading.Event()
 
     def write_all() -> None:

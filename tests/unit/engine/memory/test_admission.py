@@ -1,4 +1,4 @@
-"""Requests and memory: who is admitted, who waits for whom, and that nobody waits for ever.
+"""Admission by memory: reserved bytes never exceed the limit, and every request runs or is refused.
 
 The fake memory holds a byte for each position of each sequence that the runner has: sequences that
 decode side by side are as wide as the longest.
@@ -40,7 +40,7 @@ WEIGHTS = 1000
 
 
 class AdmissionEngine(driver.Engine):
-    """With room for `room` tokens of sequences."""
+    """A loop with memory for `room` tokens of all sequences."""
 
     def __init__(self, room: int) -> None:
         memory = FakeMemory(WEIGHTS, 0, WEIGHTS + room, peak_bytes=0)
@@ -52,7 +52,7 @@ class AdmissionEngine(driver.Engine):
             step = launch(plan)
             held = sum(one.num_prefilled for one in self.runner.prefills.values())
             seqs = self.runner.seqs.values()
-            widths = [seq.prompt.num_tokens + len(seq.told) for seq in seqs]
+            widths = [seq.prompt.num_tokens + len(seq.reported_ids) for seq in seqs]
             held += len(widths) * max(widths, default=0)
             self.memory.active_bytes = WEIGHTS + held
             self.most_held = max(self.most_held, held)
@@ -68,7 +68,7 @@ class AdmissionEngine(driver.Engine):
         self.answer(*(submit(name, **sampling) for name in names))
 
     def answer(self, *submits: Submit) -> None:
-        """All are prepared when the first of them is admitted."""
+        """Run requests that are all prepared before the first is admitted."""
         self.prepare(*submits)
         self.run()
 
@@ -111,7 +111,7 @@ def test_refused_request_does_not_block_later_ones():
     assert engine.decisions["refuse"] == 1
 
 
-def test_all_choices_of_a_request_count():
+def test_admission_counts_all_choices_of_a_request():
     engine = AdmissionEngine(room=61)
     engine.ask("two", n=2, max_tokens=20)
     engine.ask("three", n=3, max_tokens=20)
@@ -119,18 +119,18 @@ def test_all_choices_of_a_request_count():
 
 
 @pytest.mark.parametrize(("atomic", "largest_chunk"), [(0, 5), (4, 5), (9, 9), (13, 13)])
-def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
+def test_admission_counts_an_atomic_chunk_whole(atomic: int, largest_chunk: int):
     governor = Governor(MemorySettings(), FakeMemory(), FakeProcess(), Caches())
     admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
-    made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
-    request.on_prepared(prepared(made), 1)
+    prepared_prompt = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
+    request.on_prepared(prepared(prepared_prompt), 1)
     decision = admission.decide(request, [], some_are_ending=False)
     assert decision == governor.estimator.bytes_for("prefill", largest_chunk)
 
 
-def test_short_sequences_beside_a_long_one_are_as_wide_as_it():
+def test_admission_counts_padding_to_the_longest_sequence():
     """25 and 10 tokens would fit into 41 beside each other, were it not for the padding."""
     engine = AdmissionEngine(room=41)
     engine.ask("long", "short", max_tokens=20, ignore_eos=True)
@@ -170,7 +170,7 @@ def test_abort_of_a_waiting_request_leaves_nothing():
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 30)), min_size=1, max_size=8),
     st.integers(10, 120),
 )
-def test_everybody_is_answered_or_refused_and_the_room_is_never_exceeded(
+def test_every_request_is_answered_or_refused_within_memory(
     requests: list[tuple[int, int]], room: int
 ):
     engine = AdmissionEngine(room)
@@ -195,7 +195,7 @@ def test_everybody_is_answered_or_refused_and_the_room_is_never_exceeded(
 # ---- the loop ----------------------------------------------------------------------------
 
 
-def test_an_idle_engine_clears_once_and_then_waits_for_requests():
+def test_idle_engine_clears_the_pool_only_once():
     engine = AdmissionEngine(room=1000)
     engine.ask("a", max_tokens=5)
     engine.memory.pool_bytes = 100 << 20
@@ -215,7 +215,7 @@ def test_out_of_memory_step_evicts_unused_entries():
     assert engine.answered == ["a", "b"]
 
 
-def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():
+def test_prompts_without_memory_do_not_end_the_engine():
     engine = AdmissionEngine(room=1000)
     engine.loop.max_failed_steps = 3
     launch = engine.runner.launch
@@ -234,7 +234,7 @@ def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():
     assert engine.answered == ["other"]
 
 
-def test_an_encode_that_ran_out_of_memory_is_tried_once_more():
+def test_encode_out_of_memory_is_retried_once():
     engine = AdmissionEngine(room=1000)
     engine.encoder.is_fast = False
     engine.add("a", images=1, max_tokens=50)
@@ -261,7 +261,7 @@ def test_requests_overlap_if_both_peaks_fit():
 
 
 @pytest.mark.parametrize(("room", "advice"), [(25, " `max_tokens` may be at most 20."), (4, "")])
-def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
+def test_memory_refusal_names_the_possible_answer_length(room: int, advice: str):
     engine = AdmissionEngine(room=room)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     with pytest.raises(MemoryExceeded) as refused:
@@ -271,7 +271,7 @@ def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
     assert engine.governor.read().decisions == {"refuse": 1}
 
 
-def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_a_bound():
+def test_answer_cut_to_the_context_reserves_like_an_unbounded_one():
     engine = AdmissionEngine(room=5000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)
@@ -315,7 +315,7 @@ def test_transient_bytes_of_admitted_requests_stay_reserved():
     assert admit(text, admission, picture), "its worst moment is over"
 
 
-def test_joining_counts_the_width_of_those_that_have_not_begun():
+def test_transient_bytes_count_the_width_of_requests_not_begun():
     engine = AdmissionEngine(room=10_000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     long, short = waiting("long", "x" * 400), waiting("short")

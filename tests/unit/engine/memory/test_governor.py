@@ -1,4 +1,4 @@
-"""What the governor decides, by a memory that holds what the test says."""
+"""The governor's decisions, on a fake memory whose sizes the test sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Features:
     tokens_per_call: int | None = None
 
 
-class Ground:
+class GovernorHarness:
     """A device of 1000 MiB, of which weights hold 100; a cache, and a clock. Sizes in MiB."""
 
     def __init__(self, **settings: object) -> None:
@@ -42,18 +42,18 @@ class Ground:
         self._held = 0
 
     def hold(self, active: int = 0, pool: int = 0) -> None:
-        """So much beside the weights and the cache."""
+        """Allocate `active` MiB beside the weights and the cache, and a pool."""
         self._held = active
         self.memory.pool_bytes = pool * MIB
         self._settle()
 
     def cache(self, name: str, size: int) -> None:
-        """Something that no request uses."""
+        """Store an entry that no request uses."""
         self.caches.features.put(name, _Features(), size * MIB).release()
         self._settle()
 
     def admit(self, resident: int, transient: int = 0, reserved: int = 0, **who: bool) -> str:
-        """By default nobody else runs."""
+        """The decision on a request, by default while no other runs."""
         who = {"others_run": False, **who}
         if not self.governor.fits_alone(resident * MIB):
             return "refuse"
@@ -74,165 +74,167 @@ class Ground:
 
 
 @pytest.fixture
-def ground() -> Ground:
-    return Ground()
+def harness() -> GovernorHarness:
+    return GovernorHarness()
 
 
 # ---- admission ---------------------------------------------------------------------------
 
 
-def test_fitting_request_is_admitted(ground: Ground):
-    assert ground.admit(800, 100) == "admit"
-    assert ground.decisions == {}
+def test_fitting_request_is_admitted(harness: GovernorHarness):
+    assert harness.admit(800, 100) == "admit"
+    assert harness.decisions == {}
 
 
-def test_request_waits_if_only_reserved_bytes_are_free(ground: Ground):
-    ground.hold(active=300)
-    assert ground.admit(300, 100, reserved=200, others_run=True) == "admit"
-    assert ground.admit(300, 101, reserved=200, others_run=True) == "wait"
+def test_request_waits_if_only_reserved_bytes_are_free(harness: GovernorHarness):
+    harness.hold(active=300)
+    assert harness.admit(300, 100, reserved=200, others_run=True) == "admit"
+    assert harness.admit(300, 101, reserved=200, others_run=True) == "wait"
 
 
-def test_admission_evicts_oldest_cache_entries_as_needed(ground: Ground):
+def test_admission_evicts_oldest_cache_entries_as_needed(harness: GovernorHarness):
     for name in ("oldest", "middle", "newest"):
-        ground.cache(name, 150)
-    ground.admit(600, others_run=True)
-    assert ground.cached == 300
-    assert "oldest" not in ground.caches.features
-    assert ground.decisions["evict"] == 1
+        harness.cache(name, 150)
+    harness.admit(600, others_run=True)
+    assert harness.cached == 300
+    assert "oldest" not in harness.caches.features
+    assert harness.decisions["evict"] == 1
 
 
-def test_leased_features_are_not_evicted(ground: Ground):
-    ground.cache("in use", 400)
-    lease = ground.caches.features.lease("in use")
-    assert ground.admit(600, others_run=True) == "wait"
+def test_leased_features_are_not_evicted(harness: GovernorHarness):
+    harness.cache("in use", 400)
+    lease = harness.caches.features.lease("in use")
+    assert harness.admit(600, others_run=True) == "wait"
     assert lease is not None
     lease.release()
-    ground.admit(600, others_run=True)
-    assert ground.cached == 0
+    harness.admit(600, others_run=True)
+    assert harness.cached == 0
 
 
-def test_request_larger_than_the_limit_is_refused(ground: Ground):
-    assert ground.admit(901) == "refuse"
-    ground.hold(active=500)
-    assert ground.admit(901, others_run=True) == "refuse"
+def test_request_larger_than_the_limit_is_refused(harness: GovernorHarness):
+    assert harness.admit(901) == "refuse"
+    harness.hold(active=500)
+    assert harness.admit(901, others_run=True) == "refuse"
 
 
-def test_learned_transient_bytes_never_refuse_a_request(ground: Ground):
-    assert ground.admit(100, 5000, others_run=True) == "wait"
-    assert ground.admit(100, 5000) == "admit"
+def test_learned_transient_bytes_never_refuse_a_request(harness: GovernorHarness):
+    assert harness.admit(100, 5000, others_run=True) == "wait"
+    assert harness.admit(100, 5000) == "admit"
 
 
-def test_request_waits_for_ending_requests_before_eviction(ground: Ground):
-    ground.cache("a", 400)
-    ground.hold(active=450)
-    assert ground.admit(300, others_run=True, some_are_ending=True) == "wait"
-    assert ground.cached == 400
-    ground.hold(active=0)
-    assert ground.admit(300) == "admit"
-    assert ground.cached == 400
+def test_request_waits_for_ending_requests_before_eviction(harness: GovernorHarness):
+    harness.cache("a", 400)
+    harness.hold(active=450)
+    assert harness.admit(300, others_run=True, some_are_ending=True) == "wait"
+    assert harness.cached == 400
+    harness.hold(active=0)
+    assert harness.admit(300) == "admit"
+    assert harness.cached == 400
 
 
-def test_admission_synchronizes_before_it_evicts(ground: Ground):
-    ground.cache("a", 400)
-    ground.hold(active=300)
-    ground.memory.unsettled_bytes = 300 * MIB
-    assert ground.admit(400, others_run=True) == "admit"
-    assert ground.cached == 400
-    assert ground.decisions == {}
+def test_admission_synchronizes_before_it_evicts(harness: GovernorHarness):
+    harness.cache("a", 400)
+    harness.hold(active=300)
+    harness.memory.unsettled_bytes = 300 * MIB
+    assert harness.admit(400, others_run=True) == "admit"
+    assert harness.cached == 400
+    assert harness.decisions == {}
 
 
-def test_reserved_bytes_evict_newer_cache_entries(ground: Ground):
-    """What was cached since then lies where a row will grow."""
-    ground.cache("old", 150)
-    ground.cache("new", 150)
-    ground.hold(active=200)
-    ground.governor.make_room_for_reserved(400 * MIB)
-    assert ground.cached == 300
-    ground.hold(active=350)
-    ground.governor.make_room_for_reserved(400 * MIB)
-    assert (ground.cached, "old" in ground.caches.features) == (150, False)
-    assert ground.decisions == {"evict": 1}
+def test_reserved_bytes_evict_newer_cache_entries(harness: GovernorHarness):
+    """Entries cached since the reservation occupy the memory of a growing row."""
+    harness.cache("old", 150)
+    harness.cache("new", 150)
+    harness.hold(active=200)
+    harness.governor.make_room_for_reserved(400 * MIB)
+    assert harness.cached == 300
+    harness.hold(active=350)
+    harness.governor.make_room_for_reserved(400 * MIB)
+    assert (harness.cached, "old" in harness.caches.features) == (150, False)
+    assert harness.decisions == {"evict": 1}
 
 
-def test_make_room_for_reserved_synchronizes_in_at_most_every_eighth_step(ground: Ground):
+def test_make_room_for_reserved_synchronizes_in_at_most_every_eighth_step(harness: GovernorHarness):
     """A decode step holds memory while it runs: settling in each would cost all their overlap."""
-    ground.cache("a", 100)
-    ground.hold(active=700)
+    harness.cache("a", 100)
+    harness.hold(active=700)
     settled = 0
 
     def step() -> None:
         nonlocal settled
-        ground.memory.active_bytes += 60 * MIB
-        ground.memory.unsettled_bytes = 60 * MIB
-        ground.governor.make_room_for_reserved(90 * MIB)
-        settled += not ground.memory.unsettled_bytes
-        ground.memory.synchronize()
+        harness.memory.active_bytes += 60 * MIB
+        harness.memory.unsettled_bytes = 60 * MIB
+        harness.governor.make_room_for_reserved(90 * MIB)
+        settled += not harness.memory.unsettled_bytes
+        harness.memory.synchronize()
 
     for _ in range(60):
         step()
     assert 1 <= settled <= 8
-    assert ground.cached == 100
-    assert ground.decisions == {}
+    assert harness.cached == 100
+    assert harness.decisions == {}
 
 
-def test_shortage_explained_by_launched_work_is_checked_again_after_eight_steps(ground: Ground):
+def test_shortage_explained_by_launched_work_is_checked_again_after_eight_steps(
+    harness: GovernorHarness,
+):
     """The same shortage may come of what grew, with nothing under way."""
-    ground.cache("a", 100)
-    ground.hold(active=740)
-    ground.memory.unsettled_bytes = 60 * MIB
-    ground.governor.make_room_for_reserved(90 * MIB)
-    assert ground.cached == 100
-    ground.hold(active=740)
+    harness.cache("a", 100)
+    harness.hold(active=740)
+    harness.memory.unsettled_bytes = 60 * MIB
+    harness.governor.make_room_for_reserved(90 * MIB)
+    assert harness.cached == 100
+    harness.hold(active=740)
     for _ in range(8):
-        ground.governor.make_room_for_reserved(90 * MIB)
-    assert ground.cached == 0
+        harness.governor.make_room_for_reserved(90 * MIB)
+    assert harness.cached == 0
 
 
-def test_shortage_beyond_launched_work_evicts_at_once(ground: Ground):
-    ground.cache("a", 100)
-    ground.hold(active=740)
-    ground.memory.unsettled_bytes = 10 * MIB
-    ground.governor.make_room_for_reserved(65 * MIB)
-    assert ground.cached == 100
-    ground.governor.make_room_for_reserved(90 * MIB)
-    assert ground.cached == 0
+def test_shortage_beyond_launched_work_evicts_at_once(harness: GovernorHarness):
+    harness.cache("a", 100)
+    harness.hold(active=740)
+    harness.memory.unsettled_bytes = 10 * MIB
+    harness.governor.make_room_for_reserved(65 * MIB)
+    assert harness.cached == 100
+    harness.governor.make_room_for_reserved(90 * MIB)
+    assert harness.cached == 0
 
 
-def test_an_eviction_of_nothing_is_none(ground: Ground):
-    ground.governor.free_unused_memory()
-    assert ground.decisions == {"clear_failure": 1}
+def test_empty_eviction_is_not_counted(harness: GovernorHarness):
+    harness.governor.free_unused_memory()
+    assert harness.decisions == {"clear_failure": 1}
 
 
-def test_admission_recovers_from_pressure_of_other_programs(ground: Ground):
+def test_admission_recovers_from_pressure_of_other_programs(harness: GovernorHarness):
     """Somebody else took the memory and gives it back; in between, who could fit waits or runs."""
-    ground.hold(active=850)
-    assert ground.admit(300, others_run=True) == "wait"
-    assert ground.admit(300) == "admit", "nobody else's end can be waited for"
-    ground.hold(active=100)
-    assert ground.admit(300, others_run=True) == "admit"
+    harness.hold(active=850)
+    assert harness.admit(300, others_run=True) == "wait"
+    assert harness.admit(300) == "admit", "nobody else's end can be waited for"
+    harness.hold(active=100)
+    assert harness.admit(300, others_run=True) == "admit"
 
 
-def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
-    ground.hold(pool=190)
-    assert ground.admit(600) == "admit"
-    assert ground.memory.pool_bytes == 190 * MIB
-    assert ground.admit(720) == "admit"
-    assert ground.memory.pool_bytes == 0
-    assert ground.decisions == {"clear_admission": 1}
+def test_pool_is_cleared_only_if_admission_needs_its_bytes(harness: GovernorHarness):
+    harness.hold(pool=190)
+    assert harness.admit(600) == "admit"
+    assert harness.memory.pool_bytes == 190 * MIB
+    assert harness.admit(720) == "admit"
+    assert harness.memory.pool_bytes == 0
+    assert harness.decisions == {"clear_admission": 1}
 
 
-def test_an_allocator_that_trims_its_own_pool_is_cleared_for_pictures_alone():
-    ground = Ground(prefill_keep_alloc="auto")
-    ground.memory.trims_own_pool = True
-    learn(ground, "prefill", 512, 100)
-    learn(ground, "encode", 400, 400)
-    ground.hold(active=500, pool=350)
-    assert ground.admit(300) == "admit"
-    ground.governor.before_chunk()
-    ground.governor.after_chunk(512, is_last=False, joined_running=False)
-    assert ground.decisions == {}
-    ground.governor.before_encode(200)
-    assert ground.decisions == {"clear_guard": 1}
+def test_self_trimming_pool_is_cleared_only_for_encodes():
+    harness = GovernorHarness(prefill_keep_alloc="auto")
+    harness.memory.trims_own_pool = True
+    learn(harness, "prefill", 512, 100)
+    learn(harness, "encode", 400, 400)
+    harness.hold(active=500, pool=350)
+    assert harness.admit(300) == "admit"
+    harness.governor.before_chunk()
+    harness.governor.after_chunk(512, is_last=False, joined_running=False)
+    assert harness.decisions == {}
+    harness.governor.before_encode(200)
+    assert harness.decisions == {"clear_guard": 1}
 
 
 # ---- while anybody is served -------------------------------------------------------------
@@ -241,23 +243,23 @@ def test_an_allocator_that_trims_its_own_pool_is_cleared_for_pictures_alone():
 GIB = 1024
 
 
-def gpu(**settings: object) -> Ground:
+def gpu(**settings: object) -> GovernorHarness:
     """A device of 139 GiB, as a program of its own may use it, with weights of 6 GiB."""
-    ground = Ground(**settings)
-    memory = ground.memory
+    harness = GovernorHarness(**settings)
+    memory = harness.memory
     memory.trims_own_pool = True
     memory.limit_bytes = 125 * GIB * MIB
     memory.used_bytes = 40 * GIB * MIB
-    ground.hold(active=10 * GIB, pool=12 * GIB)
-    return ground
+    harness.hold(active=10 * GIB, pool=12 * GIB)
+    return harness
 
 
-def serve(ground: Ground, seconds: int) -> None:
+def serve(harness: GovernorHarness, seconds: int) -> None:
     """Eight users' streams with new images, at 40 steps a second; statistics every second."""
-    governor = ground.governor
+    governor = harness.governor
     needed = (60 + 6 * GIB) * MIB
     for _ in range(seconds):
-        ground.seconds += 1.0
+        harness.seconds += 1.0
         governor.mark_busy()
         governor.make_room(needed, GIB * MIB, others_run=True)
         governor.before_encode(1131)
@@ -270,122 +272,124 @@ def serve(ground: Ground, seconds: int) -> None:
         governor.read()
 
 
-def test_in_ten_minutes_of_streams_with_ample_memory_nothing_is_cleared():
+def test_pool_is_never_cleared_with_ample_memory():
     """The pool holds 12 GiB, which 100 more are left beside."""
-    ground = gpu()
-    learn(ground, "encode", 256, 2 * GIB)
-    serve(ground, 600)
-    assert ground.decisions == {}
-    assert ground.process.num_trims == 0
+    harness = gpu()
+    learn(harness, "encode", 256, 2 * GIB)
+    serve(harness, 600)
+    assert harness.decisions == {}
+    assert harness.process.num_trims == 0
 
 
-def test_the_driver_is_asked_every_five_seconds_at_most():
+def test_driver_is_polled_at_most_every_five_seconds():
     """Asking it takes time between two steps."""
-    ground = gpu()
-    serve(ground, 100)
-    assert 20 <= ground.memory.num_driver_calls <= 21
+    harness = gpu()
+    serve(harness, 100)
+    assert 20 <= harness.memory.num_driver_calls <= 21
 
 
 def test_pool_is_cleared_once_per_driver_report_of_shortage():
     """In any step, be there answers or a prompt alone; until it says so again."""
-    ground = gpu()
-    ground.memory.others_need_some = True
-    ground.governor.read()
+    harness = gpu()
+    harness.memory.others_need_some = True
+    harness.governor.read()
     for _ in range(3):
-        ground.hold(active=10 * GIB, pool=GIB)
-        ground.governor.after_decode(0, awaits_first_token=True)
-    assert ground.decisions == {"clear_others": 1}
-    ground.seconds += 5.0
-    ground.governor.read()
-    ground.governor.after_decode(0, awaits_first_token=True)
-    assert ground.decisions == {"clear_others": 2}
+        harness.hold(active=10 * GIB, pool=GIB)
+        harness.governor.after_decode(0, awaits_first_token=True)
+    assert harness.decisions == {"clear_others": 1}
+    harness.seconds += 5.0
+    harness.governor.read()
+    harness.governor.after_decode(0, awaits_first_token=True)
+    assert harness.decisions == {"clear_others": 2}
 
 
 @pytest.mark.parametrize(("needed", "pool"), [(False, 12 * GIB), (True, 32)])
 def test_pool_is_kept_without_need_or_if_small(needed: bool, pool: int):
-    ground = gpu()
-    ground.memory.others_need_some = needed
-    ground.hold(active=10 * GIB, pool=pool)
-    serve(ground, 20)
-    assert ground.decisions == {}
+    harness = gpu()
+    harness.memory.others_need_some = needed
+    harness.hold(active=10 * GIB, pool=pool)
+    serve(harness, 20)
+    assert harness.decisions == {}
 
 
-def test_caches_yield_by_halves_once_the_pool_is_empty():
+def test_caches_are_halved_once_the_pool_is_empty():
     """As long as the system is short of memory, every five seconds."""
-    ground = gpu()
-    ground.hold(active=10 * GIB, pool=0)
+    harness = gpu()
+    harness.hold(active=10 * GIB, pool=0)
     for number in range(16):
-        ground.cache(f"{number}", 1)
-    ground.memory.others_need_some = True
+        harness.cache(f"{number}", 1)
+    harness.memory.others_need_some = True
     for left in (8, 4):
-        ground.seconds += 5.0
-        ground.governor.read()
-        ground.governor.give_back_to_other_programs()
-        assert ground.cached == left
-        ground.governor.give_back_to_other_programs()
-        assert ground.cached == left, "it was not asked again"
+        harness.seconds += 5.0
+        harness.governor.read()
+        harness.governor.give_back_to_other_programs()
+        assert harness.cached == left
+        harness.governor.give_back_to_other_programs()
+        assert harness.cached == left, "it was not asked again"
 
 
-def test_memory_that_is_the_machines_is_looked_at_while_nothing_happens():
-    """If there is anything to give."""
-    ground = gpu()
-    ground.seconds += 5.0
-    ground.governor.read()
-    assert ground.governor.seconds_until_poll() is None, "other programs have memory of their own"
-    ground.memory.is_shared = True
-    assert ground.governor.seconds_until_poll() == 5.0
-    ground.seconds += 4.0
-    assert ground.governor.seconds_until_poll() == 1.0
-    ground.seconds += 1.0
-    ground.memory.others_need_some = True
-    ground.governor.read()
-    assert ground.governor.seconds_until_poll() == 0.0
-    ground.governor.give_back_to_other_programs()
-    assert ground.governor.seconds_until_poll() is None, "the pool was all"
+def test_shared_memory_is_polled_while_idle():
+    """Only while there is unused memory to free."""
+    harness = gpu()
+    harness.seconds += 5.0
+    harness.governor.read()
+    assert harness.governor.seconds_until_poll() is None, "other programs have memory of their own"
+    harness.memory.is_shared = True
+    assert harness.governor.seconds_until_poll() == 5.0
+    harness.seconds += 4.0
+    assert harness.governor.seconds_until_poll() == 1.0
+    harness.seconds += 1.0
+    harness.memory.others_need_some = True
+    harness.governor.read()
+    assert harness.governor.seconds_until_poll() == 0.0
+    harness.governor.give_back_to_other_programs()
+    assert harness.governor.seconds_until_poll() is None, "the pool was all"
 
 
-def test_an_allocator_that_does_not_trim_its_pool_is_cleared_near_its_limit_alone(ground: Ground):
+def test_untrimmed_pool_is_cleared_only_near_the_limit(harness: GovernorHarness):
     """With ample memory the pool's own limit bounds it."""
-    ground.memory.limit_bytes = 12 * GIB * MIB
-    learn(ground, "encode", 256, 500)
-    ground.hold(active=500, pool=256)
-    serve(ground, 60)
-    assert ground.decisions == {}
-    ground.memory.limit_bytes = 900 * MIB
-    ground.governor.after_decode(2048, awaits_first_token=False)
-    assert ground.decisions == {"clear_decode": 1}
+    harness.memory.limit_bytes = 12 * GIB * MIB
+    learn(harness, "encode", 256, 500)
+    harness.hold(active=500, pool=256)
+    serve(harness, 60)
+    assert harness.decisions == {}
+    harness.memory.limit_bytes = 900 * MIB
+    harness.governor.after_decode(2048, awaits_first_token=False)
+    assert harness.decisions == {"clear_decode": 1}
 
 
 # ---- around what takes much --------------------------------------------------------------
 
 
-def learn(ground: Ground, work: Literal["encode", "prefill"], num_tokens: int, size: int) -> None:
+def learn(
+    harness: GovernorHarness, work: Literal["encode", "prefill"], num_tokens: int, size: int
+) -> None:
     """A piece of work at whose worst moment so much more was held. Clears nothing."""
-    estimator = ground.governor.estimator
+    estimator = harness.governor.estimator
     estimator.begin(work)
-    ground.memory.peak_bytes = ground.memory.active_bytes + size * MIB
+    harness.memory.peak_bytes = harness.memory.active_bytes + size * MIB
     estimator.end(work, num_tokens)
 
 
-def test_encode_peak_is_attributed_to_tokens_per_call(ground: Ground):
-    """Or a picture of a single tile would be thought to take a fraction of it."""
-    ground.governor.before_encode(800)
-    ground.memory.peak_bytes = ground.memory.active_bytes + 80 * MIB
-    ground.governor.after_encode(800, 800, tokens_per_call=80)
-    assert ground.governor.estimator.bytes_for("encode", 80) == 80 * MIB
-    assert ground.governor.estimator.feature_bytes == 1
-    ground.governor.before_encode(800)
-    ground.governor.after_encode(800, 800, tokens_per_call=0)
-    assert ground.governor.estimator.bytes_for("encode", 80) == 80 * MIB, "nothing was encoded"
+def test_encode_peak_is_attributed_to_tokens_per_call(harness: GovernorHarness):
+    """Else the estimate for an image of one tile would be a fraction of the real peak."""
+    harness.governor.before_encode(800)
+    harness.memory.peak_bytes = harness.memory.active_bytes + 80 * MIB
+    harness.governor.after_encode(800, 800, tokens_per_call=80)
+    assert harness.governor.estimator.bytes_for("encode", 80) == 80 * MIB
+    assert harness.governor.estimator.feature_bytes == 1
+    harness.governor.before_encode(800)
+    harness.governor.after_encode(800, 800, tokens_per_call=0)
+    assert harness.governor.estimator.bytes_for("encode", 80) == 80 * MIB, "nothing was encoded"
 
 
-def test_a_picture_that_the_pool_stands_in_the_way_of_clears_it_first(ground: Ground):
-    learn(ground, "encode", 400, 400)
-    ground.hold(active=500, pool=200)
-    ground.governor.before_encode(200)
-    assert ground.decisions == {}
-    ground.governor.before_encode(201)
-    assert ground.decisions == {"clear_guard": 1}
+def test_pool_is_cleared_before_an_encode_that_needs_it(harness: GovernorHarness):
+    learn(harness, "encode", 400, 400)
+    harness.hold(active=500, pool=200)
+    harness.governor.before_encode(200)
+    assert harness.decisions == {}
+    harness.governor.before_encode(201)
+    assert harness.decisions == {"clear_guard": 1}
 
 
 @pytest.mark.parametrize(
@@ -397,108 +401,106 @@ def test_a_picture_that_the_pool_stands_in_the_way_of_clears_it_first(ground: Gr
         ("never", 1, {"clear_chunk": 1}),
     ],
 )
-def test_between_chunks(policy: str, pool: int, cleared: dict[str, int]):
-    ground = Ground(prefill_keep_alloc=policy)
-    learn(ground, "prefill", 512, 100)
-    ground.hold(active=500, pool=pool)
-    ground.governor.before_chunk()
-    ground.memory.peak_bytes = 700 * MIB
-    ground.governor.after_chunk(512, is_last=False, joined_running=False)
-    assert ground.decisions == cleared
+def test_pool_is_cleared_between_chunks_by_policy(policy: str, pool: int, cleared: dict[str, int]):
+    harness = GovernorHarness(prefill_keep_alloc=policy)
+    learn(harness, "prefill", 512, 100)
+    harness.hold(active=500, pool=pool)
+    harness.governor.before_chunk()
+    harness.memory.peak_bytes = 700 * MIB
+    harness.governor.after_chunk(512, is_last=False, joined_running=False)
+    assert harness.decisions == cleared
 
 
-def test_after_the_last_chunk_by_the_same_rule():
-    ground = Ground(prefill_keep_alloc="never")
-    ground.governor.before_chunk()
-    ground.governor.after_chunk(512, is_last=True, joined_running=False)
-    assert ground.decisions == {"clear_prefill": 1}
+def test_pool_is_cleared_after_the_last_chunk_by_policy():
+    harness = GovernorHarness(prefill_keep_alloc="never")
+    harness.governor.before_chunk()
+    harness.governor.after_chunk(512, is_last=True, joined_running=False)
+    assert harness.decisions == {"clear_prefill": 1}
 
 
 @pytest.mark.parametrize("num_seqs", [1, 16])
-def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
-    ground: Ground, num_seqs: int
-):
-    ground.hold(active=700, pool=139)
+def test_pool_check_interval_of_decode_is_in_rows(harness: GovernorHarness, num_seqs: int):
+    harness.hold(active=700, pool=139)
     for _ in range(2048 // num_seqs - 1):
-        ground.governor.after_decode(num_seqs, awaits_first_token=False)
-    assert ground.decisions == {}
-    ground.governor.after_decode(num_seqs, awaits_first_token=False)
-    assert ground.decisions == {"clear_decode": 1}
+        harness.governor.after_decode(num_seqs, awaits_first_token=False)
+    assert harness.decisions == {}
+    harness.governor.after_decode(num_seqs, awaits_first_token=False)
+    assert harness.decisions == {"clear_decode": 1}
 
 
-def test_a_long_decode_clears_near_the_limit_alone_and_waits_for_first_tokens(ground: Ground):
+def test_decode_clears_pool_near_limit_after_first_tokens(harness: GovernorHarness):
     """A sixteenth of 1000 MiB is 62.5."""
-    ground.hold(active=700, pool=137)
-    ground.governor.after_decode(5000, awaits_first_token=False)
-    ground.hold(active=700, pool=138)
-    ground.governor.after_decode(5000, awaits_first_token=True)
-    assert ground.decisions == {}
-    ground.governor.after_decode(1, awaits_first_token=False)
-    assert ground.decisions == {"clear_decode": 1}
+    harness.hold(active=700, pool=137)
+    harness.governor.after_decode(5000, awaits_first_token=False)
+    harness.hold(active=700, pool=138)
+    harness.governor.after_decode(5000, awaits_first_token=True)
+    assert harness.decisions == {}
+    harness.governor.after_decode(1, awaits_first_token=False)
+    assert harness.decisions == {"clear_decode": 1}
 
 
-def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: Ground):
-    ground.cache("a", 100)
-    ground.hold(pool=50)
-    ground.governor.free_unused_memory()
-    assert (ground.cached, ground.memory.pool_bytes) == (0, 0)
-    assert ground.decisions == {"evict": 1, "clear_failure": 1}
+def test_failed_allocation_frees_all_unused_memory(harness: GovernorHarness):
+    harness.cache("a", 100)
+    harness.hold(pool=50)
+    harness.governor.free_unused_memory()
+    assert (harness.cached, harness.memory.pool_bytes) == (0, 0)
+    assert harness.decisions == {"evict": 1, "clear_failure": 1}
 
 
 # ---- idle --------------------------------------------------------------------------------
 
 
-def test_idle_time_begins_when_the_work_ends(ground: Ground):
-    assert ground.governor.seconds_until_clear() is None, "nothing was done yet"
-    ground.hold(pool=100)
-    ground.governor.mark_busy()
-    ground.seconds = 5.0
-    assert ground.governor.seconds_until_clear() == 1.0
-    ground.seconds = 5.75
-    assert ground.governor.seconds_until_clear() == 0.25
-    ground.governor.clear_when_idle()
-    assert ground.decisions == {"clear_idle": 1}
-    assert ground.governor.seconds_until_clear() is None, "once is enough"
+def test_idle_time_begins_at_the_end_of_work(harness: GovernorHarness):
+    assert harness.governor.seconds_until_clear() is None, "nothing was done yet"
+    harness.hold(pool=100)
+    harness.governor.mark_busy()
+    harness.seconds = 5.0
+    assert harness.governor.seconds_until_clear() == 1.0
+    harness.seconds = 5.75
+    assert harness.governor.seconds_until_clear() == 0.25
+    harness.governor.clear_when_idle()
+    assert harness.decisions == {"clear_idle": 1}
+    assert harness.governor.seconds_until_clear() is None, "once is enough"
 
 
-def test_an_arrival_cancels_the_idle_clear(ground: Ground):
-    ground.governor.mark_busy()
-    assert ground.governor.seconds_until_clear() == 1.0
-    ground.seconds = 0.9
-    ground.governor.mark_busy()
-    ground.seconds = 3.0
-    assert ground.governor.seconds_until_clear() == 1.0
+def test_new_work_restarts_the_idle_timer(harness: GovernorHarness):
+    harness.governor.mark_busy()
+    assert harness.governor.seconds_until_clear() == 1.0
+    harness.seconds = 0.9
+    harness.governor.mark_busy()
+    harness.seconds = 3.0
+    assert harness.governor.seconds_until_clear() == 1.0
 
 
-def test_a_small_pool_is_left(ground: Ground):
-    ground.hold(pool=32)
-    ground.governor.mark_busy()
-    ground.governor.clear_when_idle()
-    assert ground.decisions == {}
-    assert ground.process.num_trims == 1
+def test_idle_clear_keeps_a_small_pool(harness: GovernorHarness):
+    harness.hold(pool=32)
+    harness.governor.mark_busy()
+    harness.governor.clear_when_idle()
+    assert harness.decisions == {}
+    assert harness.process.num_trims == 1
 
 
 # ---- costs -------------------------------------------------------------------------------
 
 
-def test_before_anything_is_measured_much_is_expected(ground: Ground):
-    assert ground.governor.estimator.bytes_for("encode", 100) >= 100 * MIB
-    assert ground.governor.estimator.bytes_for("prefill", 100) >= 100 * MIB
+def test_estimator_expects_much_before_its_first_measurement(harness: GovernorHarness):
+    assert harness.governor.estimator.bytes_for("encode", 100) >= 100 * MIB
+    assert harness.governor.estimator.bytes_for("prefill", 100) >= 100 * MIB
 
 
-def test_the_most_that_a_token_took_counts(ground: Ground):
-    learn(ground, "encode", 100, 50)
-    learn(ground, "encode", 200, 40)
-    assert ground.governor.estimator.bytes_for("encode", 40) == 20 * MIB
-    assert ground.governor.estimator.bytes_for("encode", 200) == 100 * MIB
-    assert ground.governor.estimator.bytes_for("encode", 400) == 200 * MIB
+def test_estimator_uses_the_highest_bytes_per_token(harness: GovernorHarness):
+    learn(harness, "encode", 100, 50)
+    learn(harness, "encode", 200, 40)
+    assert harness.governor.estimator.bytes_for("encode", 40) == 20 * MIB
+    assert harness.governor.estimator.bytes_for("encode", 200) == 100 * MIB
+    assert harness.governor.estimator.bytes_for("encode", 400) == 200 * MIB
 
 
-def test_estimator_forgets_peaks_after_32_measurements(ground: Ground):
-    learn(ground, "encode", 100, 500)
+def test_estimator_forgets_peaks_after_32_measurements(harness: GovernorHarness):
+    learn(harness, "encode", 100, 500)
     for _ in range(32):
-        learn(ground, "encode", 100, 10)
-    assert ground.governor.estimator.bytes_for("encode", 100) == 10 * MIB
+        learn(harness, "encode", 100, 10)
+    assert harness.governor.estimator.bytes_for("encode", 100) == 10 * MIB
 
 
 def test_estimator_ignores_peaks_of_overlapping_work():
@@ -518,68 +520,68 @@ def test_estimator_ignores_peaks_of_overlapping_work():
     assert estimator.peak_bytes == 90_000
 
 
-def test_estimator_excludes_memory_that_stays_allocated(ground: Ground):
+def test_estimator_excludes_memory_that_stays_allocated(harness: GovernorHarness):
     """A long prompt's buffers, or those of a prefix that was found."""
-    estimator = ground.governor.estimator
+    estimator = harness.governor.estimator
     estimator.begin("prefill")
-    ground.hold(active=600)
-    ground.memory.peak_bytes = ground.memory.active_bytes + 20 * MIB
+    harness.hold(active=600)
+    harness.memory.peak_bytes = harness.memory.active_bytes + 20 * MIB
     estimator.end("prefill", 100)
     assert estimator.bytes_for("prefill", 100) == 20 * MIB
 
 
-def test_estimator_ignores_chunk_that_joined_running_sequences(ground: Ground):
-    learn(ground, "prefill", 100, 10)
-    ground.governor.before_chunk()
-    ground.memory.peak_bytes = ground.memory.active_bytes + 800 * MIB
-    ground.governor.after_chunk(100, is_last=True, joined_running=True)
-    assert ground.governor.estimator.bytes_for("prefill", 100) == 10 * MIB
+def test_estimator_ignores_chunk_that_joined_running_sequences(harness: GovernorHarness):
+    learn(harness, "prefill", 100, 10)
+    harness.governor.before_chunk()
+    harness.memory.peak_bytes = harness.memory.active_bytes + 800 * MIB
+    harness.governor.after_chunk(100, is_last=True, joined_running=True)
+    assert harness.governor.estimator.bytes_for("prefill", 100) == 10 * MIB
 
 
-def test_estimator_ignores_work_of_few_tokens(ground: Ground):
-    before = ground.governor.estimator.bytes_for("prefill", 100)
-    learn(ground, "prefill", 3, 1)
-    assert ground.governor.estimator.bytes_for("prefill", 100) == before
+def test_estimator_ignores_work_of_few_tokens(harness: GovernorHarness):
+    before = harness.governor.estimator.bytes_for("prefill", 100)
+    learn(harness, "prefill", 3, 1)
+    assert harness.governor.estimator.bytes_for("prefill", 100) == before
 
 
 # ---- what the front decides ----------------------------------------------------------------
 
 
-def test_a_smaller_limit_evicts_what_is_beyond_it_and_gives_the_pool_back(ground: Ground) -> None:
-    ground.cache("a", 200)
-    ground.cache("b", 100)
-    ground.hold(active=100, pool=200)
-    ground.governor.set_limit(1100 * MIB, 0)
-    assert (ground.cached, ground.decisions) == (300, {})
-    ground.governor.set_limit(400 * MIB, 0)
-    ground._settle()
-    assert ground.cached == 100
-    assert ground.memory.pool_bytes == 0
-    assert ground.decisions == {"evict": 1, "clear_limit": 1}
-    assert ground.governor.read().limit_bytes == 400 * MIB
+def test_smaller_limit_evicts_excess_entries_and_clears_pool(harness: GovernorHarness) -> None:
+    harness.cache("a", 200)
+    harness.cache("b", 100)
+    harness.hold(active=100, pool=200)
+    harness.governor.set_limit(1100 * MIB, 0)
+    assert (harness.cached, harness.decisions) == (300, {})
+    harness.governor.set_limit(400 * MIB, 0)
+    harness._settle()
+    assert harness.cached == 100
+    assert harness.memory.pool_bytes == 0
+    assert harness.decisions == {"evict": 1, "clear_limit": 1}
+    assert harness.governor.read().limit_bytes == 400 * MIB
 
 
-def test_smaller_limit_keeps_reserved_bytes(ground: Ground) -> None:
-    ground.cache("a", 200)
-    ground.hold(active=100)
-    ground.governor.set_limit(450 * MIB, 100 * MIB)
-    ground._settle()
-    assert ground.cached == 0  # 100 for the weights, 100 held, 100 promised, 150 are left
-    assert ground.governor.read(100 * MIB).reserved_bytes == 100 * MIB
+def test_smaller_limit_keeps_reserved_bytes(harness: GovernorHarness) -> None:
+    harness.cache("a", 200)
+    harness.hold(active=100)
+    harness.governor.set_limit(450 * MIB, 100 * MIB)
+    harness._settle()
+    assert harness.cached == 0  # 100 for the weights, 100 held, 100 promised, 150 are left
+    assert harness.governor.read(100 * MIB).reserved_bytes == 100 * MIB
 
 
-def test_requests_are_admitted_by_the_new_limit(ground: Ground) -> None:
-    assert ground.admit(800) == "admit"
-    ground.governor.set_limit(500 * MIB, 0)
-    assert ground.admit(800) == "refuse"
-    assert ground.admit(300) == "admit"
-    ground.governor.set_limit(1000 * MIB, 0)
-    assert ground.admit(800) == "admit"
+def test_requests_are_admitted_by_the_new_limit(harness: GovernorHarness) -> None:
+    assert harness.admit(800) == "admit"
+    harness.governor.set_limit(500 * MIB, 0)
+    assert harness.admit(800) == "refuse"
+    assert harness.admit(300) == "admit"
+    harness.governor.set_limit(1000 * MIB, 0)
+    assert harness.admit(800) == "admit"
 
 
-def test_clear_caches_drops_unused_entries_and_pool(ground: Ground) -> None:
-    ground.cache("a", 200)
-    ground.hold(pool=10)
-    ground.governor.clear_caches()
-    assert (ground.cached, ground.memory.pool_bytes) == (0, 0)
-    assert ground.decisions == {"clear_operator": 1}
+def test_clear_caches_drops_unused_entries_and_pool(harness: GovernorHarness) -> None:
+    harness.cache("a", 200)
+    harness.hold(pool=10)
+    harness.governor.clear_caches()
+    assert (harness.cached, harness.memory.pool_bytes) == (0, 0)
+    assert harness.decisions == {"clear_operator": 1}

@@ -65,20 +65,20 @@ def parser(
     **changes: object,
 ) -> AnswerParser:
     answer = replace(answer, **changes)  # type: ignore[arg-type]
-    made = build_parser(Formats(tool_format, reasoning), answer, is_json=is_json)
-    assert made is not None
-    return made
+    text_parser = build_parser(Formats(tool_format, reasoning), answer, is_json=is_json)
+    assert text_parser is not None
+    return text_parser
 
 
-def read(made: AnswerParser, pieces: Iterable[str]) -> list[Piece]:
+def read(text_parser: AnswerParser, pieces: Iterable[str]) -> list[Piece]:
     """All that the text in `pieces` brings."""
     found = list[Piece]()
     for piece in pieces:
-        made.announce(piece, 0)
-        found += made.push(piece)
-        if made.is_ended:
+        text_parser.announce(piece, 0)
+        found += text_parser.push(piece)
+        if text_parser.is_ended:
             break
-    return found + list(made.flush())
+    return found + list(text_parser.flush())
 
 
 def merged(pieces: Iterable[Piece]) -> list[Event]:

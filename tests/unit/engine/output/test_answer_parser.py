@@ -1,4 +1,4 @@
-"""What an answer is made of: the same for any split, with nothing lost, doubled or half sent."""
+"""Parsed answers are equal for any split of their text: no part is lost, doubled or half sent."""
 
 from __future__ import annotations
 
@@ -87,17 +87,21 @@ def expected(segments: list[tuple[str, str]]) -> list[Event]:
 @example([("text", "a"), ("call", CALL), ("text", "\n"), ("call", CALL), ("text", "b")], [])
 @example([("text", "\n"), ("broken", BROKEN), ("text", "\n")], [])
 @example([("text", " "), ("thought", "a"), ("text", "\n\n"), ("call", CALL)], [3, 5])
-def test_any_split_gives_what_was_written(segments: list[tuple[str, str]], places: list[int]):
-    made = parser()
-    assert merged(read(made, split_at(written(segments), places))) == expected(segments)
+def test_parsed_answer_is_independent_of_its_split(
+    segments: list[tuple[str, str]], places: list[int]
+):
+    text_parser = parser()
+    assert merged(read(text_parser, split_at(written(segments), places))) == expected(segments)
     kinds = [kind for kind, _ in segments]
-    assert (made.calls.num_valid, made.calls.num_broken) == (
+    assert (text_parser.calls.num_valid, text_parser.calls.num_broken) == (
         kinds.count("call"),
         kinds.count("broken"),
     )
 
 
-@pytest.mark.parametrize("tools", [HERMES, XML, MISTRAL, None])
+@pytest.mark.parametrize(
+    "tools", [HERMES, XML, MISTRAL, None], ids=["hermes", "xml", "mistral", "no tools"]
+)
 @given(
     text=st.lists(
         st.sampled_from(
@@ -109,7 +113,7 @@ def test_any_split_gives_what_was_written(segments: list[tuple[str, str]], place
     places=PLACES,
     starts=st.booleans(),
 )  # fmt: skip
-def test_any_text_is_the_same_for_any_split(
+def test_arbitrary_text_is_parsed_equally_for_any_split(
     tools: ToolFormat | None, text: str, places: list[int], starts: bool
 ):
     def events(pieces: list[str]) -> list[Event]:
@@ -121,11 +125,11 @@ def test_any_text_is_the_same_for_any_split(
 
 
 @given(st.lists(SEGMENT, max_size=5), st.integers(0, 300))
-def test_no_part_of_a_mark_is_ever_sent(segments: list[tuple[str, str]], length: int):
+def test_parser_never_sends_part_of_a_mark(segments: list[tuple[str, str]], length: int):
     """What is sent of a beginning is how all of it begins, but for a call that is cut off."""
     text = written(segments)
-    made = parser()
-    sent = merged(piece for letter in text[:length] for piece in made.push(letter))
+    text_parser = parser()
+    sent = merged(piece for letter in text[:length] for piece in text_parser.push(letter))
     whole = expected(segments)
     for event, full in zip(sent, whole, strict=False):
         assert event[0] == full[0]
@@ -136,18 +140,18 @@ def test_no_part_of_a_mark_is_ever_sent(segments: list[tuple[str, str]], length:
 # ---- calls ---------------------------------------------------------------------------
 
 
-def test_a_call_comes_whole_once_it_is_complete():
-    made = parser()
+def test_tool_call_is_sent_once_it_is_complete():
+    text_parser = parser()
     *before, last = CALL
-    assert [piece for letter in before for piece in made.push(letter)] == []
-    first, second = made.push(last)
+    assert [piece for letter in before for piece in text_parser.push(letter)] == []
+    first, second = text_parser.push(last)
     assert isinstance(first, ToolCallDelta)
     assert isinstance(second, ToolCallDelta)
     assert (first.index, first.name, first.arguments) == (0, "look", "")
     assert second == ToolCallDelta(0, arguments=ARGUMENTS)
 
 
-def test_ids_are_random_and_as_templates_want_them():
+def test_tool_call_ids_are_random_and_fit_the_template():
     def first_id(pieces: list[Piece]) -> str:
         assert isinstance(pieces[0], ToolCallDelta)
         return pieces[0].id
@@ -159,7 +163,7 @@ def test_ids_are_random_and_as_templates_want_them():
     assert re.fullmatch("[A-Za-z0-9]{9}", first_id(read(parser(MISTRAL), [line])))
 
 
-def test_xml_is_read_to_its_end_mark():
+def test_xml_call_is_read_to_its_end_mark():
     text = (
         "I look.\n<tool_call>\n<function=look>\n<parameter=at>\n<a>\nb</a>\n</parameter>\n"
         "</function>\n</tool_call>"
@@ -186,7 +190,7 @@ LINE_CALLS: list[Event] = [("call", "look", "{}"), ("call", "click", '{"x": 1}')
         (LINE[:-1], [("text", LINE[:-1])]),
     ],
 )
-def test_calls_without_an_end_mark_stand_on_lines(text: str, wanted: list[Event]):
+def test_calls_without_end_mark_end_with_their_line(text: str, wanted: list[Event]):
     for pieces in ([text], list(text)):
         assert merged(read(parser(MISTRAL), pieces)) == wanted
 
@@ -197,30 +201,30 @@ WRITTEN = "<function=look>\n<parameter=at>\n{}\n</parameter>\n</function>\n"
 @pytest.mark.parametrize(
     "value", ["a </tool_call> b", "</tool_call>" * 9, "<tool_call></tool_call>\n", "</function>"]
 )
-def test_an_end_mark_in_an_argument_is_its_text(value: str):
+def test_end_mark_in_an_xml_argument_is_text(value: str):
     text = f"<tool_call>\n{WRITTEN.format(value)}</tool_call>"
     wanted = [("call", "look", json.dumps({"at": value}))] * 2
     for pieces in ([text, text], list(text + text)):
         assert merged(read(parser(XML), pieces)) == wanted
 
 
-def test_a_call_that_is_never_complete_leaves_the_next_one_alone():
+def test_incomplete_call_does_not_swallow_the_next_call():
     call = f"<tool_call>{WRITTEN.format('a')}</tool_call>"
     cut = "<tool_call><function=look>\n<parameter=at>\nb</tool_call> Sorry. "
     wanted = [("text", cut), ("call", "look", '{"at": "a"}')]
     for pieces in ([cut + call], list(cut + call)):
-        made = parser(XML)
-        assert merged(read(made, pieces)) == wanted
-        assert made.calls.num_broken == 1
+        text_parser = parser(XML)
+        assert merged(read(text_parser, pieces)) == wanted
+        assert text_parser.calls.num_broken == 1
     cut = '<tool_call>{"name": "look </tool_call>\nSorry.\n'
     for pieces in ([cut + CALL], list(cut + CALL)):
         assert merged(read(parser(), pieces)) == [("text", cut), LOOK]
 
 
-def test_a_string_with_a_line_break_does_not_hold_the_answer_back():
+def test_broken_json_string_is_sent_as_text_at_once():
     broken = '<tool_call>{"name": "look", "arguments": {"a": "b\nc"}}</tool_call>'
-    made = parser()
-    assert merged(made.push(broken)) == [("text", broken)]
+    text_parser = parser()
+    assert merged(text_parser.push(broken)) == [("text", broken)]
 
 
 PRETTY = json.dumps([{"name": "look", "arguments": {"a": "[TOOL_CALLS] }]\n\\"}}], indent=1)
@@ -237,7 +241,7 @@ PRETTY_CALL = ("call", "look", json.dumps({"a": "[TOOL_CALLS] }]\n\\"}))
         ('[TOOL_CALLS][{"a\nb', [("text", '[TOOL_CALLS][{"a\nb')]),
     ],
 )
-def test_a_format_without_an_end_mark_ends_with_its_json(text: str, wanted: list[Event]):
+def test_call_without_end_mark_ends_with_its_json(text: str, wanted: list[Event]):
     for pieces in ([text], list(text)):
         assert merged(read(parser(MISTRAL), pieces)) == wanted
 
@@ -257,44 +261,44 @@ def test_a_format_without_an_end_mark_ends_with_its_json(text: str, wanted: list
         "<tool_call>",
     ],
 )
-def test_a_broken_call_is_text_as_it_was_generated(broken: str):
-    made = parser()
-    assert merged(read(made, [f"\n {CALL} ", broken])) == [LOOK, ("text", " " + broken)]
-    assert (made.calls.num_valid, made.calls.num_broken) == (1, 1)
+def test_broken_call_becomes_text_as_generated(broken: str):
+    text_parser = parser()
+    assert merged(read(text_parser, [f"\n {CALL} ", broken])) == [LOOK, ("text", " " + broken)]
+    assert (text_parser.calls.num_valid, text_parser.calls.num_broken) == (1, 1)
 
 
-def test_a_list_with_one_wrong_call_is_text():
+def test_list_with_an_invalid_call_becomes_text():
     text = '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "jump", "arguments": {}}]'
     assert merged(read(parser(MISTRAL), [text])) == [("text", text)]
 
 
-@pytest.mark.parametrize("tools", [HERMES, MISTRAL])
-def test_without_parallel_calls_the_first_one_is_the_end(tools: ToolFormat):
+@pytest.mark.parametrize("tools", [HERMES, MISTRAL], ids=["hermes", "mistral"])
+def test_answer_ends_after_first_call_without_parallel_calls(tools: ToolFormat):
     line = f"{LINE}\nmore" if tools is MISTRAL else f"{CALL}{CALL} more"
     wanted = LINE_CALLS[:1] if tools is MISTRAL else [LOOK]
     for pieces in ([line], list(line)):
-        made = parser(tools, parallel=False)
-        assert merged(read(made, pieces)) == wanted
-        assert made.is_ended
-        assert made.calls.num_valid == 1
+        text_parser = parser(tools, parallel=False)
+        assert merged(read(text_parser, pieces)) == wanted
+        assert text_parser.is_ended
+        assert text_parser.calls.num_valid == 1
 
 
-def test_broken_calls_do_not_count_as_the_only_one():
-    made = parser(parallel=False)
-    assert merged(read(made, [BROKEN, CALL, CALL])) == [("text", BROKEN), LOOK]
+def test_broken_call_does_not_count_as_the_single_call():
+    text_parser = parser(parallel=False)
+    assert merged(read(text_parser, [BROKEN, CALL, CALL])) == [("text", BROKEN), LOOK]
 
 
-def test_without_tools_nobody_looks_for_calls():
-    made = parser(answer=AnswerFormat())
-    assert merged(read(made, ["a", CALL])) == [("text", "a" + CALL)]
+def test_calls_are_plain_text_in_requests_without_tools():
+    text_parser = parser(answer=AnswerFormat())
+    assert merged(read(text_parser, ["a", CALL])) == [("text", "a" + CALL)]
     assert build_parser(Formats(HERMES), AnswerFormat(), is_json=False) is None
     assert build_parser(Formats(), ANSWER, is_json=False) is None
 
 
-def test_marks_in_json_are_its_text():
-    made = parser(is_json=True)
+def test_marks_in_json_arguments_are_text():
+    text_parser = parser(is_json=True)
     text = '{"a": "<think>b</think><tool_call>"}'
-    assert merged(read(made, list(f"<think>hm</think>\n{text}"))) == [
+    assert merged(read(text_parser, list(f"<think>hm</think>\n{text}"))) == [
         ("thought", "hm"),
         ("text", text),
     ]
@@ -327,7 +331,7 @@ def test_marks_in_json_are_its_text():
         ("<think>a<tool_call>b", False, [("thought", "a<tool_call>b")]),
     ],
 )
-def test_thoughts(text: str, starts: bool, wanted: list[Event]):
+def test_reasoning_is_separated_from_text(text: str, starts: bool, wanted: list[Event]):
     for pieces in ([text], list(text)):
         assert merged(read(parser(starts_in_reasoning=starts), pieces)) == wanted
 
@@ -346,23 +350,23 @@ def test_thoughts(text: str, starts: bool, wanted: list[Event]):
         (["hm", ""], True, 2),
     ],
 )
-def test_tokens_of_thoughts_are_counted_with_their_marks(
+def test_reasoning_tokens_are_counted_with_their_marks(
     pieces: list[str], starts: bool, num_tokens: int
 ):
-    made = parser(starts_in_reasoning=starts)
-    read(made, pieces)
-    assert made.num_reasoning_tokens == num_tokens
+    text_parser = parser(starts_in_reasoning=starts)
+    read(text_parser, pieces)
+    assert text_parser.num_reasoning_tokens == num_tokens
 
 
-def test_text_that_is_held_back_is_no_longer_than_a_mark():
-    made = parser()
-    assert made.push(" <thin") == []
-    assert merged(made.push("g <thin")) == [("text", " <thing <thin")]
-    assert merged(made.push("g <tool_c")) == [("text", "g ")]
-    assert merged(made.push("lass>")) == [("text", "<tool_class>")]
-    made = parser()
-    assert made.push("<think>hm</thi") == [ReasoningPiece("hm")]
-    assert made.push("s") == [ReasoningPiece("</this")]
+def test_held_back_text_is_never_longer_than_a_mark():
+    text_parser = parser()
+    assert text_parser.push(" <thin") == []
+    assert merged(text_parser.push("g <thin")) == [("text", " <thing <thin")]
+    assert merged(text_parser.push("g <tool_c")) == [("text", "g ")]
+    assert merged(text_parser.push("lass>")) == [("text", "<tool_class>")]
+    text_parser = parser()
+    assert text_parser.push("<think>hm</thi") == [ReasoningPiece("hm")]
+    assert text_parser.push("s") == [ReasoningPiece("</this")]
 
 
 HARMONY = ReasoningFormat(
@@ -383,7 +387,7 @@ HARMONY = ReasoningFormat(
         ("An assistant<c>final", [("text", "An assistantfinal")]),
     ],
 )
-def test_headers_of_messages_are_not_shown(text: str, wanted: list[Event]):
+def test_message_headers_are_not_shown(text: str, wanted: list[Event]):
     pieces = re.findall("<[a-z]>|.", text, re.DOTALL)
     assert read_control(pieces, reasoning=HARMONY) == wanted
 
@@ -393,16 +397,16 @@ def test_headers_of_messages_are_not_shown(text: str, wanted: list[Event]):
 
 def read_control(pieces: list[str], **changes: object) -> list[Event]:
     """As if every piece in the shape <...> were a control token."""
-    made = parser(**changes)  # type: ignore[arg-type]
+    text_parser = parser(**changes)  # type: ignore[arg-type]
     found = list[Piece]()
     for piece in pieces:
-        made.announce(piece, len(piece) if re.fullmatch("<.+>", piece) else 0)
+        text_parser.announce(piece, len(piece) if re.fullmatch("<.+>", piece) else 0)
     for piece in pieces:
-        found += made.push(piece)
-    return merged([*found, *made.flush()])
+        found += text_parser.push(piece)
+    return merged([*found, *text_parser.flush()])
 
 
-def test_control_tokens_are_marks_or_are_not_shown():
+def test_control_tokens_are_read_as_marks_or_hidden():
     body = '{"name": "look", "arguments": {}}'
     assert read_control(
         [
@@ -422,7 +426,7 @@ def test_control_tokens_are_marks_or_are_not_shown():
     assert read_control(["</tool_call>", "a", "</think>"]) == [("text", "a")]
 
 
-def test_control_tokens_of_a_broken_call_are_its_text():
+def test_control_tokens_of_a_broken_call_become_text():
     assert read_control(["a", "<tool_call>", "b", "<x>", "c", "</tool_call>", "<x>", "d"]) == [
         ("text", "a<tool_call>b<x>c</tool_call>d")
     ]
@@ -447,21 +451,21 @@ def test_control_tokens_of_a_broken_call_are_its_text():
 @pytest.mark.parametrize(
     "count", [1000, pytest.param(50_000, marks=pytest.mark.alone)], ids=["short", "long"]
 )
-def test_a_long_answer_takes_time_in_proportion(tools: ToolFormat, start: str, count: int):
+def test_answer_parsing_takes_linear_time(tools: ToolFormat, start: str, count: int):
     for filling in ("abcd", "    ", "</to", "<<<<", "</tool_call>", "[\n{", '\\"'):
-        made = parser(tools)
+        text_parser = parser(tools)
         with processor_time() as measured:
-            found = merged(read(made, [start, *[filling] * count]))
+            found = merged(read(text_parser, [start, *[filling] * count]))
         assert measured.seconds < count / 10_000, filling
         shown = sum(len(event[1]) for event in found)
         assert shown >= (0 if start == "<think>" else 2 * count), filling
 
 
-def test_the_end_of_the_answer_may_be_the_end_mark():
-    made = parser()
-    made.push(CALL.removesuffix("</tool_call>"))
-    assert merged(made.flush("</tool_call>")) == [LOOK]
-    made = parser()
-    made.push(CALL.removesuffix("</tool_call>"))
-    assert made.flush("<|end|>") == [CALL.removesuffix("</tool_call>")]
+def test_call_is_complete_at_the_end_of_the_answer():
+    text_parser = parser()
+    text_parser.push(CALL.removesuffix("</tool_call>"))
+    assert merged(text_parser.flush("</tool_call>")) == [LOOK]
+    text_parser = parser()
+    text_parser.push(CALL.removesuffix("</tool_call>"))
+    assert text_parser.flush("<|end|>") == [CALL.removesuffix("</tool_call>")]
     assert THINK.end

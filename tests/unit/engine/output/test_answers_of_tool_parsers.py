@@ -1,4 +1,4 @@
-"""Each model's parser behind the engine's: its calls come whole, however they are split."""
+"""The tool parser of each model family: calls are complete for any split of the text."""
 
 from __future__ import annotations
 
@@ -87,26 +87,26 @@ def format_called(name: str) -> ToolFormat:
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=30, deadline=None)
 @given(places=st.lists(st.integers(0, 300), max_size=40))
-def test_any_split_gives_the_call(name: str, places: list[int]):
+def test_every_format_gives_the_same_calls_for_any_split(name: str, places: list[int]):
     text = f"I look.\n{CALLS[name]}\n{CALLS[name]}\n"
-    made = parser(format_called(name), tools=(TOOL,))
-    first, *calls = merged(read(made, split_at(text, places)))
+    answer_parser = parser(format_called(name), tools=(TOOL,))
+    first, *calls = merged(read(answer_parser, split_at(text, places)))
     assert first == ("text", "I look.\n")
     assert [(kind, called, json.loads(args)) for kind, called, args in calls] == [WANTED, WANTED]
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_is_cut_short_is_text_or_a_call(name: str):
+def test_truncated_call_is_text_or_a_valid_call(name: str):
     """Wherever it is cut: nothing raises, and nothing is lost."""
     for length in range(1, len(CALLS[name])):
         text = CALLS[name][:length]
-        made = parser(format_called(name), tools=(TOOL,))
-        found = merged(read(made, [text]))
-        assert found == [("text", text)] or made.calls.num_valid == 1
+        answer_parser = parser(format_called(name), tools=(TOOL,))
+        found = merged(read(answer_parser, [text]))
+        assert found == [("text", text)] or answer_parser.calls.num_valid == 1
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"minicpm5", "minimax_m3"}))
-def test_an_end_mark_in_an_argument_is_its_text(name: str):
+def test_end_mark_in_an_argument_is_text_for_every_format(name: str):
     """But of the two whose own syntax has no such text."""
     tools = format_called(name)
     value = f"a {tools.start} b {tools.end} c"
@@ -126,7 +126,7 @@ def test_an_end_mark_in_an_argument_is_its_text(name: str):
         'look[CALL_ID]abcdefghi[ARGS]{"x": 1,\n"name": "a b"}',
     ],
 )
-def test_mistrals_json_may_have_line_breaks(written: str):
+def test_mistral_json_may_contain_line_breaks(written: str):
     text = f"[TOOL_CALLS]{written}"
     for pieces in ([text, text], list(text + text)):
         found = merged(read(parser(format_called("mistral"), tools=(TOOL,)), pieces))
@@ -148,8 +148,8 @@ def test_mistrals_json_may_have_line_breaks(written: str):
         ),
     ],
 )
-def test_headers_of_harmony_are_not_shown(text: str, wanted: list[Event]):
+def test_harmony_headers_are_not_shown(text: str, wanted: list[Event]):
     thoughts = registered.reasoning_format("<|channel|>analysis")
     for pieces in ([text], list(text)):
-        made = parser(format_called("harmony"), thoughts, tools=(TOOL,))
-        assert merged(read(made, pieces)) == wanted
+        answer_parser = parser(format_called("harmony"), thoughts, tools=(TOOL,))
+        assert merged(read(answer_parser, pieces)) == wanted

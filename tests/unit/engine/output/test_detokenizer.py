@@ -21,16 +21,16 @@ CORPUS = [
 @cache
 def tokenizer() -> Tokenizer:
     """A byte-level BPE with a few merges, some of them inside characters."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=300, initial_alphabet=sorted(alphabet), show_progress=False
     )
-    made.train_from_iterator(CORPUS * 3, trainer)
-    made.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
-    return made
+    bpe.train_from_iterator(CORPUS * 3, trainer)
+    bpe.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    return bpe
 
 
 def byte_id(byte: int) -> int:
@@ -61,12 +61,12 @@ IDS = st.integers(0, 310)
 @example([byte_id(b) for b in (*[0xFF] * 6, *"😀".encode())])
 @example([byte_id(b) for b in (*[0xE2] * 12, *"€".encode())])
 @example([*[special_id("<|box|>")] * 12, *map(byte_id, "€".encode())])
-def test_joined_pieces_are_the_text_of_all_ids(ids: list[int]):
+def test_joined_pieces_equal_the_decoded_ids(ids: list[int]):
     assert "".join(pieces_of(ids)) == tokenizer().decode(ids, skip_special_tokens=True)
 
 
 @given(st.text(max_size=40).filter(lambda text: "\ufffd" not in text), st.booleans())
-def test_no_piece_of_a_valid_text_holds_half_a_character(text: str, as_bytes: bool):
+def test_pieces_of_valid_text_never_split_a_character(text: str, as_bytes: bool):
     ids = [byte_id(b) for b in text.encode()] if as_bytes else tokenizer().encode(text).ids
     assert not [piece for piece in pieces_of(ids) if "\ufffd" in piece]
 
@@ -74,7 +74,7 @@ def test_no_piece_of_a_valid_text_holds_half_a_character(text: str, as_bytes: bo
 @given(st.lists(IDS, max_size=60))
 @example([*map(byte_id, "€".encode()[:2]), special_id("<|box|>"), byte_id(ord("a"))])
 @example([special_id("<|box|>")] * 12)
-def test_control_tokens_have_text_for_who_asks_for_it(ids: list[int]):
+def test_control_tokens_have_text_if_requested(ids: list[int]):
     detokenizer = Detokenizer(tokenizer(), with_control=True)
     text, controls = "", 0
     for token_id in ids:
@@ -93,13 +93,13 @@ def test_tokens_without_text_do_not_make_a_later_character_split():
     assert "".join(pieces_of(ids)) == "😀"
 
 
-def test_a_complete_text_is_not_held_back():
+def test_complete_text_is_not_held_back():
     detokenizer = Detokenizer(tokenizer())
     ids = tokenizer().encode("the quick brown fox").ids
     assert "".join(detokenizer.push(i) for i in ids) == "the quick brown fox"
 
 
-def test_a_character_comes_with_its_last_byte():
+def test_character_is_emitted_with_its_last_byte():
     detokenizer = Detokenizer(tokenizer())
     assert [detokenizer.push(byte_id(b)) for b in "😀!".encode()] == ["", "", "", "😀", "!"]
 
@@ -114,8 +114,8 @@ def test_invalid_bytes_do_not_hold_text_back_for_ever(junk: list[int]):
         assert lag <= 10
 
 
-class Counting:
-    """The tokenizer, and how many ids each call of `decode` had."""
+class CountingTokenizer:
+    """The tokenizer, with the number of ids of each call of `decode`."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -128,16 +128,16 @@ class Counting:
         return tokenizer().id_to_token(id)
 
 
-def test_a_long_answer_keeps_a_short_window():
-    counting = Counting()
+def test_decoded_window_stays_short_in_a_long_answer():
+    counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     for token_id in tokenizer().encode("the quick brown fox " * 50).ids:
         detokenizer.push(token_id)
     assert max(counting.lengths) <= 3
 
 
-def test_tokens_without_text_keep_a_short_window():
-    counting = Counting()
+def test_decoded_window_stays_short_for_tokens_without_text():
+    counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     for _ in range(200):
         detokenizer.push(special_id("<|box|>"))
@@ -145,8 +145,8 @@ def test_tokens_without_text_keep_a_short_window():
 
 
 @pytest.mark.parametrize("stranger", [302, 5000, 2**31 - 1])
-def test_ids_beyond_the_tokenizer_have_no_text_and_keep_a_short_window(stranger: int):
-    counting = Counting()
+def test_unknown_ids_have_no_text_and_keep_a_short_window(stranger: int):
+    counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     text = ""
     for token_id in [*[stranger] * 200, *tokenizer().encode("the quick").ids, *[stranger] * 9]:
@@ -156,7 +156,7 @@ def test_ids_beyond_the_tokenizer_have_no_text_and_keep_a_short_window(stranger:
 
 
 @pytest.mark.parametrize("text", ["\ufffd", "a\ufffdb", "\ufffd\ufffd"])
-def test_the_replacement_character_itself_is_text(text: str):
+def test_replacement_character_in_the_vocabulary_is_text(text: str):
     assert "".join(pieces_of([byte_id(b) for b in text.encode()])) == text
 
 
@@ -172,7 +172,7 @@ def bytes_of(decoder: Tokenizer, ids: list[int]) -> list[bytes]:
     return [top.utf8 for top in entry.top]
 
 
-def test_the_bytes_of_byte_level_tokens() -> None:
+def test_byte_level_tokens_map_to_their_bytes() -> None:
     encoded = TEXT.encode()
     assert bytes_of(tokenizer(), [byte_id(b) for b in encoded]) == [bytes([b]) for b in encoded]
     merged = tokenizer().encode(TEXT).ids
@@ -180,12 +180,12 @@ def test_the_bytes_of_byte_level_tokens() -> None:
     assert b"".join(bytes_of(tokenizer(), merged)) == encoded
 
 
-def test_the_bytes_of_tokens_of_one_byte() -> None:
+def test_byte_fallback_tokens_map_to_their_bytes() -> None:
     words = {"▁é": 0, "\ufffd": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
-    made = Tokenizer(models.BPE(words, [], byte_fallback=True))
-    made.decoder = decoders.Sequence(
+    bpe = Tokenizer(models.BPE(words, [], byte_fallback=True))
+    bpe.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     encoded = "日".encode()
-    assert b"".join(bytes_of(made, [2 + byte for byte in encoded])) == encoded
-    assert bytes_of(made, [0, 1]) == [" é".encode(), "\ufffd".encode()]
+    assert b"".join(bytes_of(bpe, [2 + byte for byte in encoded])) == encoded
+    assert bytes_of(bpe, [0, 1]) == [" é".encode(), "\ufffd".encode()]

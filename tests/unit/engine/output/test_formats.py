@@ -1,4 +1,4 @@
-"""What models write as tool calls is read as calls, and what is no whole call as none."""
+"""Tool formats of models: complete calls are parsed, and incomplete ones raise."""
 
 from __future__ import annotations
 
@@ -199,7 +199,9 @@ TWO = [*LOOK, ("get-page.now", {})]
         ),
     ],
 )
-def test_calls(name: str, text: str, expected: list[tuple[str, Any]]):
+def test_valid_calls_of_every_format_are_read(
+    name: str, text: str, expected: list[tuple[str, Any]]
+):
     assert read(name, text) == expected
 
 
@@ -249,7 +251,7 @@ def test_calls(name: str, text: str, expected: list[tuple[str, Any]]):
         ("harmony", 'functions.look<|message|>{"text": '),
     ],
 )
-def test_what_is_no_whole_call_is_none(name: str, text: str):
+def test_text_without_a_whole_call_raises(name: str, text: str):
     with pytest.raises(ValueError, match="no tool call"):
         read(name, text)
 
@@ -309,12 +311,12 @@ def test_arguments_between_tags_have_the_types_of_the_schema(
         (None, None),
     ],
 )
-def test_the_template_tells_the_format(template: str | None, name: str | None):
+def test_tool_format_is_recognized_by_the_template(template: str | None, name: str | None):
     found = tool_parser(template, "auto")
     assert (found and found.name) == name
 
 
-def test_the_setting_wins_and_names_one_that_there_is():
+def test_tool_parser_setting_overrides_template_and_is_validated():
     template = "<tool_call>{{ tool_call.name }}</tool_call>"
     found = tool_parser(template, "mistral")
     assert found is not None
@@ -338,6 +340,6 @@ def test_the_setting_wins_and_names_one_that_there_is():
         (None, None),
     ],
 )
-def test_the_template_tells_the_marks_of_thoughts(template: str | None, start: str | None):
+def test_reasoning_marks_are_recognized_by_the_template(template: str | None, start: str | None):
     found = reasoning_format(template)
     assert (found and found.start) == start

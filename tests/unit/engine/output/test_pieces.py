@@ -1,4 +1,4 @@
-"""Marks are found wherever the text is split, and what can be none is told at once."""
+"""Marks are found for any split of the text, and other text is never held back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,26 +27,26 @@ def split(marks: Marks, pieces: list[str]) -> list[tuple[str, str]]:
 
 
 @given(MARKS, st.lists(TEXTS, max_size=8))
-def test_any_split_finds_the_same(texts: list[str], pieces: list[str]):
+def test_marks_are_found_for_any_split(texts: list[str], pieces: list[str]):
     marks = Marks(*texts)
     assert split(marks, pieces) == split(marks, ["".join(pieces)])
 
 
 @given(MARKS, TEXTS)
-def test_nothing_is_lost_and_no_mark_is_left(texts: list[str], text: str):
+def test_split_keeps_all_text_and_finds_all_marks(texts: list[str], text: str):
     found = split(Marks(*texts), [text])
     assert "".join(before + mark for before, mark in found) == text
     assert not [mark for mark in texts for before, _ in found if mark in before]
 
 
 @given(MARKS, TEXTS)
-def test_only_what_may_become_a_mark_is_held_back(texts: list[str], text: str):
+def test_text_is_held_back_only_if_it_may_become_a_mark(texts: list[str], text: str):
     length, mark = Marks(*texts).find(text)
     held = text[length:]
     assert mark or not held or any(one.startswith(held) and one != held for one in texts)
 
 
-def test_the_longer_of_two_is_waited_for():
+def test_longer_of_two_possible_marks_is_awaited():
     marks = Marks("<a>", "<a>b")
     assert marks.find("x<a>") == (1, "")
     assert marks.find("x<a>", is_last=True) == (1, "<a>")
@@ -54,7 +54,7 @@ def test_the_longer_of_two_is_waited_for():
     assert marks.find("x<a>b") == (1, "<a>b")
 
 
-def test_characters_that_patterns_mean_something_by_are_marks_too():
+def test_regex_characters_in_marks_are_literal():
     assert Marks("]<]m[>[<t>").find("a]<]m[>[<t>") == (1, "]<]m[>[<t>")
     assert Marks("[T|]").find("a[T") == (1, "")
     assert Marks().find("a<") == (2, "")

@@ -1,4 +1,4 @@
-"""Calls by force: any split of the JSON gives the same calls, and arguments go on as they come."""
+"""`required` calls: any split of the JSON gives the same calls, and arguments are streamed."""
 
 import json
 
@@ -30,14 +30,14 @@ def expected(calls: list[tuple[str, object]]) -> list[Event]:
 
 
 @given(CALLS, PLACES)
-def test_any_split_gives_the_calls(calls: list[tuple[str, object]], places: list[int]):
-    made = parser(None, None, FORCED)
-    assert merged(read(made, split_at(written(calls), places))) == expected(calls)
-    assert (made.calls.num_valid, made.calls.num_broken) == (len(calls), 0)
+def test_required_calls_are_equal_for_any_split(calls: list[tuple[str, object]], places: list[int]):
+    answer_parser = parser(None, None, FORCED)
+    assert merged(read(answer_parser, split_at(written(calls), places))) == expected(calls)
+    assert (answer_parser.calls.num_valid, answer_parser.calls.num_broken) == (len(calls), 0)
 
 
 @given(CALLS, PLACES)
-def test_blanks_between_json_tokens_do_not_matter(
+def test_whitespace_between_json_tokens_is_ignored(
     calls: list[tuple[str, object]], places: list[int]
 ):
     text = "\n" + written(calls, indent=1)
@@ -46,37 +46,37 @@ def test_blanks_between_json_tokens_do_not_matter(
 
 
 @given(CALLS, PLACES)
-def test_one_call_is_the_end_if_there_may_be_no_more(
+def test_required_answer_ends_after_a_single_allowed_call(
     calls: list[tuple[str, object]], places: list[int]
 ):
-    made = parser(None, None, FORCED, parallel=False)
-    assert merged(read(made, split_at(written(calls), places))) == expected(calls[:1])
-    assert made.is_ended
+    answer_parser = parser(None, None, FORCED, parallel=False)
+    assert merged(read(answer_parser, split_at(written(calls), places))) == expected(calls[:1])
+    assert answer_parser.is_ended
 
 
-def test_a_name_and_arguments_go_on_as_soon_as_they_are_known():
-    made = parser(None, None, FORCED)
-    assert made.push('[{"name": "lo') == []
-    (first,) = made.push('ok"')
+def test_required_call_streams_name_and_arguments_early():
+    answer_parser = parser(None, None, FORCED)
+    assert answer_parser.push('[{"name": "lo') == []
+    (first,) = answer_parser.push('ok"')
     assert isinstance(first, ToolCallDelta)
     assert (first.index, first.name, first.arguments) == (0, "look", "")
-    assert made.push(', "arguments": ') == []
-    assert made.push('{"a": "b') == [ToolCallDelta(0, arguments='{"a": "b')]
-    assert made.push('\\"c"}}') == [ToolCallDelta(0, arguments='\\"c"}')]
-    assert made.push(', {"name": "click", "arguments":')[0].index == 1
-    assert made.push(" {}}]") == [ToolCallDelta(1, arguments="{}")]
-    assert made.flush() == []
+    assert answer_parser.push(', "arguments": ') == []
+    assert answer_parser.push('{"a": "b') == [ToolCallDelta(0, arguments='{"a": "b')]
+    assert answer_parser.push('\\"c"}}') == [ToolCallDelta(0, arguments='\\"c"}')]
+    assert answer_parser.push(', {"name": "click", "arguments":')[0].index == 1
+    assert answer_parser.push(" {}}]") == [ToolCallDelta(1, arguments="{}")]
+    assert answer_parser.flush() == []
 
 
 @given(CALLS, PLACES, st.integers(0, 200))
 @example([("look", {"a": 1})], [], 9)
 @example([("look", {}), ("click", {})], [], 48)
-def test_what_is_cut_off_keeps_what_was_sent(
+def test_truncated_required_calls_keep_sent_arguments(
     calls: list[tuple[str, object]], places: list[int], length: int
 ):
     text = written(calls)[:length]
-    made = parser(None, None, FORCED)
-    found = merged(read(made, split_at(text, places)))
+    answer_parser = parser(None, None, FORCED)
+    found = merged(read(answer_parser, split_at(text, places)))
     whole = merged(read(parser(None, None, FORCED), [text]))
     assert found == whole
     sent = [event for event in found if event[0] == "call"]
@@ -84,7 +84,7 @@ def test_what_is_cut_off_keeps_what_was_sent(
     for event, full in zip(sent, wanted, strict=False):
         assert full[2].startswith(event[2])
     assert [event[1] for event in sent] == [full[1] for full in wanted[: len(sent)]]
-    assert made.calls.num_valid + made.calls.num_broken >= len(sent)
+    assert answer_parser.calls.num_valid + answer_parser.calls.num_broken >= len(sent)
     texts = "".join(event[1] for event in found if event[0] == "text")
     assert texts == ("" if sent else text), "half a call is text only if it is all there is"
 
@@ -102,26 +102,26 @@ def test_what_is_cut_off_keeps_what_was_sent(
         '[{"name": "\\x", "arguments": {}}]',
     ],
 )
-def test_what_is_no_call_is_content(text: str):
+def test_invalid_required_call_becomes_content(text: str):
     for pieces in ([text], list(text)):
-        made = parser(None, None, FORCED)
-        assert merged(read(made, pieces)) == [("text", text)]
-        assert (made.calls.num_valid, made.calls.num_broken) == (0, 1)
+        answer_parser = parser(None, None, FORCED)
+        assert merged(read(answer_parser, pieces)) == [("text", text)]
+        assert (answer_parser.calls.num_valid, answer_parser.calls.num_broken) == (0, 1)
 
 
 @pytest.mark.parametrize("rest", [" and more", ", 1]", "]]", ', {"name": 3}]'])
-def test_what_follows_a_call_and_is_none_is_content(rest: str):
+def test_text_after_a_required_call_becomes_content(rest: str):
     text = '[{"name": "look", "arguments": {"a": 1}}'
     for pieces in ([text + rest], list(text + rest)):
-        made = parser(None, None, FORCED)
-        first, second = merged(read(made, pieces))
+        answer_parser = parser(None, None, FORCED)
+        first, second = merged(read(answer_parser, pieces))
         assert first == ("call", "look", '{"a": 1}')
         assert second[0] == "text"
         assert rest.endswith(second[1])
-        assert (made.calls.num_valid, made.calls.num_broken) == (1, 1)
+        assert (answer_parser.calls.num_valid, answer_parser.calls.num_broken) == (1, 1)
 
 
-def test_a_thought_may_come_first_and_its_marks_are_text_after_it():
+def test_required_call_may_follow_reasoning():
     text = '<think>hm [</think>\n[{"name": "look", "arguments": {"a": "<think>"}}]'
     for pieces in ([text], list(text)):
         assert merged(read(parser(answer=FORCED), pieces)) == [
@@ -132,8 +132,8 @@ def test_a_thought_may_come_first_and_its_marks_are_text_after_it():
 
 @pytest.mark.parametrize("start", ['[{"name": "look", "arguments": {"a": "', '[{"name": "', "["])
 @pytest.mark.parametrize("filling", ["abc\\", "    ", "[[{{"])
-def test_a_long_answer_takes_time_in_proportion(start: str, filling: str):
-    made = parser(None, None, FORCED)
+def test_required_calls_are_parsed_in_linear_time(start: str, filling: str):
+    answer_parser = parser(None, None, FORCED)
     with processor_time() as measured:
-        read(made, [start, *[filling] * 50_000])
+        read(answer_parser, [start, *[filling] * 50_000])
     assert measured.seconds < 5

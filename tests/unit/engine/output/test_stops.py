@@ -1,4 +1,4 @@
-"""Stop strings: the same cut for every way in which the text may arrive, and no part of one."""
+"""Stop strings: the text ends at the same place for any split, and no part of a stop is sent."""
 
 import itertools
 
@@ -40,14 +40,14 @@ def cut(text: str, snapshot_points: list[int]) -> list[str]:
 @example(("abca", "b"), "abca", [])
 @example(("abcc", "bc"), "abcc", [3])
 @example(("aab",), "aaab", [2])
-def test_the_cut_does_not_depend_on_how_the_text_arrives(
+def test_stop_position_is_independent_of_text_split(
     stops: tuple[str, ...], text: str, snapshot_points: list[int]
 ):
     assert run(stops, cut(text, snapshot_points)) == expected(stops, text)
 
 
 @given(STOPS, st.lists(SHORT, max_size=6))
-def test_what_is_emitted_never_has_to_be_taken_back(stops: tuple[str, ...], pieces: list[str]):
+def test_emitted_text_is_always_a_prefix_of_the_answer(stops: tuple[str, ...], pieces: list[str]):
     checker = StopChecker(stops)
     final, _ = expected(stops, "".join(pieces))
     emitted = ""
@@ -59,18 +59,18 @@ def test_what_is_emitted_never_has_to_be_taken_back(stops: tuple[str, ...], piec
             break
 
 
-def test_a_possible_stop_is_held_back_and_given_when_it_is_none():
+def test_possible_stop_is_held_back_until_decided():
     checker = StopChecker(("END",))
     assert checker.push("the EN") == ("the ", False)
     assert checker.push("TRY") == ("ENTRY", False)
 
 
-def test_nothing_is_held_that_can_not_begin_a_stop():
+def test_text_that_cannot_begin_a_stop_is_not_held_back():
     checker = StopChecker(("END",))
     assert checker.push("the ENx") == ("the ENx", False)
 
 
-def test_the_stop_that_was_complete_first_is_named():
+def test_first_completed_stop_is_named():
     checker = StopChecker(("later", "now", "no"))
     checker.push("first n")
     assert checker.reached is None
@@ -78,12 +78,12 @@ def test_the_stop_that_was_complete_first_is_named():
     assert checker.reached == "no"
 
 
-def test_flush_gives_what_was_held_once():
+def test_flush_returns_held_text_only_once():
     checker = StopChecker(("END",))
     assert checker.push("E") == ("", False)
     assert checker.flush() == "E"
     assert checker.flush() == ""
 
 
-def test_without_stops_text_passes():
+def test_text_passes_unchanged_without_stop_strings():
     assert StopChecker(()).push("anything") == ("anything", False)

@@ -74,7 +74,7 @@ def is_proportional(name: str, *pieces: tuple[str, int]) -> bool:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", TOKENS)
-def test_a_long_text_takes_time_in_proportion(name: str):
+def test_tool_parsers_take_linear_time_for_long_text(name: str):
     for token in [*TOKENS[name], " ", "\n", "a"]:
         many = (token, LENGTH // len(token))
         assert is_proportional(name, many), token
@@ -84,7 +84,7 @@ def test_a_long_text_takes_time_in_proportion(name: str):
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", TOKENS)
-def test_texts_of_two_tokens_take_time_in_proportion(name: str):
+def test_tool_parsers_take_linear_time_for_two_repeated_tokens(name: str):
     for first, second in permutations([*TOKENS[name], " "], 2):
         halves = [(token, LENGTH // 2 // len(token)) for token in (first, second)]
         assert is_proportional(name, *halves), (first, second)
@@ -92,6 +92,6 @@ def test_texts_of_two_tokens_take_time_in_proportion(name: str):
         assert is_proportional(name, (pair, LENGTH // len(pair))), pair
 
 
-def test_a_quadratic_reader_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_quadratic_parser_is_detected(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(f"{__name__}.seconds", lambda name, text: (len(text) / LENGTH) ** 2 * 20)
     assert not is_proportional("mistral", ("f{}", LENGTH // 3))

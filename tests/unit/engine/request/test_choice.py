@@ -1,4 +1,4 @@
-"""An answer's text for all tokens, stops and limits: what is emitted is final, and all there is."""
+"""The text of one choice for any tokens, stops and limits: emitted text is final and complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOPS = st.lists(st.text(CHARACTERS, min_size=1, max_size=4), max_size=4).map(tu
 
 
 def answer(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[list[str], Choice]:
-    """The texts that `ids` bring until the choice ends; the end token follows them."""
+    """The emitted texts of `ids` and an end token, up to the end of the choice."""
     choice = Choice(SamplingParams(stop=stops), ByteDecoder())
     pieces = []
     for token_id in [*ids, EOS]:
@@ -45,7 +45,7 @@ def expected(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[s
 @example(("é€", "a é"), [*"a é€".encode()], 20)
 @example(("ab", "€"), [*"a€".encode()][:-1], 3)
 @example(("b😀", "aab"), [*"aab😀".encode()], 7)
-def test_the_text_is_cut_at_the_first_stop_and_nothing_else_is_lost(
+def test_choice_text_is_cut_exactly_at_the_first_stop(
     stops: tuple[str, ...], ids: list[int], max_tokens: int
 ):
     pieces, choice = answer(stops, ids, max_tokens)
@@ -54,22 +54,22 @@ def test_the_text_is_cut_at_the_first_stop_and_nothing_else_is_lost(
 
 
 @given(TEXT_IDS)
-def test_no_piece_holds_half_a_character(ids: list[int]):
+def test_choice_pieces_never_split_a_character(ids: list[int]):
     pieces, _ = answer((), ids, 1000)
     assert not [piece for piece in pieces if "\ufffd" in piece]
 
 
 @given(STOPS, TEXT_IDS)
-def test_text_that_can_begin_no_stop_is_told_at_once(stops: tuple[str, ...], ids: list[int]):
+def test_choice_holds_back_only_possible_stops(stops: tuple[str, ...], ids: list[int]):
     """Held back is the longest end that some stop begins with, and no more."""
     choice = Choice(SamplingParams(stop=stops), ByteDecoder())
-    told = ""
+    emitted = ""
     for number, token_id in enumerate(ids, 1):
-        told += "".join(map(str, choice.append_token(token_id, frozenset({EOS}), 1000)))
+        emitted += "".join(map(str, choice.append_token(token_id, frozenset({EOS}), 1000)))
         if choice.finish_reason:
             return
         text = bytes(ids[:number]).decode(errors="ignore")
-        held = text[len(told) :]
+        held = text[len(emitted) :]
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
@@ -84,26 +84,26 @@ MARKED_TEXT = st.lists(
 
 
 def stopped(stops: tuple[str, ...], events: list[Event]) -> tuple[list[Event], str | None]:
-    """What is told of an answer's `events`, and the stop string that ends it."""
-    told: list[Event] = []
+    """The emitted part of an answer's `events`, and the stop string that ends it."""
+    emitted: list[Event] = []
     for event in events:
         if event[0] == "call":
-            told.append(event)
+            emitted.append(event)
             continue
         text, reason = expected(stops, [*event[1].encode()], 1000)
         if text:
-            told.append((event[0], text))
+            emitted.append((event[0], text))
         if reason == "stop" and text != event[1]:
-            return told, event[1]
-    return told, None
+            return emitted, event[1]
+    return emitted, None
 
 
 def read_answer(
-    text: str, stops: tuple[str, ...], made: AnswerParser
+    text: str, stops: tuple[str, ...], text_parser: AnswerParser
 ) -> tuple[list[Event], Choice]:
     """All that an answer tells that comes token by token."""
     choice = Choice(SamplingParams(stop=stops), MARKS)
-    choice.set_parser(made)
+    choice.set_parser(text_parser)
     found = list[Piece]()
     for token_id in [*MARKS.encode(text), EOS]:
         found += choice.append_token(token_id, frozenset({EOS}), 1000)
@@ -116,26 +116,26 @@ def read_answer(
 @example("a<other>b<tool_call>x<other></tool_call><other>c", [])
 @example("<other>a<other>b", ["a<"])
 @example("<think>a</think>b", ["ab", "ba"])
-def test_stops_are_found_in_content_and_thoughts(text: str, stops: list[str]):
+def test_stop_strings_end_content_and_reasoning(text: str, stops: list[str]):
     """As if all of the answer had come at once, without any."""
-    all_told, unstopped = read_answer(text, (), parser())
-    told, end = stopped(tuple(stops), all_told)
+    all_emitted, unstopped = read_answer(text, (), parser())
+    emitted, end = stopped(tuple(stops), all_emitted)
     found, choice = read_answer(text, tuple(stops), parser())
-    assert found == told
+    assert found == emitted
     assert (choice.stop is None) == (end is None)
     if end is None:
         assert choice.finish_reason == unstopped.finish_reason
         assert choice.num_tool_calls == unstopped.num_tool_calls
         assert choice.num_broken_tool_calls == unstopped.num_broken_tool_calls
     else:
-        has_call = any(event[0] == "call" for event in told)
+        has_call = any(event[0] == "call" for event in emitted)
         assert choice.finish_reason == ("tool_calls" if has_call else "stop")
 
 
 STOPS_IN_CALLS = ("}", '"', "look", "\n", "</tool_call>", "arguments")
 
 
-def test_a_stop_string_in_a_call_is_its_text():
+def test_stop_string_in_a_call_is_its_text():
     text = '<tool_call>\n{"name": "look", "arguments": {"a": "b"}}\n</tool_call>'
     found, choice = read_answer(text, STOPS_IN_CALLS, parser())
     assert found == [("call", "look", '{"a": "b"}')]

@@ -24,8 +24,10 @@ EOS_IDS = frozenset({EOS})
 
 
 def decoding(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
-    asked = submit("a", stop=stop, max_tokens=max_tokens)
-    return in_decode(Request(asked, asked.sampling, ByteDecoder(), clock=lambda: 0.0), max_tokens)
+    submitted = submit("a", stop=stop, max_tokens=max_tokens)
+    return in_decode(
+        Request(submitted, submitted.sampling, ByteDecoder(), clock=lambda: 0.0), max_tokens
+    )
 
 
 def in_decode(request: Request, max_tokens: int) -> Request:
@@ -54,7 +56,7 @@ def end_of(request: Request, choice: int = 0) -> str | None:
     return request.choices[choice].finish_reason
 
 
-def test_eos_ends_it_and_has_no_text():
+def test_eos_ends_the_request_without_text():
     request = decoding()
     assert feed(request, [*b"hi", EOS]) == "hi"
     assert end_of(request) == "stop"
@@ -62,66 +64,66 @@ def test_eos_ends_it_and_has_no_text():
     assert request.usage.prompt_tokens == 5
 
 
-def test_max_tokens_ends_it_with_all_its_text():
+def test_max_tokens_ends_the_request_with_all_its_text():
     request = decoding(max_tokens=2)
     assert feed(request, [*b"hi"]) == "hi"
     assert end_of(request) == "length"
 
 
-def test_eos_as_the_last_allowed_token_is_a_stop():
+def test_eos_as_last_allowed_token_is_finish_reason_stop():
     request = decoding(max_tokens=3)
     assert feed(request, [*b"hi", EOS]) == "hi"
     assert end_of(request) == "stop"
 
 
-def test_a_stop_string_across_tokens_is_cut_with_what_follows():
+def test_stop_string_across_tokens_is_cut_off():
     request = decoding(stop=("END",))
     assert feed(request, [*b"the END"]) == "the "
     assert end_of(request) == "stop"
 
 
-def test_a_stop_string_as_the_last_allowed_token_is_a_stop():
+def test_stop_string_at_max_tokens_is_finish_reason_stop():
     request = decoding(max_tokens=3, stop=("END",))
     assert feed(request, [*b"END"]) == ""
     assert end_of(request) == "stop"
 
 
 @pytest.mark.parametrize("last", [EOS, ord("N")])
-def test_half_a_stop_string_at_the_end_is_text(last: int):
+def test_partial_stop_string_at_the_end_is_text(last: int):
     request = decoding(max_tokens=2, stop=("END",))
     assert feed(request, [ord("E"), last]) == ("E" if last == EOS else "EN")
 
 
-def test_half_a_character_at_the_end_is_shown_as_such():
+def test_partial_character_at_the_end_is_a_replacement_character():
     request = decoding(max_tokens=2)
     assert feed(request, [*"€".encode()][:2]) == "\ufffd"
     assert end_of(request) == "length"
 
 
-def test_a_stop_string_held_back_with_half_a_character_is_a_stop():
+def test_stop_string_before_a_partial_character_is_found():
     """A token may end one word and begin a character: its text waits for the character."""
 
     class Words(ByteDecoder):
         def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
             return "".join({1: "a", 2: "END\ufffd"}[i] for i in ids)
 
-    asked = submit("a", stop=("END",))
-    request = in_decode(Request(asked, asked.sampling, Words(), clock=lambda: 0.0), 2)
+    submitted = submit("a", stop=("END",))
+    request = in_decode(Request(submitted, submitted.sampling, Words(), clock=lambda: 0.0), 2)
     assert feed(request, [1, 2]) == "a"
     assert end_of(request) == "stop"
 
 
-def test_a_control_token_has_no_text_but_counts():
+def test_control_token_counts_without_text():
     request = decoding(max_tokens=3)
     assert feed(request, [ord("a"), SPECIAL, ord("b")]) == "ab"
     assert request.usage.completion_tokens == 3
 
 
-def test_its_encoded_pictures_are_dropped_once_its_prompt_is_read():
+def test_submitted_images_are_dropped_after_prefill():
     assert decoding().submit is None
 
 
-def test_an_illegal_move_raises():
+def test_illegal_state_change_raises():
     request = decoding()
     request.move_to(State.FINISHED_ABORTED)
     with pytest.raises(IllegalTransition):
@@ -129,9 +131,9 @@ def test_an_illegal_move_raises():
     assert request.state is State.FINISHED_ABORTED
 
 
-def test_each_choice_has_its_own_text_and_end_and_the_last_to_end_finishes_the_request():
-    asked = submit("a", stop=("END",), n=3)
-    request = in_decode(Request(asked, asked.sampling, ByteDecoder(), clock=lambda: 0.0), 6)
+def test_last_choice_to_end_finishes_the_request():
+    submitted = submit("a", stop=("END",), n=3)
+    request = in_decode(Request(submitted, submitted.sampling, ByteDecoder(), clock=lambda: 0.0), 6)
     assert feed(request, [*b"the E"], 2) == "the "
     assert feed(request, [*"é".encode()][:1], 0) == ""
     assert feed(request, [*b"hi", EOS], 1) == "hi"
@@ -146,16 +148,16 @@ def test_each_choice_has_its_own_text_and_end_and_the_last_to_end_finishes_the_r
     assert request.usage.prompt_tokens == 5
 
 
-def test_what_it_holds_in_caches_is_released_once():
+def test_cache_references_of_a_request_are_released_once():
     caches = Caches(encoder_bytes=100)
     caches.store_features("0", FakeFeatures("features of 0")).release()
-    made = prepared(prompt(images=1), caches)
+    prepared_prompt = prepared(prompt(images=1), caches)
     request = Request(submit("a", images=1), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
-    request.on_prepared(made, 1)
+    request.on_prepared(prepared_prompt, 1)
     assert caches.features.read().pinned_bytes == 8
     request.release_references()
     assert caches.features.read().pinned_bytes == 0
     request.release_references()  # it may be released at its first chunk, and at its end
     with pytest.raises(RuntimeError, match="released twice"):
-        made.references.release()
+        prepared_prompt.references.release()

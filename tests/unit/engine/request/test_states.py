@@ -27,7 +27,7 @@ LEGAL = {
 }
 
 
-def test_every_pair_is_legal_or_raises():
+def test_state_changes_outside_the_table_raise():
     for old, new in itertools.product(State, State):
         if (old, new) in LEGAL:
             check_transition(old, new)
@@ -36,6 +36,6 @@ def test_every_pair_is_legal_or_raises():
                 check_transition(old, new)
 
 
-def test_a_state_is_finished_when_nothing_follows():
+def test_finished_states_have_no_successor():
     finished = {state for state in State if state.is_finished}
     assert finished == {State.FINISHED_ANSWERED, ABORTED, FAILED}

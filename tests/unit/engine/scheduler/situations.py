@@ -20,17 +20,17 @@ def caches_on(disk: FakeDisk) -> Caches:
 def use_disk(engine: Engine) -> None:
     """Have the preparers ask the engine's caches, and so the disk."""
 
-    def made(submit: Submit) -> Prepared:
+    def prepare_from_disk(submit: Submit) -> Prepared:
         found = prompt(submit.messages[0].content[-1].text, len(submit.images))
         return prepared(found, engine.caches, use_disk=engine.preparers.use_disk)
 
-    engine.preparers.outcome = made
+    engine.preparers.outcome = prepare_from_disk
 
 
 FEATURES = {f"{number}": FakeFeatures(f"features of {number}") for number in range(2)}
 
 
-def bring(engine: Engine, state: State) -> None:
+def bring_to_state(engine: Engine, state: State) -> None:
     """Bring request `a` there: two pictures, three chunks."""
     if state is State.WAITING:
         engine.preparers.outcome = None
@@ -53,7 +53,7 @@ def bring(engine: Engine, state: State) -> None:
         engine.step_until(lambda: bool(engine.runner.prefills))
 
 
-def let_everybody_end(engine: Engine) -> None:
+def finish_all(engine: Engine) -> None:
     engine.memory.active_bytes = 1
     engine.encoder.is_fast = engine.disk_reader.is_fast = True
     if engine.encoder.work:

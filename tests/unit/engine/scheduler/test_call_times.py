@@ -7,7 +7,7 @@ import math
 from vlm_server.engine.scheduler.sizing import CallTimes
 
 
-def test_the_best_of_the_last_three_counts_once_there_are_two():
+def test_call_time_is_the_best_of_the_last_three():
     times = CallTimes[str](max_age=100)
     assert times.best("a") == math.inf
     times.record("a", 1.0)
@@ -18,7 +18,7 @@ def test_the_best_of_the_last_three_counts_once_there_are_two():
     assert times.best("a") == 3.0
 
 
-def test_times_of_long_ago_are_forgotten_whatever_was_called_since():
+def test_call_times_expire_after_many_other_calls():
     times = CallTimes[str](max_age=3)
     for kind in "aabb":
         times.record(kind, 1.0)

@@ -11,35 +11,35 @@ from vlm_server.interfaces import SeqId
 from vlm_server.protocol import Accepted, Failed, Finished, Usage
 
 
-def test_choices_share_one_prefill_and_end_each_for_itself():
+def test_choices_share_one_prefill_and_end_separately():
     engine = Engine()
     engine.add("a", text="a longer prompt", images=2, n=3)
     engine.run()
-    made = prompt("a longer prompt", 2)
-    answers = {SeqId("a", i): answer_text(made, choice=i) for i in range(3)}
+    prepared_prompt = prompt("a longer prompt", 2)
+    answers = {SeqId("a", i): answer_text(prepared_prompt, choice=i) for i in range(3)}
     assert seq_texts(engine.events) == answers
     assert len(set(answers.values())) == 3
-    lengths = [len(answer_tokens(made, i)) for i in range(3)]
+    lengths = [len(answer_tokens(prepared_prompt, i)) for i in range(3)]
     assert len(set(lengths)) > 1, "they end at different steps"
     assert engine.ended == ["a"]
-    assert engine.usages == {"a": Usage(made.num_tokens, sum(lengths))}
-    assert sum(end - start for _, start, end in engine.chunks) == made.num_tokens
+    assert engine.usages == {"a": Usage(prepared_prompt.num_tokens, sum(lengths))}
+    assert sum(end - start for _, start, end in engine.chunks) == prepared_prompt.num_tokens
     assert engine.is_clean()
 
 
-def test_each_choice_tells_its_end_with_its_last_delta():
+def test_last_delta_of_a_choice_has_its_finish_reason():
     engine = Engine()
     engine.add("a", n=3, max_tokens=len(answer_tokens(prompt(), 1)))
     engine.run()
     for choice in range(3):
-        told = [delta for delta in deltas(engine.events) if delta.choice == choice]
-        *others, last = [delta.finish_reason for delta in told]
+        choice_deltas = [delta for delta in deltas(engine.events) if delta.choice == choice]
+        *others, last = [delta.finish_reason for delta in choice_deltas]
         assert set(others) <= {None}
         length, limit = (len(answer_tokens(prompt(), i)) for i in (choice, 1))
         assert last == ("stop" if length <= limit else "length")
 
 
-def test_a_choice_that_ends_gives_its_place_to_the_next_request_while_its_siblings_go_on():
+def test_ended_choice_frees_its_place_while_siblings_decode():
     engine = Engine(max_num_seqs=3)
     engine.add("a", n=3)
     engine.add("b")
@@ -52,7 +52,7 @@ def test_a_choice_that_ends_gives_its_place_to_the_next_request_while_its_siblin
     assert texts(engine.events)["b"] == answer_text(prompt())
 
 
-def test_a_wide_request_waits_for_room_and_nobody_passes_it():
+def test_request_of_many_choices_waits_and_is_not_passed():
     engine = Engine(max_num_seqs=4)
     engine.add("first", text="some text")
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -69,7 +69,7 @@ def test_a_wide_request_waits_for_room_and_nobody_passes_it():
 
 
 @pytest.mark.parametrize(("n", "is_taken"), [(3, True), (4, False), (8, False)])
-def test_more_choices_than_fit_into_the_batch_are_refused(n: int, is_taken: bool):
+def test_more_choices_than_max_num_seqs_are_refused(n: int, is_taken: bool):
     engine = Engine(max_num_seqs=3)
     engine.add("a", n=n)
     event = engine.take_in()[0]
@@ -83,7 +83,7 @@ def test_more_choices_than_fit_into_the_batch_are_refused(n: int, is_taken: bool
 
 
 @pytest.mark.parametrize("num_seqs", [3, 2, 1])
-def test_an_abort_ends_the_choices_that_are_left(num_seqs: int):
+def test_abort_ends_the_remaining_choices(num_seqs: int):
     engine = Engine()
     engine.add("a", n=3)
     engine.step_until(lambda: 0 < len(engine.runner.seqs) <= num_seqs)
@@ -97,7 +97,7 @@ def test_an_abort_ends_the_choices_that_are_left(num_seqs: int):
     assert engine.is_clean()
 
 
-def test_one_choice_that_fails_ends_the_request_with_its_siblings():
+def test_failed_choice_ends_all_choices_of_its_request():
     engine = Engine()
     engine.add("a", n=2)
     engine.add("b")

@@ -14,41 +14,41 @@ Device = Callable[[int], float]
 def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 2048) -> list[int]:
     """The chunks of a prompt without end on a device that takes `device(tokens)` seconds."""
     pace = ChunkSizer(budget, largest)
-    made = []
+    chunk_sizes = []
     for _ in range(count):
-        made.append(pace.chunk_tokens(10**6, others_decode=True))
-        pace.record(made[-1], device(made[-1]))
-    return made
+        chunk_sizes.append(pace.chunk_tokens(10**6, others_decode=True))
+        pace.record(chunk_sizes[-1], device(chunk_sizes[-1]))
+    return chunk_sizes
 
 
-def test_grows_to_what_fits():
+def test_chunk_size_grows_to_the_step_limit():
     assert sizes(lambda tokens: 0.012 + tokens * 1e-5)[-1] == 2048
     assert sizes(lambda tokens: 0.012 + tokens * 3e-5)[-1] == 1024
 
 
-def test_shrinks_to_what_fits():
+def test_chunk_size_shrinks_to_the_step_limit():
     assert sizes(lambda tokens: tokens * 1e-3)[-1] == 32
     assert sizes(lambda tokens: tokens * 1e-1)[-1] == 16
 
 
-def test_does_not_shrink_where_that_saves_nothing():
+def test_chunk_size_stays_where_shrinking_saves_no_time():
     """Beside an encode a chunk may take as long as the encode, however small it is."""
     assert min(sizes(lambda tokens: 0.08 + tokens * 1e-5)) >= 64
 
 
-def test_one_slow_chunk_changes_nothing():
+def test_single_slow_chunk_does_not_shrink_the_size():
     """The first of a size may wait for a kernel to be compiled."""
-    seen: set[int] = set()
+    known_sizes: set[int] = set()
 
     def compiles(tokens: int) -> float:
-        slow = 0.5 if tokens not in seen else 0.0
-        seen.add(tokens)
+        slow = 0.5 if tokens not in known_sizes else 0.0
+        known_sizes.add(tokens)
         return slow + 0.012 + tokens * 1e-5
 
     assert sizes(compiles, 20)[-1] == 2048
 
 
-def test_tries_again_what_was_slow_long_ago():
+def test_chunk_size_that_was_slow_is_tried_again_later():
     """So that a busy moment does not make chunks small for ever."""
     pace = ChunkSizer(0.05, 2048)
     for _ in range(5):
@@ -59,7 +59,7 @@ def test_tries_again_what_was_slow_long_ago():
     assert size == 2048
 
 
-def test_follows_a_device_that_becomes_slower():
+def test_chunk_size_follows_a_slower_device():
     pace = ChunkSizer(0.05, 2048)
     for _ in range(8):
         pace.record(1024, 0.02)
@@ -69,16 +69,16 @@ def test_follows_a_device_that_becomes_slower():
     assert pace.chunk_tokens(10**6, others_decode=True) == 256
 
 
-def test_sizes_are_powers_of_two():
+def test_chunk_sizes_are_powers_of_two():
     assert all(size & (size - 1) == 0 for size in sizes(lambda tokens: tokens * 1.3e-4))
 
 
 @pytest.mark.parametrize("largest", [1, 3, 16, 100])
-def test_never_exceeds_the_largest(largest: int):
+def test_chunk_size_never_exceeds_the_maximum(largest: int):
     assert set(sizes(lambda _: 1e-6, largest=largest)) <= set(range(1, largest + 1))
 
 
-def test_takes_a_small_rest_along():
+def test_chunk_includes_a_small_rest_of_the_prompt():
     pace = ChunkSizer(0.05, 2048)
     for _ in range(5):
         pace.record(1024, 0.04)
@@ -87,7 +87,7 @@ def test_takes_a_small_rest_along():
     assert pace.chunk_tokens(5, others_decode=True) == 5
 
 
-def test_takes_a_second_while_nobody_waits():
+def test_chunk_may_take_a_second_while_no_sequence_decodes():
     """Who comes meanwhile waits for it."""
     pace = ChunkSizer(0.05, 2048)
     assert pace.chunk_tokens(10**6, others_decode=False) == 128, "nothing is measured"
@@ -102,40 +102,40 @@ def test_takes_a_second_while_nobody_waits():
 
 
 @pytest.mark.parametrize("others_decode", [True, False])
-def test_chunks_are_shorter_late_in_a_prompt(others_decode: bool):
+def test_chunks_shrink_with_the_cached_length_before_them(others_decode: bool):
     """The first one already, as when a long beginning is cached."""
     pace = ChunkSizer(1.0, 2048)
 
-    def made(num_before: int, count: int) -> list[int]:
+    def chunk_sizes(num_before: int, count: int) -> list[int]:
         sizes = []
         for _ in range(count):
             sizes.append(pace.chunk_tokens(10**6, num_before, others_decode=others_decode))
             pace.record(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
         return sizes
 
-    assert made(0, 10)[-1] == 1024
-    late = made(100_000, 10)
+    assert chunk_sizes(0, 10)[-1] == 1024
+    late = chunk_sizes(100_000, 10)
     assert late[0] <= 512
     assert late[-1] == 256
-    assert made(0, 10)[-1] == 1024
+    assert chunk_sizes(0, 10)[-1] == 1024
 
 
-def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
+def test_chunk_sizer_learns_from_prompts_in_a_single_chunk():
     """Sizes that are never met alone are judged by the chunks that they let through."""
     pace = ChunkSizer(0.1, 2048)
     for tokens in (33, 65, 1, 1):
         pace.record(tokens, tokens * 1e-3)
-    made = []
+    chunk_sizes = []
     for _ in range(10):
         left = 319
         while left:
-            made.append(pace.chunk_tokens(left, others_decode=True))
-            pace.record(made[-1], made[-1] * 1e-3)
-            left -= made[-1]
-    assert max(made[-10:]) <= 64 * 1.25
+            chunk_sizes.append(pace.chunk_tokens(left, others_decode=True))
+            pace.record(chunk_sizes[-1], chunk_sizes[-1] * 1e-3)
+            left -= chunk_sizes[-1]
+    assert max(chunk_sizes[-10:]) <= 64 * 1.25
 
 
-def test_what_may_not_be_cut_is_no_measure():
+def test_chunk_sizer_ignores_oversized_atomic_chunks():
     pace = ChunkSizer(0.05, 2048)
     pace.record(128, 0.045)
     for _ in range(16):

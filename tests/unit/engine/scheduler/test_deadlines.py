@@ -8,7 +8,7 @@ import pytest
 from tests.unit.cache.fakes import FakeDisk
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import answer_text, prompt, submit, texts
-from tests.unit.engine.scheduler.situations import FEATURES, bring, caches_on, let_everybody_end
+from tests.unit.engine.scheduler.situations import FEATURES, bring_to_state, caches_on, finish_all
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.protocol import Deadlines, Failed
 
@@ -29,8 +29,8 @@ def timed_engine() -> tuple[Engine, Clock]:
 
 
 def add(engine: Engine, name: str, deadlines: Deadlines, **sampling: object) -> None:
-    asked = submit(name, **sampling)
-    engine.inbox.put(msgspec.structs.replace(asked, deadlines=deadlines))
+    submitted = submit(name, **sampling)
+    engine.inbox.put(msgspec.structs.replace(submitted, deadlines=deadlines))
 
 
 def failures(engine: Engine) -> list[tuple[str, str]]:
@@ -38,9 +38,9 @@ def failures(engine: Engine) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_in_every_state_it_ends_once_and_leaves_nothing(state: State) -> None:
+def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> None:
     engine, clock = timed_engine()
-    bring(engine, state)
+    bring_to_state(engine, state)
     request = engine.request("a")
     request.deadlines._total_at = clock.now + 5
     engine.take_in()
@@ -49,12 +49,12 @@ def test_in_every_state_it_ends_once_and_leaves_nothing(state: State) -> None:
     engine.take_in()
     assert failures(engine) == [("a", "total_timeout")]
     engine.abort("a")
-    let_everybody_end(engine)
+    finish_all(engine)
     assert engine.ended.count("a") == 1
     assert engine.is_clean()
 
 
-def test_a_preparation_that_takes_too_long_is_stopped() -> None:
+def test_preparation_past_the_queue_deadline_is_cancelled() -> None:
     engine, clock = timed_engine()
     engine.preparers.outcome = None
     add(engine, "a", Deadlines(queue_seconds=1))
@@ -65,11 +65,11 @@ def test_a_preparation_that_takes_too_long_is_stopped() -> None:
     assert failures(engine) == [("a", "queue_timeout")]
 
 
-def test_whoever_was_begun_has_left_the_queue() -> None:
+def test_encoding_request_has_no_queue_deadline() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
-    asked = msgspec.structs.replace(submit("a", images=1), deadlines=Deadlines(queue_seconds=1))
-    engine.inbox.put(asked)
+    submitted = msgspec.structs.replace(submit("a", images=1), deadlines=Deadlines(queue_seconds=1))
+    engine.inbox.put(submitted)
     engine.step_until(lambda: engine.encoder.work is not None)
     clock.now += 100
     engine.step()
@@ -78,7 +78,7 @@ def test_whoever_was_begun_has_left_the_queue() -> None:
     assert texts(engine.events) == {"a": answer_text(prompt(images=1))}
 
 
-def test_who_waits_for_a_place_in_the_batch_is_in_the_queue() -> None:
+def test_request_waiting_for_the_batch_has_a_queue_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "wide", Deadlines(), n=3, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
@@ -89,11 +89,11 @@ def test_who_waits_for_a_place_in_the_batch_is_in_the_queue() -> None:
     assert failures(engine) == [("b", "queue_timeout")]
 
 
-def test_the_first_token_and_those_after_it_have_deadlines_of_their_own() -> None:
+def test_first_and_later_tokens_have_separate_deadlines() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
-    asked = submit("slow", images=1)
-    engine.inbox.put(msgspec.structs.replace(asked, deadlines=Deadlines(first_token_seconds=2)))
+    submitted = submit("slow", images=1)
+    engine.inbox.put(msgspec.structs.replace(submitted, deadlines=Deadlines(first_token_seconds=2)))
     add(engine, "text", Deadlines(first_token_seconds=2, token_seconds=3))
     engine.step_until(lambda: bool(texts(engine.events)))
     clock.now += 2
@@ -104,7 +104,7 @@ def test_the_first_token_and_those_after_it_have_deadlines_of_their_own() -> Non
     assert failures(engine)[1:] == [("text", "token_timeout")]
 
 
-def test_a_token_that_comes_in_time_gives_time_for_the_next() -> None:
+def test_timely_token_renews_the_token_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(token_seconds=3), max_tokens=9, ignore_eos=True)
     for _ in range(1000):
@@ -116,7 +116,7 @@ def test_a_token_that_comes_in_time_gives_time_for_the_next() -> None:
     assert engine.ended == ["a"]
 
 
-def test_what_ends_within_the_step_that_takes_too_long_is_an_answer() -> None:
+def test_request_finished_by_a_late_step_is_answered() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(total_seconds=1), max_tokens=1)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -127,7 +127,7 @@ def test_what_ends_within_the_step_that_takes_too_long_is_an_answer() -> None:
     assert engine.scheduler.expire() == []
 
 
-def test_the_loop_is_told_how_long_it_may_wait() -> None:
+def test_scheduler_reports_seconds_to_the_next_deadline() -> None:
     engine, clock = timed_engine()
     assert engine.scheduler.seconds_to_deadline() == float("inf")
     engine.preparers.outcome = None

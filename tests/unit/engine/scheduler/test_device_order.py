@@ -1,4 +1,4 @@
-"""The oldest and the shortest take turns, and nobody waits for ever."""
+"""The oldest and the shortest request take turns, and the wait of each is bounded."""
 
 from __future__ import annotations
 
@@ -46,38 +46,38 @@ class Queue:
         return name
 
     def run(self, room: int = 2) -> str:
-        """The whole course of turns, a letter each."""
-        course = ""
+        """The order of all turns, a letter each."""
+        order = ""
         while name := self.turn(room):
-            course += name
-        return course
+            order += name
+        return order
 
 
 def queue(**jobs: int) -> Queue:
-    made = Queue()
+    job_queue = Queue()
     for name, left in jobs.items():
-        made.add(name, left)
-    return made
+        job_queue.add(name, left)
+    return job_queue
 
 
-def test_equals_come_one_after_the_other():
+def test_equal_requests_run_in_order_of_arrival():
     assert queue(a=3, b=3, c=3).run() == "aaabbbccc"
 
 
-def test_a_short_one_goes_between_the_turns_of_a_long_one():
+def test_short_request_runs_between_turns_of_a_long_one():
     assert queue(a=5, b=1).run() == "abaaaa"
     assert queue(a=6, b=2).run() == "ababaaaa"
 
 
-def test_the_shortest_goes_first_but_what_was_begun_is_finished():
+def test_shortest_request_runs_after_begun_ones_are_finished():
     assert queue(a=9, b=3, c=2).run() == "acacababab" + "aaaa"
-    made = queue(a=9, b=3)
-    assert [made.turn(), made.turn()] == ["a", "b"]
-    made.add("c", 1)
-    assert made.run().startswith("ababac")
+    job_queue = queue(a=9, b=3)
+    assert [job_queue.turn(), job_queue.turn()] == ["a", "b"]
+    job_queue.add("c", 1)
+    assert job_queue.run().startswith("ababac")
 
 
-def test_who_could_not_go_on_for_a_while_is_still_the_oldest():
+def test_interrupted_request_remains_the_oldest():
     young = [Waiting("b", 500, is_begun=True, num_seqs=1), Waiting("c", 400, True, num_seqs=1)]
     old = Waiting("a", 900, is_begun=False, num_seqs=1)
     assert fair_turn(young, "b", room=4) == "c"
@@ -86,42 +86,42 @@ def test_who_could_not_go_on_for_a_while_is_still_the_oldest():
     assert fair_turn([old, *young], "a", room=2) != "a", "its row is another's"
 
 
-def test_asking_takes_no_turn():
+def test_query_of_the_next_request_takes_no_turn():
     engine = Engine(prefill_chunk_tokens=2)
     engine.add("long", text="x" * 40)
     engine.add("short", text="x" * 20)
     engine.step_until(lambda: len(engine.chunks) == 4)
-    asked = [engine.scheduler._planner._device_order.next_to_prefill() for _ in range(5)]
-    assert {request.request_id for request in asked if request} == {"long"}
+    candidates = [engine.scheduler._planner._device_order.next_to_prefill() for _ in range(5)]
+    assert {request.request_id for request in candidates if request} == {"long"}
     engine.run()
     assert [name for name, _, _ in engine.chunks[:9]] == ["long", "short"] * 4 + ["long"]
 
 
-def test_without_room_for_two_the_oldest_is_finished_first():
+def test_oldest_request_finishes_first_without_room_for_two():
     assert queue(a=4, b=1, c=1).run(room=1) == "aaaabc"
 
 
-def test_nobody_begins_without_room():
-    made = queue(a=2)
-    assert made.turn(room=0) is None
-    assert made.run(room=1) == "aa"
+def test_request_does_not_begin_without_room():
+    job_queue = queue(a=2)
+    assert job_queue.turn(room=0) is None
+    assert job_queue.run(room=1) == "aa"
 
 
-def test_what_waits_for_much_room_is_not_passed_by_what_needs_little():
-    made = queue()
-    made.add("wide", 3, num_seqs=4)
-    made.add("b", 1)
-    assert [made.turn(room) for room in (0, 1, 3)] == [None] * 3
-    assert [made.turn(room=4) for _ in range(4)] == ["wide"] * 3 + ["b"]
+def test_request_waiting_for_many_rows_is_not_passed():
+    job_queue = queue()
+    job_queue.add("wide", 3, num_seqs=4)
+    job_queue.add("b", 1)
+    assert [job_queue.turn(room) for room in (0, 1, 3)] == [None] * 3
+    assert [job_queue.turn(room=4) for _ in range(4)] == ["wide"] * 3 + ["b"]
 
 
-@pytest.mark.parametrize(("room", "course"), [(4, "aaaaaabbc"), (5, "acaaaaabb"), (6, "acababaaa")])
-def test_a_short_one_goes_beside_if_its_rows_fit_beside_those_of_the_oldest(room: int, course: str):
-    made = queue()
-    made.add("a", 6, num_seqs=4)
-    made.add("b", 2, num_seqs=2)
-    made.add("c", 1)
-    assert made.run(room) == course
+@pytest.mark.parametrize(("room", "order"), [(4, "aaaaaabbc"), (5, "acaaaaabb"), (6, "acababaaa")])
+def test_short_request_interleaves_if_its_rows_also_fit(room: int, order: str):
+    job_queue = queue()
+    job_queue.add("a", 6, num_seqs=4)
+    job_queue.add("b", 2, num_seqs=2)
+    job_queue.add("c", 1)
+    assert job_queue.run(room) == order
 
 
 @given(
@@ -129,24 +129,24 @@ def test_a_short_one_goes_beside_if_its_rows_fit_beside_those_of_the_oldest(room
     st.integers(1, 9),
     st.integers(1, 2),
 )
-def test_whoever_keeps_coming_nobody_waits_for_more_than_twice_the_work_before_it(
+def test_wait_is_at_most_twice_the_work_ahead(
     jobs: list[tuple[int, int]], newcomer: int, room: int
 ):
     """`jobs` come at these turns; one more comes at every turn."""
-    made = Queue()
+    job_queue = Queue()
     arrivals = sorted((when, n, left) for n, (when, left) in enumerate(jobs))
     bounds: dict[str, int] = {}
     for turn in range(500):
         while arrivals and arrivals[0][0] <= turn:
             _, number, left = arrivals.pop(0)
-            before = sum(job.left for job in made.jobs)
-            made.add(f"job {number}", left)
+            before = sum(job.left for job in job_queue.jobs)
+            job_queue.add(f"job {number}", left)
             bounds[f"job {number}"] = turn + 2 * (before + left)
         if not arrivals and not bounds:
             return
-        made.add(f"newcomer {turn}", newcomer)
-        made.turn(room)
-        for name in [name for name in bounds if name in made.done]:
+        job_queue.add(f"newcomer {turn}", newcomer)
+        job_queue.turn(room)
+        for name in [name for name in bounds if name in job_queue.done]:
             assert turn <= bounds.pop(name)
         assert all(turn <= bound for bound in bounds.values())
     raise AssertionError("somebody waits for ever")

@@ -1,4 +1,4 @@
-"""What the disk has of a prompt is read once there is memory for it."""
+"""The entries of a prompt on disk are read once memory is reserved for them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vlm_server.protocol import OnDevice
 
 def states_of(engine: Engine, name: str) -> list[State]:
     """The states that a request is in after each step, until nobody has anything to do."""
-    seen = list[State]()
+    passed_states = list[State]()
     while not engine.ended:
         engine.step()
         state = engine.state_of(name)
-        if state and seen[-1:] != [state]:
-            seen.append(state)
-    return seen
+        if state and passed_states[-1:] != [state]:
+            passed_states.append(state)
+    return passed_states
 
 
-def test_what_the_disk_has_is_read_after_admission_and_is_not_computed():
+def test_disk_entries_are_read_after_admission_and_not_recomputed():
     source = LoadedSource(prompt("a longer", 2).key)
     disk = FakeDisk(FEATURES, source)
     engine = Engine(caches_on(disk))
@@ -40,8 +40,8 @@ def test_what_the_disk_has_is_read_after_admission_and_is_not_computed():
     assert engine.is_clean()
 
 
-def test_a_request_whose_files_are_gone_is_prepared_again_without_them():
-    """It has no pixels: they seemed not to be needed."""
+def test_request_with_missing_disk_files_is_prepared_again():
+    """The first preparation left out the pixels, since the disk had the features."""
 
     class Forgetful(FakeDisk):
         def read_features(self, key: str) -> None:
@@ -58,7 +58,7 @@ def test_a_request_whose_files_are_gone_is_prepared_again_without_them():
     assert engine.is_clean()
 
 
-def test_requests_are_read_for_one_at_a_time():
+def test_disk_is_read_for_one_request_at_a_time():
     engine = Engine(caches_on(FakeDisk(FEATURES)))
     use_disk(engine)
     engine.disk_reader.is_fast = False
@@ -78,10 +78,10 @@ def test_requests_are_read_for_one_at_a_time():
     assert engine.is_clean()
 
 
-def test_no_more_is_read_than_memory_can_be_promised_for():
+def test_disk_read_is_skipped_without_memory_to_reserve():
     """What does not fit beside the request is computed instead."""
-    made = prompt("a longer prompt", 2)
-    needed = made.num_tokens + 10 + sum(one.size_bytes for one in FEATURES.values())
+    prepared_prompt = prompt("a longer prompt", 2)
+    needed = prepared_prompt.num_tokens + 10 + sum(one.size_bytes for one in FEATURES.values())
     for room, num_reads in ((needed, 0), (needed + 2 * 8, 1)):
         memory = FakeMemory(active_bytes=1000, limit_bytes=1000 + room)
         engine = Engine(caches_on(FakeDisk(FEATURES)), memory=memory)
@@ -91,10 +91,10 @@ def test_no_more_is_read_than_memory_can_be_promised_for():
         engine.run()
         assert len(engine.disk_reader.done) == num_reads
         assert len(engine.encoder.done) == 2 - 2 * num_reads
-        assert texts(engine.events)["a"] == answer_text(made, 10)
+        assert texts(engine.events)["a"] == answer_text(prepared_prompt, 10)
 
 
-def test_a_reading_that_runs_out_of_memory_frees_some_and_fails_nobody():
+def test_disk_read_out_of_memory_frees_caches_and_recomputes():
     class Short(FakeDisk):
         def read_features(self, key: str) -> None:
             raise OutOfMemory("no memory")

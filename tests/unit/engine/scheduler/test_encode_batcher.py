@@ -1,4 +1,4 @@
-"""Pictures that are encoded in one call, by the real loop: whose, and that nobody waits for it."""
+"""Batched encodes in the real loop: which images share a call, without delaying a first token."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def cpu(count: int) -> float:
     return ENCODE_SECONDS * count
 
 
-def made_of(name: str, images: int) -> PreparedPrompt:
-    """A prompt whose pictures are nobody else's."""
-    made = prompt("hello", images)
-    spans = tuple(replace(span, mm_hash=f"{name} {span.mm_hash}") for span in made.spans)
-    return replace(made, spans=spans)
+def prompt_with_images(name: str, images: int) -> PreparedPrompt:
+    """A prompt with images that no other request has."""
+    prepared_prompt = prompt("hello", images)
+    spans = tuple(replace(span, mm_hash=f"{name} {span.mm_hash}") for span in prepared_prompt.spans)
+    return replace(prepared_prompt, spans=spans)
 
 
 def new_engine(device: Device, most: int = 8, **options: object) -> Engine:
-    """One that has learned what its device takes."""
+    """An engine that has measured its device."""
     limits = {"prefill_chunk_tokens": 100, "max_num_seqs": 8, "context_tokens": 1000} | options
     engine = Engine(max_images_per_encode=most, **limits)  # type: ignore[arg-type]
     engine.encoder.seconds = device
     for number in range(4):
-        engine.add_prepared(f"earlier {number}", made_of(f"earlier {number}", 12))
+        engine.add_prepared(f"earlier {number}", prompt_with_images(f"earlier {number}", 12))
     engine.run()
     engine.encoder.calls.clear()
     engine.encoder.is_fast = False
@@ -73,12 +73,12 @@ def arrive(engine: Engine, **images: int) -> None:
         engine.add(name, images=count)
     engine.step()
     for name, count in images.items():
-        engine.preparers.finish(name, prepared(made_of(name, count), engine.caches))
+        engine.preparers.finish(name, prepared(prompt_with_images(name, count), engine.caches))
     engine.preparers.outcome = usual
 
 
 def calls_of(engine: Engine) -> list[list[str]]:
-    """Whose pictures each call had, to the end of all requests."""
+    """The request ids of each encode call, up to the end of all requests."""
     engine.encoder.is_fast = True
     if engine.encoder.works:
         engine.encoder.finish()
@@ -90,11 +90,11 @@ def calls_of(engine: Engine) -> list[list[str]]:
 # ---- whose -------------------------------------------------------------------------------
 
 
-def test_the_pictures_of_a_request_are_encoded_together():
+def test_images_of_a_request_are_encoded_in_one_batch():
     engine = new_engine(gpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"] * 4, ["a"] * 2]
-    assert texts(engine.events)["a"] == answer_text(made_of("a", 6))
+    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 6))
 
 
 def test_images_are_not_batched_on_a_device_without_gain():
@@ -119,7 +119,7 @@ def test_prompt_is_prefilled_before_images_of_the_next_request():
     assert calls_of(engine)[0] == ["many", "one"], "it would be the short one's turn anyway"
 
 
-def test_two_requests_are_encoded_together_if_that_takes_as_long_as_one():
+def test_two_requests_share_an_encode_if_it_costs_no_time():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1, c=1)
     assert calls_of(engine)[0] == ["a", "b"], "and no third one is begun"
@@ -153,7 +153,7 @@ def test_images_are_not_batched_during_a_last_chunk():
     assert [work.request_id for work in plan.encode_during_step] == ["b"]
 
 
-def test_beside_answers_it_lasts_no_longer_than_a_chunk_may():
+def test_encode_batch_respects_max_step_seconds_while_decoding():
     engine = new_engine(gpu, max_step_seconds=0.06)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -166,21 +166,21 @@ def test_beside_answers_it_lasts_no_longer_than_a_chunk_may():
     assert len(engine.encoder.works) == 4
 
 
-def test_a_picture_that_is_there_twice_is_encoded_once():
+def test_duplicate_image_is_encoded_once():
     engine = new_engine(gpu, caches=Caches(encoder_bytes=10**6))
-    made = made_of("a", 4)
+    prepared_prompt = prompt_with_images("a", 4)
     spans = [
         replace(span, mm_hash="a 0" if n == 2 else span.mm_hash)
-        for n, span in enumerate(made.spans)
+        for n, span in enumerate(prepared_prompt.spans)
     ]
-    engine.add_prepared("a", replace(made, spans=tuple(spans)))
+    engine.add_prepared("a", replace(prepared_prompt, spans=tuple(spans)))
     assert [len(call) for call in calls_of(engine)] == [2, 1]
 
 
-def test_pictures_of_other_sizes_are_encoded_apart():
+def test_images_of_different_sizes_are_encoded_separately():
     engine = new_engine(gpu)
-    made = made_of("a", 4)
-    outcome = prepared(made, engine.caches)
+    prepared_prompt = prompt_with_images("a", 4)
+    outcome = prepared(prepared_prompt, engine.caches)
     inputs = dict(outcome.inputs)
     inputs[2] = {name: array[:, :1] for name, array in inputs[2].items()}
     usual, engine.preparers.outcome = engine.preparers.outcome, None
@@ -191,7 +191,7 @@ def test_pictures_of_other_sizes_are_encoded_apart():
     assert [len(call) for call in calls_of(engine)] == [2, 1, 1]
 
 
-def test_as_many_as_there_is_memory_for():
+def test_encode_batch_size_respects_free_memory():
     """Beside what the request was admitted for, which is the encode of one at a time."""
     memory = FakeMemory()
     engine = new_engine(gpu, most=4, memory=memory)
@@ -217,10 +217,10 @@ def test_failed_image_fails_only_its_request():
     calls_of(engine)
     assert engine.ended[-2:] == ["a", "b"]
     assert "a" not in texts(engine.events)
-    assert texts(engine.events)["b"] == answer_text(made_of("b", 1))
+    assert texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
 
 
-def test_a_request_whose_pictures_all_ran_out_of_memory_is_tried_once_more():
+def test_encode_batch_out_of_memory_is_retried_once():
     engine = new_engine(gpu)
     arrive(engine, a=4)
     engine.step()
@@ -228,7 +228,7 @@ def test_a_request_whose_pictures_all_ran_out_of_memory_is_tried_once_more():
     engine.step()
     assert "a" not in engine.ended
     calls_of(engine)
-    assert texts(engine.events)["a"] == answer_text(made_of("a", 4))
+    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 4))
 
 
 def test_batched_encode_is_given_up_after_failures():
@@ -237,7 +237,7 @@ def test_batched_encode_is_given_up_after_failures():
     assert calls_of(engine) == [["a"]] * 6
 
 
-class SuddenCache(LruCache[EncodedImage]):
+class ConcurrentlyFilledCache(LruCache[EncodedImage]):
     """One into which another thread puts features between the first look for them and the next."""
 
     looked_for: str | None = None
@@ -251,10 +251,10 @@ class SuddenCache(LruCache[EncodedImage]):
 
 def test_features_stored_by_another_thread_are_used():
     engine = new_engine(gpu)
-    engine.caches.features = SuddenCache("encoder", 1 << 20)
+    engine.caches.features = ConcurrentlyFilledCache("encoder", 1 << 20)
     arrive(engine, a=3)
     calls_of(engine)
-    assert texts(engine.events)["a"] == answer_text(made_of("a", 3))
+    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 3))
 
 
 def test_abort_leaves_the_rest_of_the_encode_batch():
@@ -267,7 +267,7 @@ def test_abort_leaves_the_rest_of_the_encode_batch():
     assert engine.state_of("a") is None
     assert engine.num_tracked == 2, "the encoder still has its picture"
     calls_of(engine)
-    assert texts(engine.events)["b"] == answer_text(made_of("b", 1))
+    assert texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
     ended = {e.request_id: e for e in engine.events if isinstance(e, Finished)}
     assert ended["a"].is_aborted
 
@@ -319,12 +319,12 @@ def test_batched_encode_delays_no_first_token(device: Device, seed: int):
     drawn = random.Random(seed)
     names = "abcdef"[: drawn.randint(1, 6)]
     images = {name: drawn.choice([0, 1, 1, 2, 3, 5, 8]) for name in names}
-    in_turn, together = first_tokens(device, 1, images), first_tokens(device, 8, images)
+    in_turn, batched = first_tokens(device, 1, images), first_tokens(device, 8, images)
     most = DECODE_SECONDS + (device(2) - device(1) if device is launch_bound else 0.0)
-    assert max(together[name] - in_turn[name] for name in names) <= most, (images, in_turn)
+    assert max(batched[name] - in_turn[name] for name in names) <= most, (images, in_turn)
 
 
 def test_batched_encode_speeds_up_simultaneous_agents():
     in_turn = first_tokens(launch_bound, 1, {"a": 1, "b": 1})
-    together = first_tokens(launch_bound, 8, {"a": 1, "b": 1})
-    assert all(together[name] < in_turn[name] for name in "ab")
+    batched = first_tokens(launch_bound, 8, {"a": 1, "b": 1})
+    assert all(batched[name] < in_turn[name] for name in "ab")

@@ -1,4 +1,4 @@
-"""As many pictures go into one call as are sooner done so, whatever the device's costs are."""
+"""The size of encode batches grows as long as that saves time, on any device."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ def counts(
     device: Device, times: int = 12, waiting: int = 8, most: int = 8, max_seconds: float = 1.0
 ) -> list[int]:
     """What is encoded, while there are always so many pictures, of a device's seconds by count."""
-    sizer, made = EncodeSizer(most), []
+    sizer, batch_sizes = EncodeSizer(most), []
     for _ in range(times):
-        made.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))
-        sizer.record(TOKENS, made[-1], device(made[-1]))
-    return made
+        batch_sizes.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))
+        sizer.record(TOKENS, batch_sizes[-1], device(batch_sizes[-1]))
+    return batch_sizes
 
 
-def test_twice_as_many_are_tried_while_that_pays():
+def test_encode_batch_doubles_while_that_saves_time():
     assert counts(gpu) == [1, 1, 2, 2, 4, 4, 8, 8, 8, 8, 8, 8]
 
 
-def test_what_does_not_pay_is_tried_twice_and_again_much_later():
-    made = counts(cpu, times=300)
-    assert made[:6] == [1, 1, 2, 2, 1, 1]
-    assert max(made) == 2
-    assert made.count(2) < 300 / 20
+def test_useless_encode_batch_is_tried_twice_and_again_later():
+    batch_sizes = counts(cpu, times=300)
+    assert batch_sizes[:6] == [1, 1, 2, 2, 1, 1]
+    assert max(batch_sizes) == 2
+    assert batch_sizes.count(2) < 300 / 20
 
 
-def test_more_are_encoded_only_as_far_as_it_pays():
+def test_encode_batch_stops_growing_at_the_best_size():
     assert counts(lambda count: 0.01 * max(count, 2))[-4:] == [2] * 4
 
 
-def test_a_first_time_that_is_slow_changes_nothing():
+def test_slow_first_encode_does_not_shrink_the_batch():
     """Kernels are compiled, or attention is planned, for each new shape."""
-    seen: set[int] = set()
+    known_counts: set[int] = set()
 
     def compiles(count: int) -> float:
-        slow = 0.5 if count not in seen else 0.0
-        seen.add(count)
+        slow = 0.5 if count not in known_counts else 0.0
+        known_counts.add(count)
         return slow + gpu(count)
 
     assert counts(compiles)[-1] == 8
 
 
-def test_no_more_than_there_are_and_than_may_be():
+def test_encode_batch_is_limited_by_waiting_images_and_setting():
     assert set(counts(gpu, waiting=1)) == {1}
     assert max(counts(gpu, waiting=7)) == 4
     assert max(counts(gpu, waiting=3)) == 2
@@ -67,12 +67,12 @@ def test_no_more_than_there_are_and_than_may_be():
     assert set(counts(gpu, most=1)) == {1}
 
 
-def test_none_lasts_longer_than_it_may():
+def test_encode_batch_respects_max_seconds():
     assert max(counts(gpu, max_seconds=0.09)) == 4
     assert set(counts(gpu, max_seconds=0.05)) == {1}, "without any gain, two would last longer"
 
 
-def test_pictures_of_another_size_are_measured_for_themselves():
+def test_encode_times_are_measured_per_image_size():
     sizer = EncodeSizer(8)
     for count in counts(gpu):
         sizer.record(TOKENS, count, gpu(count))
@@ -81,7 +81,7 @@ def test_pictures_of_another_size_are_measured_for_themselves():
     assert sizer.choose_num_images(TOKENS // 4, 8, 1.0) == 1
 
 
-def test_two_are_as_one_if_they_take_about_as_long():
+def test_two_images_may_pair_if_they_take_one_images_time():
     def is_as_one(device: Device, max_seconds: float = 1.0) -> bool:
         sizer = EncodeSizer(8)
         for count in (1, 1, 2, 2):
@@ -94,7 +94,7 @@ def test_two_are_as_one_if_they_take_about_as_long():
     assert not is_as_one(lambda count: 0.01, max_seconds=0.005)
 
 
-def test_that_is_tried_no_more_than_twice():
+def test_pairing_of_images_is_tried_at_most_twice():
     sizer, tried = EncodeSizer(8), 0
     for _ in range(60):
         is_tried = sizer.may_pair(FEW_TOKENS, 1.0)
@@ -103,7 +103,7 @@ def test_that_is_tried_no_more_than_twice():
     assert tried == 2
 
 
-def test_two_large_ones_are_never_tried():
+def test_two_large_images_are_never_paired():
     sizer = EncodeSizer(8)
     for count in (1, 1, 2, 2):
         sizer.record(257, count, 0.01)

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.cache.fakes import FakeDisk
 from tests.unit.engine.driver import Engine, ends_in
 from tests.unit.engine.fakes import EOS, FakeFeatures, answer_text, prepared, prompt, texts
-from tests.unit.engine.scheduler.situations import bring, caches_on, let_everybody_end
+from tests.unit.engine.scheduler.situations import bring_to_state, caches_on, finish_all
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.errors import InternalError, InvalidRequest
@@ -23,33 +23,33 @@ def caches_with_a_picture() -> Caches:
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_an_abort_in_every_state_ends_it_once_and_leaves_nothing(state: State):
+def test_abort_ends_a_request_once_in_every_state(state: State):
     engine = Engine(caches_on(FakeDisk({"0": FakeFeatures("features of 0")})))
-    bring(engine, state)
+    bring_to_state(engine, state)
     engine.abort("a")
     engine.abort("a")
     (finished,) = [event for event in engine.take_in() if isinstance(event, Finished)]
     assert finished.is_aborted
-    let_everybody_end(engine)
+    finish_all(engine)
     assert engine.ended.count("a") == 1
     assert engine.is_clean()
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_an_abort_in_every_state_leaves_the_others_as_they_were(state: State):
+def test_abort_leaves_other_requests_unchanged_in_every_state(state: State):
     disk = FakeDisk({"0": FakeFeatures("features of 0")})
     engine = Engine(caches_on(disk), prefill_chunk_tokens=3)
-    bring(engine, state)
+    bring_to_state(engine, state)
     engine.add("b", text="another")
     engine.abort("a")
     engine.take_in()
-    let_everybody_end(engine)
+    finish_all(engine)
     assert texts(engine.events)["b"] == answer_text(prompt("another"))
     assert engine.ended.count("b") == 1
     assert engine.is_clean()
 
 
-def test_a_preparation_that_failed_ends_that_request():
+def test_failed_preparation_ends_its_request():
     engine = Engine()
     engine.preparers.outcome = None
     engine.add("a")
@@ -59,7 +59,7 @@ def test_a_preparation_that_failed_ends_that_request():
     assert engine.is_clean()
 
 
-def test_an_outcome_that_nobody_waits_for_is_released():
+def test_prepared_prompt_of_an_aborted_request_is_released():
     caches = caches_with_a_picture()
     engine = Engine(caches)
     engine.preparers.outcome = None
@@ -74,7 +74,7 @@ def test_an_outcome_that_nobody_waits_for_is_released():
     assert engine.is_clean()
 
 
-def test_a_picture_that_fails_ends_that_request_alone():
+def test_failed_encode_ends_only_its_request():
     engine = Engine()
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
@@ -88,7 +88,7 @@ def test_a_picture_that_fails_ends_that_request_alone():
 
 
 @pytest.mark.parametrize("images", [0, 1])
-def test_a_chunk_that_fails_ends_that_request_alone(images: int):
+def test_failed_chunk_ends_only_its_request(images: int):
     engine = Engine()
     engine.runner.failing_prefills.add("b")
     engine.add("a", "b", "c", images=images)
@@ -99,7 +99,7 @@ def test_a_chunk_that_fails_ends_that_request_alone(images: int):
     assert engine.is_clean()
 
 
-def test_a_decode_that_fails_ends_its_sequences_and_not_the_prefill_beside():
+def test_failed_decode_ends_its_sequences_but_no_prefill():
     engine = Engine(prefill_chunk_tokens=4)
     engine.add("a", "b", text="1234")
     engine.step_until(lambda: engine.count(State.DECODE) == 2)
@@ -111,7 +111,7 @@ def test_a_decode_that_fails_ends_its_sequences_and_not_the_prefill_beside():
     assert engine.is_clean()
 
 
-def test_a_sequence_that_fails_gets_no_token_of_the_same_step():
+def test_failed_sequence_gets_no_token_of_its_step():
     engine = Engine()
     engine.ready("a")
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -120,13 +120,13 @@ def test_a_sequence_that_fails_gets_no_token_of_the_same_step():
     assert engine.scheduler.update(plan, result) == [Failed("a", "internal_error", "no")]
 
 
-def test_tokens_of_a_request_that_is_gone_are_dropped():
+def test_tokens_of_an_ended_request_are_dropped():
     engine = Engine()
     result = StepResult({SeqId("gone"): [1]})
     assert engine.scheduler.update(SchedulerOutput(), result) == []
 
 
-def test_draining_refuses_newcomers_and_finishes_the_others():
+def test_drain_refuses_new_requests_and_finishes_the_rest():
     engine = Engine()
     engine.add("a")
     engine.step()
@@ -140,14 +140,14 @@ def test_draining_refuses_newcomers_and_finishes_the_others():
     assert engine.is_clean()
 
 
-def test_a_released_sequence_is_named_once():
+def test_finished_sequence_is_dropped_by_a_single_plan():
     engine = Engine()
     engine.add("a")
     engine.run()
     assert [plan.finished_seqs for plan in engine.plans if plan.finished_seqs] == [(SeqId("a"),)]
 
 
-def test_a_request_that_the_runner_never_met_is_not_released():
+def test_request_unknown_to_the_runner_is_not_dropped_there():
     engine = Engine()
     engine.preparers.outcome = None
     engine.add("a")
@@ -156,7 +156,7 @@ def test_a_request_that_the_runner_never_met_is_not_released():
     assert not engine.step().has_runner_work
 
 
-def test_a_new_scheduler_leaves_the_caches_as_they_are():
+def test_new_scheduler_does_not_clear_the_caches():
     """They may be in use: it does not own them."""
     caches = caches_with_a_picture()
     Engine(caches)

@@ -1,4 +1,4 @@
-"""Answers with thoughts and tool calls, from the runner's tokens to deltas, in the real loop."""
+"""Answers with reasoning and tool calls, from the runner's tokens to deltas, in the real loop."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ def engine_saying(
     engine = Engine(decoder=DECODER, formats=formats, context_tokens=1000)
     engine.runner.answer = lambda _, choice: [*DECODER.encode(answers[choice]), EOS]
 
-    def outcome(asked: Submit) -> Prepared:
-        made = outcome_of(asked)
-        return replace(made, prompt=replace(made.prompt, answer_format=answer))
+    def outcome(submitted: Submit) -> Prepared:
+        prepared_outcome = outcome_of(submitted)
+        return replace(
+            prepared_outcome, prompt=replace(prepared_outcome.prompt, answer_format=answer)
+        )
 
     engine.preparers.outcome = outcome
     return engine
 
 
 def pieces_in(found: list[Delta]) -> list[Piece]:
-    """What they bring; all but empty texts."""
+    """The pieces of the deltas without empty texts."""
     pieces = list[Piece]()
     for delta in found:
         if delta.tool_call is not None:
@@ -49,7 +51,7 @@ def pieces_in(found: list[Delta]) -> list[Piece]:
 
 
 def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str | None]:
-    """What a request is answered, and why the answer ended."""
+    """The pieces of an answer and its finish reason."""
     engine.add("a", **sampling)
     found = deltas(engine.run())
     assert [delta.finish_reason for delta in found[:-1]] == [None] * (len(found) - 1)
@@ -62,7 +64,7 @@ def counts(engine: Engine) -> tuple[int, int]:
     return stats.tool_calls, stats.broken_tool_calls
 
 
-def test_thoughts_text_and_calls_come_apart():
+def test_reasoning_text_and_calls_are_separate_deltas():
     engine = engine_saying(f"<think>\nhm</think>\n\nI look.{CALL}\n{CALL}")
     assert say(engine) == ([("thought", "hm"), ("text", "I look."), LOOK, LOOK], "tool_calls")
     assert counts(engine) == (2, 0)
@@ -81,19 +83,19 @@ def test_thoughts_text_and_calls_come_apart():
         CALL.removesuffix("</tool_call>"),
     ],
 )
-def test_a_broken_call_is_text_and_no_reason_to_end(broken: str):
+def test_broken_call_is_text_and_does_not_end_the_answer(broken: str):
     engine = engine_saying(f"a{broken}")
     assert say(engine) == ([("text", f"a{broken}")], "stop")
     assert counts(engine) == (0, 1)
 
 
-def test_a_call_cut_off_by_the_length_is_text():
+def test_call_truncated_by_max_tokens_is_text():
     engine = engine_saying(CALL)
     assert say(engine, max_tokens=9) == ([("text", CALL[: len("<tool_call>") + 8])], "length")
     assert counts(engine) == (0, 1)
 
 
-def test_length_stays_length_after_a_call():
+def test_finish_reason_length_stays_after_a_call():
     engine = engine_saying(f"{CALL}more")
     assert say(engine, max_tokens=len(DECODER.encode(CALL)) + 1) == (
         [LOOK, ("text", "m")],
@@ -101,7 +103,7 @@ def test_length_stays_length_after_a_call():
     )
 
 
-def test_a_stop_string_is_looked_for_in_content_and_thoughts_not_in_calls():
+def test_stop_string_applies_to_content_and_reasoning_only():
     engine = engine_saying(f"a{CALL}b")
     assert say(engine, stop=("</tool_call>", "look", "}")) == (
         [("text", "a"), LOOK, ("text", "b")],
@@ -114,7 +116,7 @@ def test_a_stop_string_is_looked_for_in_content_and_thoughts_not_in_calls():
     assert say(engine, stop=("STOP",)) == ([("thought", "a ")], "stop")
 
 
-def test_one_call_ends_the_choice_where_no_more_may_follow():
+def test_single_call_ends_the_choice_without_parallel_calls():
     engine = engine_saying(f"a{CALL}{CALL}b", f"{CALL}c", answer=replace(ANSWER, parallel=False))
     engine.add("a", n=2)
     found = deltas(engine.run())
@@ -127,7 +129,7 @@ def test_one_call_ends_the_choice_where_no_more_may_follow():
     assert engine.scheduler.read().generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
 
 
-def test_a_forced_call_is_streamed():
+def test_required_call_is_streamed_token_by_token():
     engine = engine_saying(LIST, answer=FORCED)
     engine.add("a")
     found = pieces_in(deltas(engine.run()))
@@ -138,31 +140,31 @@ def test_a_forced_call_is_streamed():
     assert ends == ["tool_calls"]
 
 
-def test_a_forced_call_that_is_cut_off_keeps_what_was_sent():
+def test_truncated_required_call_keeps_its_sent_delta():
     engine = engine_saying(LIST, answer=FORCED)
     assert say(engine, max_tokens=LIST.index("1")) == ([("call", "look", '{"a": ')], "length")
     assert counts(engine) == (0, 1)
 
 
-def test_a_model_without_a_format_can_be_forced():
+def test_model_without_tool_format_answers_required_calls():
     engine = engine_saying(LIST, answer=replace(FORCED, parallel=False), formats=Formats())
     assert say(engine) == ([LOOK], "tool_calls")
 
 
-def test_without_tools_and_thoughts_control_tokens_are_not_shown():
+def test_control_tokens_are_hidden_without_tools_and_reasoning():
     engine = engine_saying(f"a<think>{CALL}", answer=AnswerFormat(), formats=Formats(HERMES))
     text = CALL.removeprefix("<tool_call>").removesuffix("</tool_call>")
     assert say(engine) == ([("text", f"a{text}")], "stop")
     assert counts(engine) == (0, 0)
 
 
-def test_other_control_tokens_are_not_shown_either():
+def test_unknown_control_tokens_are_hidden():
     engine = engine_saying("")
     engine.runner.answer = lambda *_: [SPECIAL, *DECODER.encode("a"), SPECIAL, ord("b"), EOS]
     assert say(engine) == ([("text", "ab")], "stop")
 
 
-def test_the_end_token_may_be_the_end_mark():
+def test_eos_token_may_be_the_end_mark_of_a_call():
     end = DECODER.encode("</tool_call>")
     engine = engine_saying("")
     engine.scheduler._output._eos_token_ids = frozenset(end)
@@ -170,12 +172,12 @@ def test_the_end_token_may_be_the_end_mark():
     assert say(engine) == ([LOOK], "tool_calls")
 
 
-def test_mistral_calls_end_with_the_answer():
+def test_mistral_calls_are_complete_at_the_end_of_the_answer():
     engine = engine_saying(f"[TOOL_CALLS]{LIST}", formats=Formats(MISTRAL))
     assert say(engine) == ([LOOK, ("call", "click", "{}")], "tool_calls")
 
 
-def test_logprobs_come_with_the_first_delta_of_a_token_and_the_reason_with_the_last():
+def test_logprobs_are_in_a_tokens_first_delta():
     engine = engine_saying(f"ab{CALL[:-1]}")
     engine.add("a", logprobs=0)
     launch = engine.runner.launch
@@ -202,7 +204,7 @@ def test_logprobs_come_with_the_first_delta_of_a_token_and_the_reason_with_the_l
     assert found[-1].finish_reason == "tool_calls"
 
 
-def test_tokens_that_bring_nothing_say_whether_a_thought_goes_on():
+def test_empty_deltas_tell_whether_reasoning_continues():
     engine = engine_saying("<think>é</think>b", answer=ANSWER)
     engine.add("a")
     found = [(delta.text, delta.is_reasoning) for delta in deltas(engine.run())]
@@ -216,7 +218,7 @@ def test_tokens_that_bring_nothing_say_whether_a_thought_goes_on():
     ]
 
 
-def test_a_request_that_is_prepared_again_is_read_once():
+def test_request_prepared_again_counts_its_calls_once():
     engine = engine_saying(f"a{CALL}")
     outcome, engine.preparers.outcome = engine.preparers.outcome, None
     engine.add("a")
@@ -234,7 +236,7 @@ def test_a_request_that_is_prepared_again_is_read_once():
     assert engine.is_clean()
 
 
-def test_the_stats_say_how_many_calls_there_were():
+def test_stats_count_valid_and_broken_calls():
     engine = engine_saying(f"{CALL}<tool_call>")
     engine.add("a")
     engine.run()
@@ -244,7 +246,7 @@ def test_the_stats_say_how_many_calls_there_were():
     assert (stats.tool_calls, stats.broken_tool_calls) == (1, 1)
 
 
-def test_an_aborted_call_counts_neither_way():
+def test_aborted_call_is_neither_valid_nor_broken():
     engine = engine_saying(f"{CALL}{CALL}")
     engine.add("a")
     engine.step_until(lambda: any(delta.tool_call for delta in deltas(engine.events)))

@@ -1,4 +1,4 @@
-"""What is planned when, for several requests at once: the real loop with a scripted runner."""
+"""Plans for several requests at once, by the real loop with a scripted runner."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def video_submit(name: str) -> Submit:
     return msgspec.structs.replace(submit(name), messages=shown, videos=videos)
 
 
-def test_first_come_first_served():
+def test_equal_prompts_are_prefilled_in_order_of_arrival():
     engine = Engine(max_num_seqs=9)
     engine.ready(*"abcd")
     engine.run()
     assert [new.request_id for plan in engine.plans for new in plan.new] == list("abcd")
 
 
-def test_sequences_decode_in_every_step_of_another_prefill():
+def test_sequences_decode_in_every_step_beside_a_prefill():
     engine = Engine(prefill_chunk_tokens=1)
     engine.encoder.is_fast = False
     engine.add("a", max_tokens=100, ignore_eos=True)
@@ -44,7 +44,7 @@ def test_sequences_decode_in_every_step_of_another_prefill():
     assert plan.prefill
 
 
-def test_sequences_share_one_tokens_message():
+def test_tokens_of_a_step_share_one_message():
     engine = Engine()
     engine.add("a", "b", "c")
     engine.run()
@@ -52,7 +52,7 @@ def test_sequences_share_one_tokens_message():
     assert max(sizes) == 3
 
 
-def test_no_more_sequences_than_allowed():
+def test_running_sequences_never_exceed_max_num_seqs():
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.add(*"abcdef", images=1)
     while len(engine.ended) < 6:
@@ -64,7 +64,7 @@ def test_no_more_sequences_than_allowed():
 
 
 @pytest.mark.parametrize("images", [0, 1])
-def test_no_more_are_prepared_than_allowed(images: int):
+def test_preparations_never_exceed_max_preparing(images: int):
     engine = Engine(max_num_seqs=9, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*"abcd", images=images)
@@ -74,8 +74,8 @@ def test_no_more_are_prepared_than_allowed(images: int):
     assert started(engine.step()) == ["c"]
 
 
-def test_a_text_passes_pictures_that_wait_for_anything():
-    """For a preparer, for a place among the prepared ones, for the encoder."""
+def test_text_passes_all_waiting_images():
+    """The images wait for a preparer, for a place among prepared requests, and for the encoder."""
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
     engine.add(*(f"picture {number}" for number in range(9)), images=1)
@@ -89,7 +89,7 @@ def test_a_text_passes_pictures_that_wait_for_anything():
     engine.step_until(lambda: "text" in engine.ended)
 
 
-def test_texts_and_pictures_pass_schemas_that_wait_for_anything():
+def test_texts_and_images_pass_all_waiting_schemas():
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*(f"schema {number}" for number in range(9)), json_schema="{}")
@@ -99,7 +99,7 @@ def test_texts_and_pictures_pass_schemas_that_wait_for_anything():
     assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "picture"]
 
 
-def test_no_more_schemas_are_compiled_than_can_wait():
+def test_compiled_schemas_never_exceed_the_waiting_places():
     """Each keeps a process."""
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
@@ -111,19 +111,19 @@ def test_no_more_schemas_are_compiled_than_can_wait():
     assert sum(map(engine.count, begun)) == 4
 
 
-def test_a_short_prompt_goes_between_the_chunks_of_a_long_one():
+def test_short_prompt_is_prefilled_between_chunks_of_a_long_one():
     engine = Engine(prefill_chunk_tokens=2, context_tokens=1000)
     engine.ready("long", text="x" * 40)
     engine.step()
     engine.add("short", "second", text="hello")
     engine.run()
-    course = [name for name, _, _ in engine.chunks]
-    first = course.index("short")
-    assert course[first - 1 : first + 7] == ["long", "short"] * 3 + ["long", "second"]
-    assert course[-1] == "long"
+    order = [name for name, _, _ in engine.chunks]
+    first = order.index("short")
+    assert order[first - 1 : first + 7] == ["long", "short"] * 3 + ["long", "second"]
+    assert order[-1] == "long"
 
 
-def test_a_prompt_that_was_begun_keeps_its_place_in_the_batch():
+def test_begun_prompt_keeps_its_place_in_the_batch():
     """Else it would hold its KV cache while others come and go."""
     engine = Engine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
     engine.add("running", max_tokens=900, ignore_eos=True)
@@ -136,18 +136,18 @@ def test_a_prompt_that_was_begun_keeps_its_place_in_the_batch():
         assert SeqId("short") not in engine.runner.seqs
 
 
-def course_of(engine: Engine) -> list[tuple[str, str]]:
+def device_work_order(engine: Engine) -> list[tuple[str, str]]:
     """All that is done before anyone decodes, in order: ("encode" or "chunk", request)."""
     engine.run()
-    course: list[tuple[str, str]] = []
+    order: list[tuple[str, str]] = []
     for plan in engine.plans:
-        course += [("encode", work.request_id) for work in plan.encode]
-        course += [("chunk", plan.prefill.request_id)] if plan.prefill else []
-        course += [("encode", work.request_id) for work in plan.encode_during_step]
-    return course
+        order += [("encode", work.request_id) for work in plan.encode]
+        order += [("chunk", plan.prefill.request_id)] if plan.prefill else []
+        order += [("encode", work.request_id) for work in plan.encode_during_step]
+    return order
 
 
-def test_a_request_with_few_pictures_goes_between_those_of_one_with_many():
+def test_few_images_are_encoded_between_those_of_another_request():
     engine = Engine(prefill_chunk_tokens=64)
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     engine.add("many", images=5)
@@ -156,19 +156,21 @@ def test_a_request_with_few_pictures_goes_between_those_of_one_with_many():
     for name in ("many", "one", "two"):
         engine.preparers.finish(name)
     engine.preparers.outcome = usual
-    course = course_of(engine)
-    assert [name for what, name in course if what == "chunk"] == ["one", "two", "many"]
-    encoded = [name for what, name in course if what == "encode"]
+    order = device_work_order(engine)
+    assert [name for what, name in order if what == "chunk"] == ["one", "two", "many"]
+    encoded = [name for what, name in order if what == "encode"]
     assert encoded == ["many", "one", "many", "many", "two", "many", "many"]
 
 
-def test_of_equals_the_first_is_prefilled_before_the_next_is_encoded():
+def test_first_equal_request_is_prefilled_before_the_next_encode():
     engine = Engine(prefill_chunk_tokens=64)
     engine.ready("a", "b", "c", images=1)
-    assert course_of(engine) == [(what, name) for name in "abc" for what in ("encode", "chunk")]
+    assert device_work_order(engine) == [
+        (what, name) for name in "abc" for what in ("encode", "chunk")
+    ]
 
 
-def test_beside_an_encode_texts_are_prefilled_and_prompts_with_pictures_wait():
+def test_prompts_without_images_are_prefilled_during_an_encode():
     engine = Engine()
     engine.encoder.is_fast = False
     engine.add("many", images=3)
@@ -184,7 +186,7 @@ def test_beside_an_encode_texts_are_prefilled_and_prompts_with_pictures_wait():
     assert sorted(engine.ended) == ["b", "many", "other"]
 
 
-def test_there_is_no_work_while_all_wait_for_an_encode():
+def test_plan_is_empty_while_all_wait_for_an_encode():
     """Else the loop would turn in circles beside the encoder."""
     engine = Engine(max_num_seqs=1, prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
@@ -202,7 +204,7 @@ def test_there_is_no_work_while_all_wait_for_an_encode():
 
 
 @pytest.mark.parametrize("waiting", ["wide", None])
-def test_the_encoder_goes_on_while_prompts_wait_for_the_batch(waiting: str | None):
+def test_encoding_continues_while_prompts_wait_for_the_batch(waiting: str | None):
     engine = Engine(max_num_seqs=2 if waiting else 1, context_tokens=1000)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -215,7 +217,7 @@ def test_the_encoder_goes_on_while_prompts_wait_for_the_batch(waiting: str | Non
     assert list(engine.runner.seqs) == [SeqId("running")]
 
 
-def test_pixels_are_dropped_with_their_encode_and_cache_holds_with_the_first_chunk():
+def test_pixels_and_cache_references_are_dropped_by_the_first_chunk():
     engine = Engine(prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
     engine.step_until(lambda: engine.state_of("a") is State.ENCODING)
@@ -225,7 +227,7 @@ def test_pixels_are_dropped_with_their_encode_and_cache_holds_with_the_first_chu
     assert engine.request("a")._references is None
 
 
-def test_videos_take_one_preparer_and_leave_the_others_to_others():
+def test_videos_take_only_one_preparer():
     engine = Engine(max_num_seqs=9, max_preparing=3)
     engine.preparers.outcome = None
     for name in ("a", "b"):
@@ -239,7 +241,7 @@ def test_videos_take_one_preparer_and_leave_the_others_to_others():
     assert started(engine.step()) == ["b"]
 
 
-def test_an_abort_right_after_the_hand_over_to_a_preparer_stops_it():
+def test_abort_cancels_a_preparation_that_has_not_begun():
     """Also before its thread has begun: else a dead video is decoded, and holds up the next."""
     engine = Engine()
     engine.preparers.outcome = None
@@ -253,7 +255,7 @@ def test_an_abort_right_after_the_hand_over_to_a_preparer_stops_it():
     assert work.cancellation.is_cancelled
 
 
-def test_an_aborted_preparation_keeps_its_place_until_it_is_over():
+def test_aborted_preparation_keeps_its_place_until_it_ends():
     """The thread is busy with it all the same: what is started more would queue after it."""
     engine = Engine(max_num_seqs=9, max_preparing=2)
     engine.preparers.outcome = None
@@ -266,7 +268,7 @@ def test_an_aborted_preparation_keeps_its_place_until_it_is_over():
     assert started(engine.step()) == ["c"]
 
 
-def test_one_picture_at_a_time_and_the_oldest_request_first():
+def test_images_are_encoded_singly_oldest_request_first():
     engine = Engine()
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=2)
@@ -281,7 +283,7 @@ def test_one_picture_at_a_time_and_the_oldest_request_first():
     assert [work.request_id for work in plan.encode] == ["b"]
 
 
-def test_an_older_prompt_that_becomes_ready_takes_turns_with_what_was_begun():
+def test_older_prompt_alternates_with_a_begun_one():
     engine = Engine(prefill_chunk_tokens=2)
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
@@ -291,12 +293,12 @@ def test_an_older_prompt_that_becomes_ready_takes_turns_with_what_was_begun():
     engine.encoder.finish()
     engine.ready("c")
     engine.step_until(lambda: len(engine.chunks) >= 5)
-    course = "".join(name for name, _, _ in engine.chunks)
-    assert "abab" in course
-    assert "c" not in course
+    order = "".join(name for name, _, _ in engine.chunks)
+    assert "abab" in order
+    assert "c" not in order
 
 
-def test_text_passes_a_request_whose_picture_is_being_encoded():
+def test_text_is_prefilled_during_the_encode_of_an_older_request():
     engine = Engine()
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
@@ -305,7 +307,7 @@ def test_text_passes_a_request_whose_picture_is_being_encoded():
     assert {name for name, _, _ in engine.chunks} == {"b"}
 
 
-def test_chunks_shrink_to_the_time_of_a_step_while_others_wait():
+def test_chunks_shrink_to_max_step_seconds_while_others_decode():
     engine = Engine(prefill_chunk_tokens=64, max_step_seconds=0.1, context_tokens=1000)
     engine.runner.prefill_seconds = lambda plan: 0.004 * plan.num_prefill_tokens
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
@@ -316,7 +318,7 @@ def test_chunks_shrink_to_the_time_of_a_step_while_others_wait():
     assert sizes == [32, 16, 16]  # 128 milliseconds are too much, and 64 are not
 
 
-def test_chunks_fill_the_pass_of_a_decode_step():
+def test_piggybacked_chunks_fill_a_mixed_step():
     engine = Engine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
     engine.runner.mixed_step_tokens = 24
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
@@ -331,7 +333,7 @@ def test_chunks_fill_the_pass_of_a_decode_step():
     assert sizes == {"a": [64], "b": [23, 23, 16], "c": [21, 21, 20]}
 
 
-def test_the_next_picture_is_encoded_beside_the_last_chunk_of_a_prompt():
+def test_next_image_is_encoded_during_a_prompts_last_chunk():
     engine = Engine(prefill_chunk_tokens=4)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
@@ -348,7 +350,7 @@ def test_the_next_picture_is_encoded_beside_the_last_chunk_of_a_prompt():
     assert engine.step().prefill is None, "its picture is not encoded yet"
 
 
-def test_no_picture_is_encoded_beside_a_prompt_if_there_is_no_memory_for_both():
+def test_encode_waits_for_prefill_without_memory_for_both():
     engine = Engine(memory=FakeMemory(limit_bytes=10**6), prefill_chunk_tokens=64)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)

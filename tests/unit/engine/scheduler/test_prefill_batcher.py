@@ -1,4 +1,4 @@
-"""Prompts that are prefilled in one call, by the real loop: whose, and that nobody waits for it."""
+"""Batched prefills in the real loop: which prompts share a call, without delaying a first token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cpu(plan: SchedulerOutput) -> float:
 
 
 def new_engine(device: Device = gpu, most: int = 8, **options: object) -> Engine:
-    """One that has learned what its device takes."""
+    """An engine that has measured its device."""
     limits = {"prefill_chunk_tokens": 256, "max_num_seqs": 64, "max_preparing": 99}
     limits |= {"context_tokens": 1000} | options
     engine = Engine(max_prompts_per_prefill=most, **limits)  # type: ignore[arg-type]
@@ -50,8 +50,8 @@ def new_engine(device: Device = gpu, most: int = 8, **options: object) -> Engine
     return engine
 
 
-def together(engine: Engine) -> list[list[str]]:
-    """Whose prompts each chunk had, to the end of all requests."""
+def prefill_batches(engine: Engine) -> list[list[str]]:
+    """The request ids of each prefill call, up to the end of all requests."""
     engine.run()
     assert engine.is_clean()
     plans = [plan for plan in engine.plans if plan.prefill]
@@ -61,23 +61,23 @@ def together(engine: Engine) -> list[list[str]]:
 # ---- whose -------------------------------------------------------------------------------
 
 
-def test_prompts_that_wait_are_prefilled_together_in_their_order():
+def test_waiting_prompts_are_prefilled_in_ordered_batches():
     engine = new_engine()
     engine.ready(*"abcdef")
-    assert together(engine) == [[*"abcd"], [*"ef"]]
+    assert prefill_batches(engine) == [[*"abcd"], [*"ef"]]
     assert texts(engine.events) == dict.fromkeys("abcdef", answer_text(prompt()))
 
 
 def test_prompts_are_not_batched_on_a_device_without_gain():
     engine = new_engine(cpu)
     engine.ready(*"abc")
-    assert together(engine) == [["a"], ["b"], ["c"]]
+    assert prefill_batches(engine) == [["a"], ["b"], ["c"]]
 
 
 def test_prompts_are_not_batched_if_limited_to_one():
     engine = new_engine(most=1)
     engine.ready(*"abc")
-    assert together(engine) == [["a"], ["b"], ["c"]]
+    assert prefill_batches(engine) == [["a"], ["b"], ["c"]]
 
 
 def test_prompt_with_image_is_prefilled_alone_and_in_order():
@@ -90,7 +90,7 @@ def test_prompt_with_image_is_prefilled_alone_and_in_order():
     for name in "abcde":
         engine.preparers.finish(name)
     engine.preparers.outcome = usual
-    found = together(engine)
+    found = prefill_batches(engine)
     assert ["c"] in found
     assert sorted(name for names in found for name in names) == [*"abcde"]
 
@@ -101,12 +101,12 @@ def test_atomic_prompt_is_prefilled_alone():
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     engine.add(*"abcdef")
     engine.step()
-    made = prompt()
+    prompts = prompt()
     for name in "abcdef":
-        atomic = made.num_tokens if name in "acd" else 0
-        engine.preparers.finish(name, prepared(replace(made, atomic_prefill_tokens=atomic)))
+        atomic = prompts.num_tokens if name in "acd" else 0
+        engine.preparers.finish(name, prepared(replace(prompts, atomic_prefill_tokens=atomic)))
     engine.preparers.outcome = usual
-    found = together(engine)
+    found = prefill_batches(engine)
     assert all([name] in found for name in "acd")
     assert [*"ef"] in found
 
@@ -114,13 +114,13 @@ def test_atomic_prompt_is_prefilled_alone():
 def test_batched_prefill_respects_max_num_seqs():
     engine = new_engine(max_num_seqs=16)
     engine.ready(*"abcd", n=5)
-    assert together(engine)[0] == [*"ab"]
+    assert prefill_batches(engine)[0] == [*"ab"]
 
 
 def test_batched_prefill_respects_chunk_tokens():
     engine = new_engine(lambda plan: 0.01, prefill_chunk_tokens=64)
     engine.ready(*"abcdef", text="w" * 14)
-    assert together(engine)[0] == [*"abcd"]
+    assert prefill_batches(engine)[0] == [*"abcd"]
 
 
 def test_batched_prefill_respects_max_step_seconds_while_decoding():
@@ -131,7 +131,7 @@ def test_batched_prefill_respects_max_step_seconds_while_decoding():
     engine.add("first", max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
     engine.ready(*"abcd")
-    assert [len(names) for names in together(engine)] == [1] * 5
+    assert [len(names) for names in prefill_batches(engine)] == [1] * 5
 
 
 def test_batched_prefill_is_halved_to_fit_memory():
@@ -140,7 +140,7 @@ def test_batched_prefill_is_halved_to_fit_memory():
         engine.governor.reset_stats()
         engine.governor.estimator._rates["prefill"].append(1 << 20)  # of each token
         engine.ready(*"abcd", max_tokens=5)
-        return together(engine)[0]
+        return prefill_batches(engine)[0]
 
     assert first_chunk(1 << 30) == [*"abcd"]
     assert first_chunk(20 << 20) == [*"ab"]
@@ -151,8 +151,8 @@ def test_batched_prefill_is_halved_to_fit_memory():
 
 def add_texts(engine: Engine, **said: str) -> None:
     """Requests that may use what is cached."""
-    made = {name: prepared(prompt(text), engine.caches) for name, text in said.items()}
-    engine.preparers.outcome = lambda asked: made[asked.request_id]
+    prompts = {name: prepared(prompt(text), engine.caches) for name, text in said.items()}
+    engine.preparers.outcome = lambda submitted: prompts[submitted.request_id]
     engine.add(*said)
 
 
@@ -176,7 +176,7 @@ def test_prompt_with_long_cached_prefix_is_prefilled_alone():
     engine.run()
     engine.plans.clear()
     add_texts(engine, a="x" * 100 + "y", b="y")
-    assert together(engine) == [["a"], ["b"]]
+    assert prefill_batches(engine) == [["a"], ["b"]]
 
 
 # ---- what may happen to them -------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_failed_prompt_leaves_the_rest_of_its_batch():
     engine = new_engine()
     engine.ready(*"abc")
     engine.runner.failing_prefills = {"b"}
-    assert together(engine)[0] == [*"ab"]
+    assert prefill_batches(engine)[0] == [*"ab"]
     assert [e.request_id for e in engine.events if isinstance(e, Failed)] == ["b"]
     assert texts(engine.events) == dict.fromkeys("ac", answer_text(prompt()))
 
@@ -209,7 +209,7 @@ def test_batched_prefill_is_given_up_after_failures():
         engine.run()
     engine.plans.clear()
     engine.ready(*"ab")
-    assert together(engine) == [["a"], ["b"]]
+    assert prefill_batches(engine) == [["a"], ["b"]]
 
 
 def test_batched_prompts_are_all_announced_on_device():

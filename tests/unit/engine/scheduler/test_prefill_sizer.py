@@ -1,4 +1,4 @@
-"""As many prompts are prefilled in one call as take no longer than one, whatever the device."""
+"""The size of prefill batches grows as long as the first prompt is not delayed, on any device."""
 
 from __future__ import annotations
 
@@ -28,50 +28,52 @@ def counts(
     max_seconds: float = 0.25,
 ) -> list[int]:
     """What is prefilled, while there are always so many prompts."""
-    sizer, made = PrefillSizer(), list[int]()
+    sizer, batch_sizes = PrefillSizer(), list[int]()
     for _ in range(times):
         longest = [num_tokens] * waiting
-        made.append(sizer.choose_num_prompts(longest, max_seconds, others_decode=False))
-        sizer.record(num_tokens, made[-1], device(num_tokens, made[-1]), others_decode=False)
-    return made
+        batch_sizes.append(sizer.choose_num_prompts(longest, max_seconds, others_decode=False))
+        sizer.record(
+            num_tokens, batch_sizes[-1], device(num_tokens, batch_sizes[-1]), others_decode=False
+        )
+    return batch_sizes
 
 
-def test_twice_as_many_are_tried_while_the_first_does_not_wait():
+def test_prefill_batch_doubles_while_the_first_is_not_delayed():
     assert counts(gpu) == [1, 1, 2, 2, 4, 4, 8, 8, 8, 8]
 
 
-def test_long_ones_go_alone_where_each_takes_its_time():
+def test_long_prompts_are_not_batched_where_time_is_linear():
     assert counts(gpu, LONG) == [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]
 
 
-def test_what_does_not_pay_is_tried_twice_and_again_much_later():
-    made = counts(cpu, times=1500)
-    assert made[:6] == [1, 1, 2, 2, 1, 1]
-    assert max(made) == 2
-    assert 2 < made.count(2) < 10
+def test_useless_prefill_batch_is_tried_twice_and_again_later():
+    batch_sizes = counts(cpu, times=1500)
+    assert batch_sizes[:6] == [1, 1, 2, 2, 1, 1]
+    assert max(batch_sizes) == 2
+    assert 2 < batch_sizes.count(2) < 10
 
 
-def test_nothing_is_tried_that_might_take_too_long():
+def test_prefill_batch_is_not_tried_beyond_max_seconds():
     assert counts(cpu, LONG) == [1] * 10
     assert counts(gpu, max_seconds=0.015) == [1] * 10
 
 
-def test_no_more_than_wait():
+def test_prefill_batch_never_exceeds_waiting_prompts():
     assert max(counts(gpu, waiting=3)) == 2
 
 
-def test_a_first_time_that_is_slow_changes_nothing():
-    seen = set[int]()
+def test_slow_first_prefill_does_not_shrink_the_batch():
+    known_counts = set[int]()
 
     def planning(num_tokens: int, count: int) -> float:
-        first = count not in seen
-        seen.add(count)
+        first = count not in known_counts
+        known_counts.add(count)
         return gpu(num_tokens, count) + 0.06 * first
 
     assert counts(planning, max_seconds=10)[-1] == 8
 
 
-def test_a_long_one_beside_a_short_one_is_judged_by_the_time_of_the_short():
+def test_batch_with_a_short_prompt_is_judged_by_its_time():
     """And is no trial: the short one might wait long."""
     sizer = PrefillSizer()
     for _ in range(2):
@@ -85,7 +87,7 @@ def test_a_long_one_beside_a_short_one_is_judged_by_the_time_of_the_short():
     assert sizer.choose_num_prompts([SHORT, LONG], 0.25, others_decode=False) == 1
 
 
-def test_longer_ones_are_not_tried_where_shorter_ones_did_not_pay():
+def test_longer_prompts_are_not_tried_after_useless_shorter_ones():
     sizer = PrefillSizer()
     for _ in range(2):
         sizer.record(SHORT, 1, 0.010, others_decode=False)
@@ -96,7 +98,7 @@ def test_longer_ones_are_not_tried_where_shorter_ones_did_not_pay():
     assert sizer.choose_num_prompts([LONG, LONG], 0.25, others_decode=False) == 1
 
 
-def test_who_joins_others_is_compared_with_who_joined_others():
+def test_prefill_times_beside_decode_are_compared_separately():
     sizer = PrefillSizer()
     for _ in range(2):
         sizer.record(SHORT, 1, 0.010, others_decode=False)

@@ -1,4 +1,4 @@
-"""Requests with many pixels never take all preparer threads, and nobody waits for ever."""
+"""Requests with many pixels never take all preparer threads, and every request is prepared."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Preparers:
         has_schema: bool = False,
         client: str = "",
     ) -> None:
-        asked = structs.replace(submit(name, images=images), client=client)
-        request = Request(asked, asked.sampling, ByteDecoder(), lambda: 0.0)
+        submitted = structs.replace(submit(name, images=images), client=client)
+        request = Request(submitted, submitted.sampling, ByteDecoder(), lambda: 0.0)
         self.requests.enqueue(request)
         request.num_pixels, request.has_schema = num_pixels, has_schema
 
@@ -49,7 +49,7 @@ class Preparers:
             self.add(name, COSTLY_PIXELS + 1)
 
     def start(self) -> list[str]:
-        """Those that are given to a thread now."""
+        """Start preparations on free threads; returns their requests."""
         taken = self.order.next(self.requests.values())
         for request in taken:
             request.move_to(State.PREPARING)
@@ -62,180 +62,181 @@ class Preparers:
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(1, 1), (2, 1), (3, 2)])
-def test_costly_requests_leave_a_thread_to_others(threads: int, begun: int):
-    made = Preparers(threads)
-    made.costly("a", "b", "c", "d")
-    assert made.start() == ["a", "b", "c"][:begun]
-    made.add("small")
-    assert made.start() == ["small"]
-    made.end("a")
-    assert len(made.start()) == 1
+def test_costly_requests_leave_a_preparer_thread_free(threads: int, begun: int):
+    preparers = Preparers(threads)
+    preparers.costly("a", "b", "c", "d")
+    assert preparers.start() == ["a", "b", "c"][:begun]
+    preparers.add("small")
+    assert preparers.start() == ["small"]
+    preparers.end("a")
+    assert len(preparers.start()) == 1
 
 
-def test_costly_requests_that_were_aborted_keep_their_threads_and_no_others():
-    made = Preparers(2)
-    made.costly("a", "b")
-    assert made.start() == ["a"]
-    made.requests.clear()  # both clients have left
-    made.costly("c")
-    made.add("small")
-    assert made.start() == ["small"]
-    made.end("a")
-    assert made.start() == ["c"]
+def test_aborted_costly_requests_still_count_as_running():
+    preparers = Preparers(2)
+    preparers.costly("a", "b")
+    assert preparers.start() == ["a"]
+    preparers.requests.clear()  # both clients have left
+    preparers.costly("c")
+    preparers.add("small")
+    assert preparers.start() == ["small"]
+    preparers.end("a")
+    assert preparers.start() == ["c"]
 
 
-def test_no_more_than_allowed_are_prepared_whatever_they_cost():
-    made = Preparers(2)
-    made.costly("a")
+def test_preparer_threads_are_never_exceeded():
+    preparers = Preparers(2)
+    preparers.costly("a")
     for name in ("b", "c", "d"):
-        made.add(name)
-    assert made.start() == ["a", "b"]
-    assert made.start() == []
-    made.end("a")
-    assert len(made.start()) == 1
+        preparers.add(name)
+    assert preparers.start() == ["a", "b"]
+    assert preparers.start() == []
+    preparers.end("a")
+    assert len(preparers.start()) == 1
 
 
-def test_the_oldest_and_the_one_with_the_fewest_pixels_take_turns():
-    made = Preparers(1)
+def test_oldest_and_smallest_image_request_alternate():
+    preparers = Preparers(1)
     for number in range(6):
-        made.add(f"{number}", num_pixels=1000 - number)
+        preparers.add(f"{number}", num_pixels=1000 - number)
     order = []
-    while made.requests:
-        (name,) = made.start()
+    while preparers.requests:
+        (name,) = preparers.start()
         order.append(name)
-        made.end(name)
+        preparers.end(name)
     assert order == ["0", "5", "1", "4", "2", "3"]
 
 
-def test_requests_of_one_size_come_in_order():
-    made = Preparers(2)
+def test_equal_preparations_start_in_order_of_arrival():
+    preparers = Preparers(2)
     for name in "abcd":
-        made.add(name)
-    assert made.start() == ["a", "b"]
-    made.end("b")
-    assert made.start() == ["c"]
+        preparers.add(name)
+    assert preparers.start() == ["a", "b"]
+    preparers.end("b")
+    assert preparers.start() == ["c"]
 
 
-def test_what_is_ready_bounds_what_is_begun():
-    made = Preparers(2, max_ready=1)
+def test_ready_requests_limit_new_preparations():
+    preparers = Preparers(2, max_ready=1)
     for name in "abcdef":
-        made.add(name)
+        preparers.add(name)
     for _ in range(2):
-        for name in made.start():
-            made.order.finish(name)  # it is ready, and still tracked
-    assert sum(r.state is State.PREPARING for r in made.requests.values()) == 3
+        for name in preparers.start():
+            preparers.order.finish(name)  # it is ready, and still tracked
+    assert sum(r.state is State.PREPARING for r in preparers.requests.values()) == 3
 
 
-def test_however_many_may_decode_few_hold_their_pixels_until_then():
+def test_few_requests_hold_pixels_whatever_max_ready_is():
     """Two are prepared, and sixteen wait for the device."""
-    made = Preparers(2, max_ready=256)
+    preparers = Preparers(2, max_ready=256)
     for number in range(100):
-        made.add(f"{number}")
+        preparers.add(f"{number}")
     begun = list[str]()
-    while started := made.start():
+    while started := preparers.start():
         begun += started
         for name in started:
-            made.order.finish(name)
+            preparers.order.finish(name)
     assert len(begun) == 18
     for name in begun[:10]:
         for state in (State.WAITING_FOR_MEMORY, State.PREFILL, State.DECODE):
-            made.requests[name].move_to(state)
-    assert len(made.start()) == 2
+            preparers.requests[name].move_to(state)
+    assert len(preparers.start()) == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
-    made = Preparers(threads)
-    made.costly("a")
-    assert made.start() == ["a"]
+def test_text_with_schema_does_not_wait_for_images_with_schema(threads: int):
+    preparers = Preparers(threads)
+    preparers.costly("a")
+    assert preparers.start() == ["a"]
     for number in range(threads + 1):
-        made.add(f"costly {number}", COSTLY_PIXELS + 1, has_schema=True)
-    made.add("text", images=0, has_schema=True)
-    assert made.start() == ["text"]
+        preparers.add(f"costly {number}", COSTLY_PIXELS + 1, has_schema=True)
+    preparers.add("text", images=0, has_schema=True)
+    assert preparers.start() == ["text"]
 
 
-def test_the_oldest_and_the_one_with_the_shortest_schema_take_turns():
+def test_oldest_and_shortest_schema_alternate():
     """Tools that take seconds to compile do not keep a small schema waiting for all of them."""
-    made = Preparers(1)
+    preparers = Preparers(1)
     for number in range(8):
-        made.add(f"tools {number}", images=0, has_schema=True)
-        made.requests[f"tools {number}"].num_schema_chars = 100_000
-    assert made.start() == ["tools 0"]
-    made.add("small", images=0, has_schema=True)
-    made.requests["small"].num_schema_chars = 100
+        preparers.add(f"tools {number}", images=0, has_schema=True)
+        preparers.requests[f"tools {number}"].num_schema_chars = 100_000
+    assert preparers.start() == ["tools 0"]
+    preparers.add("small", images=0, has_schema=True)
+    preparers.requests["small"].num_schema_chars = 100
     order = ["tools 0"]
-    while made.requests:
-        made.end(order[-1])
-        order += made.start()
+    while preparers.requests:
+        preparers.end(order[-1])
+        order += preparers.start()
     assert order.index("small") == 1
     assert [name for name in order if name != "small"] == [f"tools {n}" for n in range(8)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_slow_schemas_of_one_client_keep_another_waiting_for_those_begun(threads: int):
-    """Sixteen of each: those of one take 5 s, those of the other a moment."""
-    made = Preparers(threads)
+def test_slow_schemas_delay_another_client_only_while_running(threads: int):
+    """Sixteen schemas of each client: 5 s each of the first, a moment each of the second."""
+    preparers = Preparers(threads)
     for number in range(16):
-        made.add(f"slow {number}", images=0, has_schema=True, client="a")
-    running = dict.fromkeys(made.start(), 5.0)
-    made.now = 0.1
-    made.start()
+        preparers.add(f"slow {number}", images=0, has_schema=True, client="a")
+    running = dict.fromkeys(preparers.start(), 5.0)
+    preparers.now = 0.1
+    preparers.start()
     for number in range(16):
-        made.add(f"quick {number}", images=0, has_schema=True, client="b")
+        preparers.add(f"quick {number}", images=0, has_schema=True, client="b")
     ended = dict[str, float]()
-    while made.requests:
+    while preparers.requests:
         running |= {
-            name: made.now + (5.0 if name.startswith("slow") else 0.01) for name in made.start()
+            name: preparers.now + (5.0 if name.startswith("slow") else 0.01)
+            for name in preparers.start()
         }
         name = min(running, key=running.__getitem__)
-        ended[name] = made.now = running.pop(name)
-        made.end(name)
+        ended[name] = preparers.now = running.pop(name)
+        preparers.end(name)
     assert max(ended[f"quick {number}"] for number in range(16)) < 5.5
     assert max(ended.values()) < 16 * 5 / threads + 1, "no thread was idle"
 
 
-def test_equally_slow_schemas_take_turns_by_client():
+def test_equally_slow_schemas_alternate_by_client():
     """Whatever their sizes are, and however many there are before."""
-    made = Preparers(1)
+    preparers = Preparers(1)
     for client, chars in (("a", 100), ("b", 90_000)):
         for number in range(16 if client == "a" else 4):
             name = f"{client}{number}"
-            made.add(name, images=0, has_schema=True, client=client)
-            made.requests[name].num_schema_chars = chars
-    order = made.order_one_by_one(seconds=5.0)
+            preparers.add(name, images=0, has_schema=True, client=client)
+            preparers.requests[name].num_schema_chars = chars
+    order = preparers.order_one_by_one(seconds=5.0)
     assert "".join(name[0] for name in order[:8]) == "abababab"
     assert order[1:8:2] == ["b0", "b1", "b2", "b3"]
 
 
-def test_who_comes_again_owes_nothing_and_is_owed_nothing():
-    made = Preparers(1)
+def test_returning_client_has_neither_debt_nor_credit():
+    preparers = Preparers(1)
     for number in range(3):
-        made.add(f"a{number}", images=0, has_schema=True, client="a")
+        preparers.add(f"a{number}", images=0, has_schema=True, client="a")
     for _ in range(2):
-        (name,) = made.start()
-        made.now += 5.0
-        made.end(name)
+        (name,) = preparers.start()
+        preparers.now += 5.0
+        preparers.end(name)
     for number in range(9):
-        made.add(f"b{number}", images=0, has_schema=True, client="b")
-    order = made.order_one_by_one(seconds=5.0)
+        preparers.add(f"b{number}", images=0, has_schema=True, client="b")
+    order = preparers.order_one_by_one(seconds=5.0)
     assert order.index("a2") <= 2
 
 
-def test_texts_with_a_schema_take_no_more_threads_than_there_are():
-    made = Preparers(2)
+def test_schema_texts_never_exceed_preparer_threads():
+    preparers = Preparers(2)
     for name in "abc":
-        made.add(name, images=0, has_schema=True)
-    made.add("text", images=0)
-    assert made.start() == ["a", "b", "text"]
-    made.end("a")
-    assert made.start() == ["c"]
+        preparers.add(name, images=0, has_schema=True)
+    preparers.add("text", images=0)
+    assert preparers.start() == ["a", "b", "text"]
+    preparers.end("a")
+    assert preparers.start() == ["c"]
 
 
-def test_a_picture_counts_as_cheaper_than_any_video():
+def test_image_is_prepared_before_any_video():
     """Of a video only the size of its frames is known, and not how long it takes to decode."""
-    made = Preparers(2)
-    made.add("oldest")
-    made.add("video", num_pixels=100)
-    made.requests["video"].has_video = True
-    made.add("picture", num_pixels=10_000)
-    assert made.start() == ["oldest", "picture"]
+    preparers = Preparers(2)
+    preparers.add("oldest")
+    preparers.add("video", num_pixels=100)
+    preparers.requests["video"].has_video = True
+    preparers.add("picture", num_pixels=10_000)
+    assert preparers.start() == ["oldest", "picture"]

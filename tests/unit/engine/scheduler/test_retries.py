@@ -34,8 +34,12 @@ def end_of(engine: Engine, request_id: str) -> Finished | Failed:
     return end
 
 
-@pytest.mark.parametrize(("error", "times"), [(OutOfMemory("none"), 1), (StepTooLong("long"), 3)])
-def test_it_is_answered_as_if_nothing_had_happened(error: RequestError, times: int):
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [(OutOfMemory("none"), 1), (StepTooLong("long"), 3)],
+    ids=["out of memory", "step too long"],
+)
+def test_prompt_is_answered_after_retries(error: RequestError, times: int):
     engine = fail(error, times)
     assert isinstance(end_of(engine, "a"), Finished)
     assert texts(engine.events)["a"] == answer_text(prompt(TEXT))
@@ -45,14 +49,15 @@ def test_it_is_answered_as_if_nothing_had_happened(error: RequestError, times: i
 @pytest.mark.parametrize(
     ("error", "times"),
     [(OutOfMemory("none"), 2), (StepTooLong("long"), 4), (InternalError("a bug"), 1)],
+    ids=["out of memory", "step too long", "internal error"],
 )
-def test_it_fails_in_the_end(error: RequestError, times: int):
+def test_prompt_fails_after_the_last_retry(error: RequestError, times: int):
     end = end_of(fail(error, times), "a")
     assert isinstance(end, Failed)
     assert end.code == error.code
 
 
-def test_each_time_its_chunks_are_half_as_long():
+def test_every_retry_halves_the_chunks():
     engine = fail(StepTooLong("long"), 2)
     sizes = [end - start for name, start, end in engine.chunks if name == "a"]
     assert sizes[:2] == [16, 8]
@@ -60,7 +65,7 @@ def test_each_time_its_chunks_are_half_as_long():
     assert sum(sizes[2:]) == len(TEXT)
 
 
-def test_larger_chunks_are_tried_again_later():
+def test_larger_chunks_are_tried_again_after_a_while():
     engine = fail(StepTooLong("long"), 2)
     engine.add("long", text="y" * 100)
     engine.run()

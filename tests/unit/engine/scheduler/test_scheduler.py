@@ -1,4 +1,4 @@
-"""What becomes of a request, and what it may ask for: the real loop with a scripted runner."""
+"""The states, limits and results of one request, in the real loop with a scripted runner."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from vlm_server.interfaces import PrefillWork
 from vlm_server.protocol import Failed, Finished, Submit, Usage
 
 
-def test_a_request_gets_its_answer_and_leaves_nothing():
+def test_request_is_answered_and_leaves_no_state():
     engine = Engine()
     engine.add("a", text="a longer prompt", images=2)
     engine.run()
-    made = prompt("a longer prompt", 2)
-    assert texts(engine.events) == {"a": answer_text(made)}
-    assert engine.usages == {"a": Usage(made.num_tokens, len(answer_tokens(made)))}
+    prepared_prompt = prompt("a longer prompt", 2)
+    assert texts(engine.events) == {"a": answer_text(prepared_prompt)}
+    assert engine.usages == {
+        "a": Usage(prepared_prompt.num_tokens, len(answer_tokens(prepared_prompt)))
+    }
     reasons = [delta.finish_reason for delta in deltas(engine.events) if delta.finish_reason]
     assert reasons == ["stop"]
     assert engine.is_clean()
@@ -33,33 +35,33 @@ def counted(engine: Engine, wanted: Submit) -> Finished:
     return end
 
 
-def test_a_request_that_is_counted_only_ends_when_it_is_prepared():
+def test_token_count_request_ends_once_prepared():
     engine = Engine()
     end = counted(engine, submit("a", text="a longer prompt", images=2))
-    made = prompt("a longer prompt", 2)
-    token_ids = tuple(made.token_ids.tolist())
-    assert (end.usage, end.token_ids) == (Usage(made.num_tokens, 0), token_ids)
+    prepared_prompt = prompt("a longer prompt", 2)
+    token_ids = tuple(prepared_prompt.token_ids.tolist())
+    assert (end.usage, end.token_ids) == (Usage(prepared_prompt.num_tokens, 0), token_ids)
     assert not engine.encoder.done
     assert not any(plan.has_runner_work for plan in engine.plans)
     assert engine.is_clean()
 
 
-def test_a_prompt_beyond_the_context_can_be_counted():
+def test_prompt_beyond_the_context_can_be_counted():
     engine = Engine(context_tokens=10)
     assert counted(engine, submit("a", text="more than ten bytes")).usage == Usage(19, 0)
 
 
-def test_a_request_goes_through_all_states_in_order():
+def test_request_passes_all_states_in_order():
     engine = Engine()
     engine.preparers.outcome = None
     engine.encoder.is_fast = False
     engine.add("a", text="a longer text", images=2)
-    seen = []
+    passed_states = []
 
     def look() -> None:
         state = engine.state_of("a")
-        if state and state not in seen:
-            seen.append(state)
+        if state and state not in passed_states:
+            passed_states.append(state)
 
     engine.take_in()
     look()
@@ -69,10 +71,10 @@ def test_a_request_goes_through_all_states_in_order():
         look()
         if engine.encoder.work:
             engine.encoder.finish()
-    assert seen == [State.PREPARING, State.ENCODING, State.PREFILL, State.DECODE]
+    assert passed_states == [State.PREPARING, State.ENCODING, State.PREFILL, State.DECODE]
 
 
-def test_pictures_are_encoded_in_order_before_the_first_chunk():
+def test_images_are_encoded_in_order_before_the_first_chunk():
     engine = Engine(prefill_chunk_tokens=6)
     engine.encoder.is_fast = False
     engine.ready("a", text="12345", images=2)
@@ -108,15 +110,15 @@ def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
         (13, [(0, 13)]),
     ],
 )
-def test_atomic_tokens_are_one_chunk(atomic: int, chunks: list[tuple[int, int]]):
+def test_atomic_tokens_are_prefilled_in_one_chunk(atomic: int, chunks: list[tuple[int, int]]):
     engine = Engine()
-    made = prompt(images=2)
-    engine.add_prepared("a", replace(made, atomic_prefill_tokens=atomic))
+    prepared_prompt = prompt(images=2)
+    engine.add_prepared("a", replace(prepared_prompt, atomic_prefill_tokens=atomic))
     engine.run()
     assert [(start, end) for _, start, end in engine.chunks] == chunks
 
 
-def test_defaults_come_from_the_checkpoint():
+def test_sampling_defaults_come_from_the_checkpoint():
     engine = Engine(default_temperature=0.7, default_top_p=0.9)
     engine.add("a", temperature=None, top_p=None)
     engine.add("c", temperature=0.0, top_p=0.5)
@@ -127,7 +129,7 @@ def test_defaults_come_from_the_checkpoint():
 
 
 @pytest.mark.parametrize("token_id", [-1, 259, 2**31, 2**40])
-def test_a_bias_on_no_token_fails_its_request_alone(token_id: int):
+def test_logit_bias_outside_the_vocabulary_fails_only_its_request(token_id: int):
     engine = Engine(vocabulary_size=259)
     engine.add("a", logit_bias={0: 1.0, 258: -1.0})
     engine.step()
@@ -143,9 +145,7 @@ def test_a_bias_on_no_token_fails_its_request_alone(token_id: int):
     ("tokens", "max_tokens", "is_taken"),
     [(199, 1, True), (199, 2, True), (200, None, False), (200, 1, False), (150, 50, True)],
 )
-def test_the_prompt_must_leave_room_in_the_context(
-    tokens: int, max_tokens: int | None, is_taken: bool
-):
+def test_prompt_must_leave_room_in_the_context(tokens: int, max_tokens: int | None, is_taken: bool):
     engine = Engine(context_tokens=200)
     engine.add("a", text="x" * tokens, max_tokens=max_tokens)
     engine.step()
@@ -161,7 +161,7 @@ def test_the_prompt_must_leave_room_in_the_context(
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5, 65535])
-def test_an_answer_may_fill_the_context_and_is_cut_there(max_tokens: int | None):
+def test_answer_is_cut_at_the_end_of_the_context(max_tokens: int | None):
     engine = Engine(context_tokens=9, eos_token_ids=frozenset())
     engine.add("a", text="12345", max_tokens=max_tokens)
     engine.run()
@@ -169,7 +169,7 @@ def test_an_answer_may_fill_the_context_and_is_cut_there(max_tokens: int | None)
     assert deltas(engine.events)[-1].finish_reason == "length"
 
 
-def test_usage_is_reported_with_each_token_to_who_wants_it():
+def test_usage_is_reported_with_each_token_if_requested():
     engine = Engine(eos_token_ids=frozenset())
     engine.add("a", text="12345", max_tokens=2, reports_usage=True)
     engine.add("b", text="12345", max_tokens=2)

@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import answer_text, answer_tokens, features_of
 from tests.unit.engine.mixed_prompts import (
+    Attention,
     Parts,
-    Seen,
     num_tokens_of,
     prepare_mixed,
     prompt_mixed,
@@ -93,7 +93,7 @@ class Lives(RuleBasedStateMachine):
         self.encoded: Counter[str] = Counter()
         self.num_taken = 0
         """Of the engine's events."""
-        self.asked: dict[str, Submit] = {}
+        self.submitted: dict[str, Submit] = {}
         self.parts: dict[str, Parts] = {}
         self.accepted: Counter[str] = Counter()
         self.ended: dict[str, Finished | Failed] = {}
@@ -104,7 +104,7 @@ class Lives(RuleBasedStateMachine):
         encoder_bytes=st.sampled_from([0, 8, 16, ENOUGH]),
         prefix_bytes=st.sampled_from([0, 12, 40, ENOUGH]),
         needs_snapshots=st.booleans(),
-        seen=st.sampled_from(["before", "before", "in media", "all"]),
+        attention=st.sampled_from(["before", "before", "in media", "all"]),
         seconds_of_one=st.sampled_from([0.001, 0.01, 0.1]),
         mixed_step_tokens=st.sampled_from([0, 0, MAX_NUM_SEQS + 1, CHUNK]),
     )
@@ -113,11 +113,11 @@ class Lives(RuleBasedStateMachine):
         encoder_bytes: int,
         prefix_bytes: int,
         needs_snapshots: bool,
-        seen: Seen,
+        attention: Attention,
         seconds_of_one: float,
         mixed_step_tokens: int,
     ) -> None:
-        self.seen = seen
+        self.attention = attention
         self.caches = Caches(
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
@@ -159,20 +159,20 @@ class Lives(RuleBasedStateMachine):
         salt: str,
         client: str = "",
     ) -> str:
-        name = f"r{len(self.asked)}"
+        name = f"r{len(self.submitted)}"
         parts = (*kind, *parts)
-        asked = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
-        self.asked[name] = msgspec.structs.replace(asked, client=client)
+        submitted = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
+        self.submitted[name] = msgspec.structs.replace(submitted, client=client)
         self.parts[name] = parts
-        self.engine.inbox.put(self.asked[name])
+        self.engine.inbox.put(self.submitted[name])
         return name
 
     @rule(target=requests, before=requests, parts=PARTS)
-    def go_on(self, before: str, parts: Parts) -> str:
+    def continue_conversation(self, before: str, parts: Parts) -> str:
         """What a client asks next: the same, the answer as far as it came, and more."""
-        told = (*self.parts[before], self.said.get(SeqId(before), ""))
-        salt = self.asked[before].cache_salt
-        whole = parts if num_tokens_of(told) > LONGEST else (*told, *parts)
+        earlier = (*self.parts[before], self.said.get(SeqId(before), ""))
+        salt = self.submitted[before].cache_salt
+        whole = parts if num_tokens_of(earlier) > LONGEST else (*earlier, *parts)
         return self.arrive(whole, None, 1, (), salt)
 
     @precondition(lambda self: self.tracked)
@@ -193,7 +193,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.outcomes)
     @rule(data=st.data())
     def finish_preparing(self, data: st.DataObject) -> None:
-        self.hand_in(data.draw(st.sampled_from(sorted(self.outcomes))))
+        self.hand_in_preparation(data.draw(st.sampled_from(sorted(self.outcomes))))
 
     @precondition(lambda self: self.engine.encoder.works)
     @rule(data=st.data())
@@ -209,7 +209,7 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.runner.prefills)
     @rule(data=st.data())
-    def fail_a_chunk_soon(self, data: st.DataObject) -> None:
+    def fail_a_later_chunk(self, data: st.DataObject) -> None:
         self.runner.failing_prefills.add(data.draw(st.sampled_from(sorted(self.runner.prefills))))
 
     @precondition(lambda self: self.runner.seqs)
@@ -220,11 +220,11 @@ class Lives(RuleBasedStateMachine):
         self.beat()
         self.runner.fails_decode = False
 
-    @precondition(lambda self: self.asked.keys() - self.ended.keys())
+    @precondition(lambda self: self.submitted.keys() - self.ended.keys())
     @rule(parts=PARTS, n=st.integers(1, MAX_NUM_SEQS), client=st.sampled_from(["", "third"]))
-    def nobody_waits_for_ever(self, parts: Parts, n: int, client: str) -> None:
+    def waits_are_bounded(self, parts: Parts, n: int, client: str) -> None:
         """One more comes in every round, and yet the youngest of now ends within a bound."""
-        live = [name for name in self.asked if name not in self.ended]
+        live = [name for name in self.submitted if name not in self.ended]
         newcomers: list[str] = []
         for _ in range(ROUNDS_PER_REQUEST * len(live)):
             newcomers.append(self.arrive(parts, None, n, (), "", client))
@@ -237,13 +237,13 @@ class Lives(RuleBasedStateMachine):
                 self.abort(name)
 
     @rule()
-    def forget_nothing(self) -> None:
+    def end_all_requests(self) -> None:
         """Let everything end, and look at what is left."""
         for _ in range(2000):
-            if self.ended.keys() == self.asked.keys() and self.engine.is_clean():
+            if self.ended.keys() == self.submitted.keys() and self.engine.is_clean():
                 break
             self.round()
-        assert self.ended.keys() == self.asked.keys()
+        assert self.ended.keys() == self.submitted.keys()
         assert self.engine.is_clean()
 
     # ---- how it is carried out -------------------------------------------------------
@@ -264,7 +264,7 @@ class Lives(RuleBasedStateMachine):
         for name in list(self.preparing):
             self.prepare_one(name)
         for name in list(self.outcomes):
-            self.hand_in(name)
+            self.hand_in_preparation(name)
         self.beat()
 
     @property
@@ -275,13 +275,13 @@ class Lives(RuleBasedStateMachine):
 
     def prepare_one(self, name: str) -> None:
         try:
-            self.outcomes[name] = prepare_mixed(self.preparing[name], self.caches, self.seen)
+            self.outcomes[name] = prepare_mixed(self.preparing[name], self.caches, self.attention)
         except RequestError as error:
             self.outcomes[name] = error
         except RuntimeError:
             self.outcomes[name] = InternalError("the request could not be prepared")
 
-    def hand_in(self, name: str) -> None:
+    def hand_in_preparation(self, name: str) -> None:
         self.engine.preparers.finish(name, self.outcomes.pop(name))
 
     def beat(self) -> None:
@@ -318,31 +318,33 @@ class Lives(RuleBasedStateMachine):
                     self.check_answer(event)
 
     def check_answer(self, event: Finished | Failed) -> None:
-        asked = self.asked[event.request_id]
-        seqs = [SeqId(event.request_id, choice) for choice in range(asked.sampling.n)]
+        submitted = self.submitted[event.request_id]
+        seqs = [SeqId(event.request_id, choice) for choice in range(submitted.sampling.n)]
         try:
-            made = prompt_mixed(asked)
+            prepared_prompt = prompt_mixed(submitted)
         except (RequestError, RuntimeError):
             assert not [seq for seq in seqs if seq in self.said]
             return
         is_whole = isinstance(event, Finished) and not event.is_aborted
-        limit = asked.sampling.max_tokens or 1000
+        limit = submitted.sampling.max_tokens or 1000
         for seq in seqs:
-            self.check_choice(seq, made, limit, is_whole or seq in self.reasons)
+            self.check_choice(seq, prepared_prompt, limit, is_whole or seq in self.reasons)
         if isinstance(event, Finished) and is_whole:
-            lengths = [len(answer_tokens(made, seq.choice)[:limit]) for seq in seqs]
+            lengths = [len(answer_tokens(prepared_prompt, seq.choice)[:limit]) for seq in seqs]
             assert event.usage.completion_tokens == sum(lengths)
-            assert event.usage.prompt_tokens == made.num_tokens
+            assert event.usage.prompt_tokens == prepared_prompt.num_tokens
             cached = self.runner.num_cached_tokens[event.request_id]
             assert event.usage.cached_tokens == cached
 
-    def check_choice(self, seq: SeqId, made: PreparedPrompt, limit: int, is_whole: bool) -> None:
-        told, whole = self.said.get(seq, ""), answer_text(made, limit, seq.choice)
+    def check_choice(
+        self, seq: SeqId, prepared_prompt: PreparedPrompt, limit: int, is_whole: bool
+    ) -> None:
+        emitted, whole = self.said.get(seq, ""), answer_text(prepared_prompt, limit, seq.choice)
         if not is_whole:
-            assert whole.startswith(told)
+            assert whole.startswith(emitted)
             return
-        assert told == whole
-        is_stop = len(answer_tokens(made, seq.choice)) <= limit
+        assert emitted == whole
+        is_stop = len(answer_tokens(prepared_prompt, seq.choice)) <= limit
         assert self.reasons[seq] == ("stop" if is_stop else "length")
 
     # ---- what always holds -----------------------------------------------------------
@@ -352,7 +354,7 @@ class Lives(RuleBasedStateMachine):
         return self.engine.scheduler._requests
 
     @invariant()
-    def each_is_accepted_once(self) -> None:
+    def requests_are_accepted_once(self) -> None:
         assert set(self.accepted.values()) <= {1}
         assert self.ended.keys() | self.tracked.keys() == self.accepted.keys()
 
@@ -368,7 +370,7 @@ class Lives(RuleBasedStateMachine):
                 assert set(request.seqs) <= self.runner.seqs.keys()
 
     @invariant()
-    def everything_is_tracked_once(self) -> None:
+    def live_requests_are_tracked_once(self) -> None:
         released = len(self.engine.scheduler._planner._finished_seqs)
         encoding = self.engine.scheduler._planner._device_order.encoding
         elsewhere = self.engine.scheduler._planner._preparer_order.request_ids
@@ -376,11 +378,11 @@ class Lives(RuleBasedStateMachine):
         assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 
     @invariant()
-    def caches_hold_what_they_count(self) -> None:
+    def cache_counts_are_consistent(self) -> None:
         self.caches.check_integrity()
 
     @invariant()
-    def only_who_waits_for_the_runner_pins(self) -> None:
+    def only_waiting_requests_pin_cache_entries(self) -> None:
         holders = (State.WAITING_FOR_MEMORY, State.ENCODING, State.PREFILL)
         waiting = [r for r in self.tracked.values() if r.state in holders]
         is_handed_in = not self.engine.inbox.empty()
@@ -389,7 +391,7 @@ class Lives(RuleBasedStateMachine):
         assert not any(reading.pinned_bytes for reading in self.caches.read())
 
     @invariant()
-    def no_picture_is_encoded_twice(self) -> None:
+    def cached_images_are_not_encoded_again(self) -> None:
         if self.stores_all_pictures:
             assert all(count <= 1 for count in self.encoded.values())
 

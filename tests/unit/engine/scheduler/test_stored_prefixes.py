@@ -20,7 +20,7 @@ def stored(engine: Engine) -> list[tuple[tuple[str, ...], tuple[SeqId, ...]]]:
     return [each for each in both if any(each)]
 
 
-def test_a_prompt_is_stored_by_the_step_after_its_last_chunk_and_its_answer_at_its_end():
+def test_prompt_is_stored_after_last_chunk_and_answer_at_end():
     engine = new_engine()
     engine.add("a", n=2)
     engine.run()
@@ -31,7 +31,7 @@ def test_a_prompt_is_stored_by_the_step_after_its_last_chunk_and_its_answer_at_i
     assert sorted(seq for _, seqs in answers for seq in seqs) == [SeqId("a", 0), SeqId("a", 1)]
 
 
-def test_a_cancelled_prompt_is_stored_and_has_no_answer():
+def test_cancelled_prompt_is_stored_without_an_answer():
     engine = new_engine()
     engine.add("a", text="a prompt of some chunks")
     engine.step_until(lambda: len(engine.chunks) == 2)
@@ -41,7 +41,7 @@ def test_a_cancelled_prompt_is_stored_and_has_no_answer():
     assert engine.plans[-1].is_idle
 
 
-def test_a_prompt_that_fails_is_not_stored():
+def test_failed_prompt_is_not_stored():
     engine = new_engine()
     engine.runner.chunk_errors["a"] = [InternalError("it fails")]
     engine.add("a", text="abc")
@@ -49,7 +49,7 @@ def test_a_prompt_that_fails_is_not_stored():
     assert not stored(engine)
 
 
-def test_nothing_is_stored_without_a_cache_nor_of_a_prompt_that_no_other_can_begin_with():
+def test_prompt_is_not_stored_without_cache_or_if_atomic():
     engine = new_engine(prefix_bytes=0)
     engine.add("a")
     engine.run()

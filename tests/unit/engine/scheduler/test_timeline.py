@@ -1,4 +1,4 @@
-"""What the engine says of where a request's time went, and of media that were cached."""
+"""The reported phases of a request's time, and the counts of cached media."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prepare(engine: Engine, clock: Clock, name: str, seconds: float) -> None:
     engine.step()
 
 
-def test_every_second_belongs_to_one_phase(timed: tuple[Engine, Clock]) -> None:
+def test_every_second_belongs_to_exactly_one_phase(timed: tuple[Engine, Clock]) -> None:
     engine, clock = timed
     engine.add("a", images=1)
     engine.step()
@@ -60,7 +60,7 @@ def test_every_second_belongs_to_one_phase(timed: tuple[Engine, Clock]) -> None:
     ]  # fmt: skip
 
 
-def test_until_the_device_begins_with_it_a_request_is_in_the_queue(
+def test_request_is_in_the_queue_phase_until_device_work_begins(
     timed: tuple[Engine, Clock],
 ) -> None:
     """Admitted at once, the second waits until the encoder has done with the first."""
@@ -80,7 +80,7 @@ def test_until_the_device_begins_with_it_a_request_is_in_the_queue(
     assert seconds_of(timeline_of(engine, "b")) == {"prepare": 2, "queue": 7, "encode": 2}
 
 
-def test_media_are_counted_and_those_that_nobody_had_to_encode() -> None:
+def test_media_and_cached_media_are_counted() -> None:
     engine = Engine(Caches(encoder_bytes=1 << 20))
     for name, images in (("a", 2), ("b", 2), ("c", 3), ("d", 0)):
         engine.add_prepared(name, prompt(name, images))

@@ -25,32 +25,32 @@ ROOT = str(Path(__file__).parents[4])
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildPool]:
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    made = ChildPool(MODULE, 2)
-    yield made
-    made.close()
-    assert made.num_tracked == 0
+    child_pool = ChildPool(MODULE, 2)
+    yield child_pool
+    child_pool.close()
+    assert child_pool.num_tracked == 0
 
 
 def ask(pool: ChildPool, job: str, seconds: float = 5.0) -> str:
     return pool.run(job.encode(), seconds, Cancellation()).decode()
 
 
-def test_one_process_answers_many_jobs(pool: ChildPool):
+def test_single_child_process_answers_many_jobs(pool: ChildPool):
     assert ask(pool, "echo hello") == "hello"
     assert ask(pool, "pid -") == ask(pool, "pid -")
 
 
-def test_an_answer_may_be_large(pool: ChildPool):
+def test_child_process_may_return_a_large_answer(pool: ChildPool):
     text = "x" * (5 << 20)
     assert ask(pool, f"echo {text}") == text
 
 
-def test_what_a_library_prints_is_no_answer(pool: ChildPool):
+def test_output_printed_in_a_child_is_not_its_answer(pool: ChildPool):
     assert ask(pool, "print hello") == ""
     assert ask(pool, "echo next") == "next"
 
 
-def test_a_job_that_takes_too_long_is_killed_and_the_next_one_served(pool: ChildPool):
+def test_job_past_its_timeout_is_killed_and_next_one_served(pool: ChildPool):
     started = time.monotonic()
     with pytest.raises(ChildTimeout):
         ask(pool, "sleep 30", seconds=0.3)
@@ -59,37 +59,37 @@ def test_a_job_that_takes_too_long_is_killed_and_the_next_one_served(pool: Child
 
 
 @pytest.mark.parametrize("job", ["exit 0", "exit 3", f"allocate {4 << 30}"])
-def test_a_process_that_dies_fails_its_job_alone(pool: ChildPool, job: str):
+def test_dying_child_process_fails_only_its_job(pool: ChildPool, job: str):
     with pytest.raises(ChildFailed):
         ask(pool, job)
     assert ask(pool, "echo next") == "next"
 
 
-def test_a_process_that_died_while_idle_fails_nobody(pool: ChildPool):
+def test_idle_child_process_is_replaced_after_its_death(pool: ChildPool):
     os.kill(int(ask(pool, "pid -")), 9)
     time.sleep(0.1)
     assert ask(pool, "echo next") == "next"
 
 
-def test_a_process_that_held_much_memory_is_replaced(pool: ChildPool):
+def test_child_process_with_much_memory_is_replaced(pool: ChildPool):
     first = ask(pool, "pid -")
     assert ask(pool, f"allocate {300 << 20}") == "x"
     assert ask(pool, "pid -") != first
 
 
-def test_a_process_is_not_replaced_for_what_its_parent_holds(pool: ChildPool):
+def test_memory_of_the_parent_does_not_replace_a_child_process(pool: ChildPool):
     held = bytearray(b"x" * (300 << 20))
     first = ask(pool, "pid -")
     assert ask(pool, "pid -") == first
     del held
 
 
-def test_parts_of_a_job_arrive_as_one(pool: ChildPool):
+def test_parts_of_a_job_arrive_as_one_message(pool: ChildPool):
     job = Parts(7, [b"echo ", bytearray(b"a"), b"b"])
     assert pool.run(job, 5, Cancellation()) == b"ab"
 
 
-def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
+def test_cancellation_kills_the_child_and_frees_its_place(pool: ChildPool):
     outcomes: list[type[Exception]] = []
     cancellations = [Cancellation() for _ in range(3)]
 
@@ -113,14 +113,14 @@ def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
     assert ask(pool, "echo next") == "next"
 
 
-def test_what_was_cancelled_before_is_not_begun(pool: ChildPool):
+def test_job_cancelled_before_its_start_is_not_run(pool: ChildPool):
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(Cancelled):
         pool.run(b"sleep 30", 60, cancellation)
 
 
-def test_no_more_processes_than_allowed_work_at_once(pool: ChildPool):
+def test_pool_never_exceeds_its_number_of_processes(pool: ChildPool):
     started = time.monotonic()
     threads = [threading.Thread(target=ask, args=(pool, "sleep 0.4")) for _ in range(4)]
     for thread in threads:
@@ -130,7 +130,7 @@ def test_no_more_processes_than_allowed_work_at_once(pool: ChildPool):
     assert time.monotonic() - started > 0.8
 
 
-def test_nothing_is_imported_from_the_working_folder(
+def test_child_process_imports_nothing_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "queue.py").write_text("raise SystemExit('imported')")
@@ -144,7 +144,7 @@ def test_nothing_is_imported_from_the_working_folder(
 
 
 @pytest.mark.parametrize("system", ["this one", "a stand-in for macOS"])
-def test_a_process_ends_with_whoever_started_it(monkeypatch: pytest.MonkeyPatch, system: str):
+def test_child_process_ends_with_its_parent(monkeypatch: pytest.MonkeyPatch, system: str):
     """At once, in the middle of a job."""
     stand_in = [f"{ROOT}/tests/as_mac/site"] if system != "this one" else []
     if stand_in and sys.platform != "linux":
@@ -163,7 +163,7 @@ def test_a_process_ends_with_whoever_started_it(monkeypatch: pytest.MonkeyPatch,
         assert process.wait(10) == 1
 
 
-def test_an_answer_may_be_made_while_it_is_sent():
+def test_answer_of_several_parts_is_sent_with_description():
     sent = io.BytesIO()
     messages.write(sent, messages.described(4, (b"ab", b"cd"), b"four letters"))
     sent.seek(0)
@@ -172,7 +172,7 @@ def test_an_answer_may_be_made_while_it_is_sent():
 
 
 @pytest.mark.parametrize("answer", [b"", b"\0\0\0", b"\0\0\0\1", b"abc\0\0\0\4"])
-def test_an_answer_without_a_description_is_none(answer: bytes):
+def test_answer_without_description_raises(answer: bytes):
     with pytest.raises(ValueError, match="description"):
         messages.split(bytearray(answer))
 
@@ -189,7 +189,7 @@ def test_jobs_leave_no_threads_behind(pool: ChildPool):
     assert threading.active_count() <= before
 
 
-def test_a_job_under_way_counts_as_progress(pool: ChildPool):
+def test_running_job_counts_as_progress(pool: ChildPool):
     """It ends at its own deadline: nobody else has to watch it."""
     cancellation = Cancellation()
     thread = threading.Thread(target=pool.run, args=(b"sleep 3", 10, cancellation))
