@@ -43,29 +43,24 @@ def _qwen2_5(text: Json, vision: Json, vocabulary_size: int = 0) -> Shape:
     return Shape("qwen2_5_vl", text | {"vision_config": vision}, vocabulary_size)
 
 
-def _qwen2_5_vision(depth: int, hidden: int, heads: int, inner: int, out: int) -> Json:
+def _tower(depth: int, hidden: int, heads: int, inner: int, out: int) -> Json:
     return {
         "depth": depth,
         "hidden_size": hidden,
         "num_heads": heads,
         "intermediate_size": inner,
         "out_hidden_size": out,
-        "fullatt_block_indexes": list(range(depth // 4 - 1, depth, depth // 4)),
     }
 
 
-def _qwen3_vision(
-    depth: int, hidden: int, heads: int, inner: int, out: int, deepstack: tuple[int, ...] = ()
-) -> Json:
-    return {
-        "depth": depth,
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "intermediate_size": inner,
-        "out_hidden_size": out,
-        "num_position_embeddings": 2304,
-        "deepstack_visual_indexes": list(deepstack),
-    }
+def _qwen2_5_vision(depth: int, *sizes: int) -> Json:
+    whole = list(range(depth // 4 - 1, depth, depth // 4))
+    return _tower(depth, *sizes) | {"fullatt_block_indexes": whole}
+
+
+def _qwen3_vision(*sizes: int, deepstack: tuple[int, ...] = ()) -> Json:
+    more = {"num_position_embeddings": 2304, "deepstack_visual_indexes": list(deepstack)}
+    return _tower(*sizes) | more
 
 
 def _siglip(hidden: int, inner: int, layers: int, heads: int) -> Json:
@@ -176,7 +171,7 @@ _LARGE = {
         {
             "text_config": _text(2560, 9728, 36, 32, 8)
             | {"head_dim": 128, "rope_scaling": {"mrope_section": [24, 20, 20]}},
-            "vision_config": _qwen3_vision(24, 1024, 16, 4096, 2560, (5, 11, 17)),
+            "vision_config": _qwen3_vision(24, 1024, 16, 4096, 2560, deepstack=(5, 11, 17)),
         },
         151_936,
     ),
@@ -273,7 +268,7 @@ _SMALL = {
     "qwen3_vl": {
         "text_config": _SMALL_TEXT
         | {"head_dim": 64, "rope_scaling": {"mrope_section": [12, 10, 10]}},
-        "vision_config": _qwen3_vision(8, 320, 4, 864, 512, (1, 3, 5)),
+        "vision_config": _qwen3_vision(8, 320, 4, 864, 512, deepstack=(1, 3, 5)),
     },
     "gemma3": {
         "hidden_size": 512,

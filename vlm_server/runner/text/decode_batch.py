@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -39,7 +38,7 @@ from vlm_server.runner.text.sequence import (
     sample_next,
 )
 from vlm_server.runner.text.speculation import Speculation
-from vlm_server.runner.text.wide_step import WideStep, token_ids_of
+from vlm_server.runner.text.wide_step import PlainStep, WideStep, token_ids_of
 
 
 class _State(enum.Enum):
@@ -64,17 +63,6 @@ _NEXT_STATE = {
 }
 """The legal calls. The main batch cycles through the first three; a detached batch cycles through
 the last two."""
-
-
-@dataclass(slots=True)
-class PlainStep:
-    """A step that appends one token to each sequence. logits: (sequences, vocabulary), lazy."""
-
-    logits: mx.array
-
-    def keep(self, rows: list[int]) -> None:
-        """Keep the logits of these rows."""
-        self.logits = self.logits[mx.array(rows)]
 
 
 class DecodeBatch:

@@ -1,14 +1,15 @@
-"""A decode step that verifies draft tokens (Leviathan et al. 2023), losslessly.
+"""Decode steps: plain ones, and wide ones, which verify drafts (Leviathan et al. 2023), losslessly.
 
-The model gets each row's newest token and its drafts in one call. At each position the row samples
-what it would have sampled there without drafts: a sample depends on seed, step, earlier tokens and
-logits alone. While each sample equals its draft, the next position was computed from correct tokens
-and is kept.
+In a wide step, the model gets each row's newest token and its drafts in one call. At each position
+the row samples what it would have sampled there without drafts: a sample depends on seed, step,
+earlier tokens and logits alone. While each sample equals its draft, the next position was computed
+from correct tokens and is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,17 @@ from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, sample
 from vlm_server.runner.text.sequence import DecodingSequence, by_sequence, logprobs_of
+
+
+@dataclass(slots=True)
+class PlainStep:
+    """A step that appends one token to each sequence. logits: (sequences, vocabulary), lazy."""
+
+    logits: mx.array
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep the logits of these rows."""
+        self.logits = self.logits[mx.array(rows)]
 
 
 class WideStep:
