@@ -54,7 +54,7 @@ from vlm_server.runner.device.device import DeviceKind, current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
-from vlm_server.supervisor.start import for_models
+from vlm_server.supervisor.engine_process.start import for_models
 
 matplotlib.use("agg")
 from matplotlib import pyplot

@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 
 from vlm_server.api.http.access import keys
-from vlm_server.cli.entry import main
+from vlm_server.cli.process import main
 from vlm_server.cli.serve import front, reload
 from vlm_server.settings import Settings
-from vlm_server.supervisor.model_pool import ModelPool
-from vlm_server.supervisor.process import EngineProcess
+from vlm_server.supervisor.engine_process.process import EngineProcess
+from vlm_server.supervisor.models.model_pool import ModelPool
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.as_mac import macos
-from tests.unit.prompt.test_grammars import HUGE, byte_host, compiled, refusal
+from tests.unit.prompt.grammar.test_grammars import HUGE, byte_host, compiled, refusal
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool
+from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.grammar_client import GrammarLimits
-from vlm_server.prompt.grammar.grammars import Grammars
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="a stand-in for macOS"),

@@ -17,14 +17,14 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.as_mac import in_flight
-from tests.unit.prompt.test_grammars import byte_host
+from tests.unit.prompt.grammar.test_grammars import byte_host
 from vlm_server.errors import InternalError
 from vlm_server.platform.child import passing
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
 from vlm_server.prompt.grammar.constraints import Schema
+from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.grammar_client import CompiledGrammar, GrammarLimits
-from vlm_server.prompt.grammar.grammars import Grammars
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="asks what was received; macOS itself does"),

@@ -21,7 +21,7 @@ from tests.e2e.pictures import noise, user
 from tests.ports import free_ports
 from vlm_server.platform.child import launch
 from vlm_server.settings import Log
-from vlm_server.supervisor.ranks import Host, Hostfile, ranks_of
+from vlm_server.supervisor.engine_process.ranks import Host, Hostfile, ranks_of
 
 pytestmark = pytest.mark.whole
 

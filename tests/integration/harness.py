@@ -38,8 +38,8 @@ from vlm_server.interfaces import (
 )
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.grammar_client import GrammarLimits
-from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (

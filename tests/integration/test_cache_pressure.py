@@ -246,7 +246,7 @@ def test_follower_ranks_store_same_cancelled_prefill_as_rank_0(
     """A second runner does all plans, with no more than messages."""
     served = load_tiny("qwen3_vl")
     engine, log, sent = new_engine(served), SegmentLog(), list[Stored]()
-    leading = RankZeroPrefixes(engine.caches, sent.append, log)
+    rank_zero = RankZeroPrefixes(engine.caches, sent.append, log)
     following = FollowerPrefixes(lambda: sent.pop(0))
     follower, launch = ModelRunner(served[0], following), engine.runner.launch
 
@@ -259,7 +259,7 @@ def test_follower_ranks_store_same_cancelled_prefill_as_rank_0(
         assert not sent
         return step
 
-    monkeypatch.setattr(engine.runner._prefixes, "_store", leading)
+    monkeypatch.setattr(engine.runner._prefixes, "_store", rank_zero)
     monkeypatch.setattr(engine.runner, "launch", launch_both)
     parts = A, "Look at the second button, and read the number. " * 2
     cancel_at(engine, with_system("late", *parts), 48)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from tests.integration.harness import ask, encoded, prepare
-from vlm_server.prompt.media.picture_sizes import fit
+from vlm_server.prompt.media.image_sizes import fit
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.loaded import LoadedModel
 

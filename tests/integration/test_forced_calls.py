@@ -18,8 +18,8 @@ from vlm_server.interfaces import SeqId
 from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.lark import arguments_schema
+from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.prompt.reasoning import with_reasoning
 from vlm_server.protocol import (
     Failed,
     Finished,

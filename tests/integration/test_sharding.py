@@ -14,7 +14,7 @@ from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.families import FAMILIES as TABLE
-from vlm_server.supervisor.ranks import Host, Hostfile, ranks_of
+from vlm_server.supervisor.engine_process.ranks import Host, Hostfile, ranks_of
 
 OF_MLX_VLM = ("qwen3_vl_moe", "internvl")
 """Families that mlx-vlm shards itself, by the `shard` of the model or its language model."""

@@ -43,8 +43,8 @@ from vlm_server.protocol import (
     encode_submit,
 )
 from vlm_server.settings import EngineSettings, ModelSettings, Server, Settings
-from vlm_server.supervisor.client import EngineRequest, RequestEvent
-from vlm_server.supervisor.process import EngineProcess
+from vlm_server.supervisor.engine_process.client import EngineRequest, RequestEvent
+from vlm_server.supervisor.engine_process.process import EngineProcess
 from vlm_server.supervisor.shape import shape_of
 from vlm_server.supervisor.supervisor import Supervisor
 

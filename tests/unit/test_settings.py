@@ -19,7 +19,7 @@ from vlm_server.settings import (
     load_with_sources,
 )
 from vlm_server.settings.paths import is_unmounted
-from vlm_server.supervisor.start import start_of
+from vlm_server.supervisor.engine_process.start import start_of
 
 DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
 KEY = "a-long-enough-key"

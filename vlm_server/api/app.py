@@ -26,7 +26,7 @@ from vlm_server.api.routes import all_routes
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.pool import ChildPool
 from vlm_server.settings import Settings, Sources
-from vlm_server.supervisor.client import ModelClient
+from vlm_server.supervisor.engine_process.client import ModelClient
 
 
 def create_app(

@@ -5,6 +5,6 @@ import sys
 if not sys.flags.safe_path:  # `-m` puts the working folder first, where a `queue.py` may lie
     del sys.path[0]
 
-from vlm_server.cli.entry import main
+from vlm_server.cli.process import main
 
 sys.exit(main())

@@ -14,7 +14,7 @@ import msgspec
 from vlm_server.cli import options
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ModelLoadError
-from vlm_server.hub.survey import SurveyRequest, survey
+from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.settings import ListedModel, Settings
 from vlm_server.settings.descriptions import descriptions
 
@@ -58,7 +58,7 @@ def check_models(settings: Settings) -> None:
     listed = [one.as_model(name, search_paths) for name, one in settings.models.items()]
     here = [model for model in (settings.model, *listed) if os.path.isdir(model.path)]
     for model in here if not settings.distributed.hosts else ():
-        found = asyncio.run(survey(SurveyRequest(model, settings.memory)))
+        found = asyncio.run(examine(ExaminationRequest(model, settings.memory)))
         if found.refusal:
             raise ModelLoadError(f"{model.name}: {found.refusal}")
 

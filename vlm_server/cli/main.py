@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from vlm_server.cli import exit_codes, usage
-from vlm_server.cli.entry import discard_output
+from vlm_server.cli.process import discard_output
 from vlm_server.cli.text import printable
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError

@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
-from vlm_server.cli.client.pictures import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, picture_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
@@ -24,9 +24,9 @@ from vlm_server.cli.text import binary_size, did_you_mean, table
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub import find, layout
 from vlm_server.hub.download import download, look_up
+from vlm_server.hub.examination import Examination, ExaminationRequest, check_plan, examine
 from vlm_server.hub.messages import DownloadPlan, Progress, size_text
 from vlm_server.hub.names import HubName, to_download
-from vlm_server.hub.survey import Survey, SurveyRequest, check_plan, survey
 from vlm_server.settings import Settings
 
 
@@ -187,7 +187,7 @@ def check(arguments: argparse.Namespace) -> int:
     settings = options.load_settings(arguments)
     is_here = Path(settings.model.path).is_dir()
     missing = None if is_here else to_download(settings.model.path)
-    found, plan = asyncio.run(examine(settings, missing))
+    found, plan = asyncio.run(_examine_model(settings, missing))
     for name, text in facts(settings, found, plan):
         print(f"{name:<13} {text}")
     if found.refusal:
@@ -200,16 +200,16 @@ def check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def examine(
+async def _examine_model(
     settings: Settings, missing: HubName | None
-) -> tuple[Survey, DownloadPlan | None]:
-    """Survey of the model of `settings`, with the download plan of the one that is `missing`."""
+) -> tuple[Examination, DownloadPlan | None]:
+    """Examine the model of `settings`; with its download plan, if it is `missing`."""
     plan = await look_up(missing) if missing is not None else None
-    return await survey(SurveyRequest(settings.model, settings.memory, plan)), plan
+    return await examine(ExaminationRequest(settings.model, settings.memory, plan)), plan
 
 
 def facts(
-    settings: Settings, found: Survey, plan: DownloadPlan | None
+    settings: Settings, found: Examination, plan: DownloadPlan | None
 ) -> Iterator[tuple[str, str]]:
     """Name and text of each line."""
     yield "model", settings.model.name

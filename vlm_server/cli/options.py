@@ -106,7 +106,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
 
     from vlm_server import settings
     from vlm_server.api.http.access import keys
-    from vlm_server.supervisor.ranks import read_hostfile
+    from vlm_server.supervisor.engine_process.ranks import read_hostfile
 
     loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
     if loaded.model.path:

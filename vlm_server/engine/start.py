@@ -26,15 +26,15 @@ from vlm_server.engine.warm_up import stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
 from vlm_server.platform.footprint import SystemProcessMemory
+from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.grammar_client import GrammarLimits
-from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.speed import warn_of_slow_products
-from vlm_server.runner.distributed.leader import RankZero, SingleProcess
+from vlm_server.runner.distributed.rank_zero import RankZero, SingleProcess
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size

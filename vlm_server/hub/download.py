@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from vlm_server.errors import ModelLoadError, NotAvailable
+from vlm_server.hub.examination import check_plan
 from vlm_server.hub.find import hub_cache
 from vlm_server.hub.messages import GO, Done, DownloadPlan, DownloadRefused, Message, Progress
 from vlm_server.hub.names import HubName
-from vlm_server.hub.survey import check_plan
 from vlm_server.platform.child import launch
 from vlm_server.settings import MemorySettings, ModelSettings
 

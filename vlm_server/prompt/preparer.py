@@ -22,12 +22,12 @@ from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, 
 from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import Constraints
-from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.grammar_cache import Grammars
+from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
+from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
-from vlm_server.prompt.reasoning import with_reasoning
-from vlm_server.prompt.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.template.chat import Chat, field_of, read_chat
 from vlm_server.prompt.tokenizer import PromptTokenizer

@@ -8,7 +8,7 @@ from functools import partial
 
 from vlm_server.errors import EngineDied, RequestCancelled, RequestError
 from vlm_server.protocol import Accepted, Failed, Finished, OnDevice, Tokens
-from vlm_server.supervisor.client import RequestEvent
+from vlm_server.supervisor.engine_process.client import RequestEvent
 from vlm_server.supervisor.quarantine import Quarantine
 from vlm_server.supervisor.shape import RequestShape
 from vlm_server.supervisor.trials import Trials

@@ -44,20 +44,20 @@ from vlm_server.protocol import (
 )
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
-from vlm_server.supervisor.engine_streams import EngineStreams
-from vlm_server.supervisor.history import (
+from vlm_server.supervisor.engine_process.client import EngineRequest, EngineStatus, RequestEvent
+from vlm_server.supervisor.engine_process.history import (
     MAX_ENDS,
     EngineEnd,
     FailedStarts,
     MemoryHistory,
     reason_of_end,
 )
-from vlm_server.supervisor.process import EngineProcess
+from vlm_server.supervisor.engine_process.process import EngineProcess
+from vlm_server.supervisor.engine_process.ranks import RankProcesses
+from vlm_server.supervisor.engine_process.start import for_models, start_of
+from vlm_server.supervisor.engine_process.watchdog import Watchdog
+from vlm_server.supervisor.engine_streams import EngineStreams
 from vlm_server.supervisor.quarantine import Quarantine
-from vlm_server.supervisor.ranks import RankProcesses
-from vlm_server.supervisor.start import for_models, start_of
-from vlm_server.supervisor.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,12 @@ from vlm_server.protocol import (
     decode_command,
     encode_message,
 )
-from vlm_server.supervisor.client import EngineClient, EngineRequest, EngineStatus, RequestEvent
+from vlm_server.supervisor.engine_process.client import (
+    EngineClient,
+    EngineRequest,
+    EngineStatus,
+    RequestEvent,
+)
 
 Step = Callable[[str], RequestEvent] | asyncio.Event
 """An event made for a request id, or something to wait for."""

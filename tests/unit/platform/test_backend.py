@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from PIL import Image
 
-from vlm_server.hub.survey import Survey, SurveyRequest
+from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.platform import backend
 from vlm_server.settings import MemorySettings, ModelSettings
 
@@ -125,15 +125,15 @@ def test_unloadable_mlx_library_is_reported_without_traceback(
 
 
 def test_checkpoint_examination_fails_without_mlx(bare: dict[str, str]) -> None:
-    request = SurveyRequest(ModelSettings(path="/nowhere"), MemorySettings())
+    request = ExaminationRequest(ModelSettings(path="/nowhere"), MemorySettings())
     said = subprocess.run(
-        [sys.executable, "-P", "-m", "vlm_server.engine.examine", "checkpoint"],
+        [sys.executable, "-P", "-m", "vlm_server.examine", "checkpoint"],
         env=bare,
         input=msgspec.json.encode(request),
         capture_output=True,
         timeout=60,
     ).stdout
-    refusal = msgspec.json.decode(said, type=Survey).refusal
+    refusal = msgspec.json.decode(said, type=Examination).refusal
     assert "MLX can't be loaded: libmlx.so" in refusal
     assert "vlm-server[cpu]" in refusal
 

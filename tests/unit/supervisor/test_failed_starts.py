@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from vlm_server.supervisor.history import MAX_FAILED_STARTS, FailedStarts
+from vlm_server.supervisor.engine_process.history import MAX_FAILED_STARTS, FailedStarts
 
 
 def give_up(status: int | None, *, was_late: bool = False) -> str:

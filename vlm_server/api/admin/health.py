@@ -17,7 +17,7 @@ from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.parsing import served_models
 from vlm_server.errors import ModelNotFound, NotFound
 from vlm_server.protocol import RequestProgress
-from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.engine_process.client import EngineStatus
 
 
 class Health:

@@ -26,7 +26,7 @@ from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.protocol import CacheStats, Stats
-from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.engine_process.client import EngineStatus
 
 _ON_DEVICE = ("encoder", "tile", "prefix")
 """The caches that hold device memory."""

@@ -14,7 +14,7 @@ from vlm_server.api.parsing import served_models
 from vlm_server.api.parsing.media import image_header
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import EngineStatus, ModelClient
+from vlm_server.supervisor.engine_process.client import EngineStatus, ModelClient
 
 _PAGE = """\
 vlm_server: a vision-language model on this machine, served over OpenAI's API.

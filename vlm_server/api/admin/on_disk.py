@@ -14,8 +14,8 @@ from vlm_server.hub.find import Found, every
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 from vlm_server.settings.paths import expanded
-from vlm_server.supervisor.client import ModelClient
-from vlm_server.supervisor.memory_shares import needed_bytes
+from vlm_server.supervisor.engine_process.client import ModelClient
+from vlm_server.supervisor.models.memory_shares import needed_bytes
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:

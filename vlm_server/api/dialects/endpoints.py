@@ -17,7 +17,7 @@ from vlm_server.api.dialects.responses.render import ResponsesRenderer, encode_i
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http.dialect import CountRenderer, Dialect, Renderer
 from vlm_server.protocol import Finished
-from vlm_server.supervisor.client import ModelClient
+from vlm_server.supervisor.engine_process.client import ModelClient
 
 
 def _count_renderer(encode: Callable[[Finished], bytes]) -> Callable[[str, str, bytes], Renderer]:

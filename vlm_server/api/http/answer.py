@@ -15,7 +15,7 @@ from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens, TokenText
-from vlm_server.supervisor.client import RequestEvent
+from vlm_server.supervisor.engine_process.client import RequestEvent
 
 Answer = AsyncGenerator[Delta | Finished, None]
 

@@ -17,10 +17,10 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.api.http.connection.outgoing import Deadline
+from vlm_server.deadlines import RequestDeadlines
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Deadlines, OnDevice, Tokens
-from vlm_server.protocol.deadlines import RequestDeadlines
-from vlm_server.supervisor.client import RequestEvent
+from vlm_server.supervisor.engine_process.client import RequestEvent
 
 HEADERS = {
     "queue_seconds": "X-Queue-Timeout-Ms",

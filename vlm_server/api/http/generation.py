@@ -37,7 +37,7 @@ from vlm_server.api.parsing.parsed_request import (
 from vlm_server.errors import PayloadTooLarge
 from vlm_server.protocol import Delta, Finished, Usage
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import EngineRequest, ModelClient, RequestEvent
+from vlm_server.supervisor.engine_process.client import EngineRequest, ModelClient, RequestEvent
 
 
 class Generation:

@@ -23,7 +23,7 @@ from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing import routing_key
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Server
-from vlm_server.supervisor.client import ModelClient
+from vlm_server.supervisor.engine_process.client import ModelClient
 
 
 @dataclass

@@ -14,7 +14,7 @@ from vlm_server.errors import RequestError
 from vlm_server.platform.child.messages import Parts
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
 from vlm_server.settings import Limits
-from vlm_server.supervisor.client import EngineRequest
+from vlm_server.supervisor.engine_process.client import EngineRequest
 from vlm_server.supervisor.shape import RequestShape, shape_of
 
 

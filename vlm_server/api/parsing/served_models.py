@@ -9,7 +9,7 @@ from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Server
-from vlm_server.supervisor.client import EngineStatus, ModelClient
+from vlm_server.supervisor.engine_process.client import EngineStatus, ModelClient
 
 DEFAULT = "default"
 _MAX_NAME_CHARS = 256

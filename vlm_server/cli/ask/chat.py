@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from vlm_server.cli.ask import media, shown
+from vlm_server.cli.ask import media, output
 from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.errors import VlmServerError
@@ -53,7 +53,7 @@ def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> i
 
 def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limits) -> list[Medium]:
     """Answer one line; returns the pictures that still wait for a question."""
-    screen, num_said = shown.Screen(), len(conversation)
+    screen, num_said = output.Screen(), len(conversation)
     try:
         files, question = files_and_question(line)
         given = [*given, *(media.read(file, limits) for file in files)]
@@ -62,7 +62,7 @@ def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limi
         screen.wait()
         reply = asyncio.run(conversation.ask(given, question, screen.write))
         screen.end()
-        shown.print_end(reply, None)
+        output.print_end(reply, None)
     except KeyboardInterrupt:
         screen.end()
         return [] if len(conversation) > num_said else given

@@ -66,5 +66,5 @@ def add_to(parser: Parser) -> None:
     options.add_daemon_options(parser, "to ask")
     options.add_model_option(parser)
     options.add_config_options(parser)
-    parser.set_defaults(run="ask.work:run")
+    parser.set_defaults(run="ask.run:run")
     parser.manual = _MANUAL

@@ -78,7 +78,7 @@ def add_to(parser: Parser) -> None:
         metavar="FILE",
         help="draw the times to the first token of the scenario day, as SVG",
     )
-    parser.set_defaults(run="bench.work:run")
+    parser.set_defaults(run="bench.run:run")
     parser.manual = _MANUAL
 
 

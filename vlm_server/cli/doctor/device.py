@@ -13,10 +13,10 @@ from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import EngineSettings, MemorySettings
-from vlm_server.supervisor.device_probe import DeviceReport, probe
-from vlm_server.supervisor.start import for_models
+from vlm_server.supervisor.device_examination import DeviceReport, examine_device
+from vlm_server.supervisor.engine_process.start import for_models
 
-PROBE_SECONDS = 60.0
+EXAMINATION_SECONDS = 60.0
 _DISTRIBUTION = "vlm-server"
 _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 
@@ -36,11 +36,11 @@ def look_at_device(situation: Situation) -> list[Finding]:
 
 
 def tried(settings: EngineSettings) -> DeviceReport:
-    """The report of a probe of the device in an engine's environment."""
+    """The report of the device in an engine's environment."""
     private = PrivateFolder()
     try:
         added = for_models(private, settings)
-        return probe(added, PROBE_SECONDS)
+        return examine_device(added, EXAMINATION_SECONDS)
     except OSError as error:
         return DeviceReport(step="make a private folder", fault=str(error))
     finally:

@@ -21,7 +21,7 @@ _REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 CHECKS = (
     Check("machine", machine.look_at_machine),
-    Check("device", device.look_at_device, device.PROBE_SECONDS + 60),
+    Check("device", device.look_at_device, device.EXAMINATION_SECONDS + 60),
     Check("settings", settings.settings, _READ_SECONDS),
     Check("model", settings.model, 150.0),
     Check("permissions", settings.look_at_permissions, _READ_SECONDS),

@@ -10,7 +10,7 @@ from typing import IO
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
-from vlm_server.cli.client.pictures import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, picture_questions
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation

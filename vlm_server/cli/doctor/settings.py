@@ -19,8 +19,8 @@ from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.errors import ConfigError, ModelLoadError
+from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.hub.names import to_download
-from vlm_server.hub.survey import SurveyRequest, survey
 from vlm_server.platform.private_folder import of_this_user
 from vlm_server.settings import Server, Settings
 from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
@@ -77,7 +77,7 @@ def model(situation: Situation) -> Finding:
         advice = f"`vlm-server pull {named.path}` fetches it; `serve` does so by itself"
         return warning("model", f"{named.path} is not on this machine", advice)
     try:
-        found = asyncio.run(survey(SurveyRequest(named, situation.settings.memory)))
+        found = asyncio.run(examine(ExaminationRequest(named, situation.settings.memory)))
     except ModelLoadError as error:
         return problem("model", f"{named.name}: {error}", "see `device`")
     if found.refusal:

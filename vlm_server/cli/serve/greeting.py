@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from vlm_server import __version__
-from vlm_server.cli.client.pictures import red_circle_url
+from vlm_server.cli.client.images import red_circle_url
 from vlm_server.settings import Settings
 
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"

@@ -11,7 +11,7 @@ from typing import Any
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client.chat import DaemonBusy
 from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
-from vlm_server.cli.client.pictures import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, picture_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager, join_address, split_address

@@ -12,6 +12,7 @@ from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.tier import DiskRead, DiskReadResult
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.references import CacheReferences
+from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.output.answer_parser import build_parser
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.output.formats import NO_FORMATS, Formats
@@ -30,7 +31,6 @@ from vlm_server.interfaces import (
 )
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import RequestProgress, SamplingParams, Submit, Timeline, Usage
-from vlm_server.protocol.deadlines import RequestDeadlines
 
 
 class Request:

@@ -22,9 +22,9 @@ from vlm_server.errors import InternalError
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
+from vlm_server.prompt.grammar.answer_process import AnswerProcess, RemoteMatcher, unpacked
 from vlm_server.prompt.grammar.constraints import Constraint, encode
 from vlm_server.prompt.grammar.forked_process import Compiled, ForkedProcess, SchemaError
-from vlm_server.prompt.grammar.remote_matcher import AnswerProcess, RemoteMatcher, unpacked
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@
         └ answers, one for a request: replies to tokens with masks
 
 Each serves one socket, and ends when that is closed. Engine's side: `grammar_client` (server and
-grammar) and `remote_matcher` (answers).
+grammar) and `answer_process` (answers).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from vlm_server.platform.child import messages, passing
 from vlm_server.platform.footprint import footprint_bytes
+from vlm_server.prompt.grammar.compiler import compile_constraint
 from vlm_server.prompt.grammar.constraints import decode
 from vlm_server.prompt.grammar.forked_process import (
     COUNT,
@@ -39,7 +40,6 @@ from vlm_server.prompt.grammar.forked_process import (
     Masks,
     SchemaError,
 )
-from vlm_server.prompt.grammar.schema import compile_constraint
 
 _MAX_FORCED = 16
 _UNKNOWN_BYTES = 4 << 20

@@ -22,7 +22,7 @@ from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, SampledFrames
-from vlm_server.prompt.media.picture_sizes import PictureSizes
+from vlm_server.prompt.media.image_sizes import PictureSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.template.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video

@@ -93,7 +93,7 @@ class Followers:
             waiting.start()
 
 
-class Leader:
+class RankZeroConnection:
     """A follower's connection to rank 0, whose end ends the process."""
 
     def __init__(self, connection: Connection, end: End) -> None:
@@ -103,7 +103,7 @@ class Leader:
         self._inbox: SimpleQueue[bytes] = SimpleQueue()
 
     @classmethod
-    def find(cls, rank: Rank, end: End = os._exit) -> Leader:
+    def find(cls, rank: Rank, end: End = os._exit) -> RankZeroConnection:
         """Connect to rank 0 as soon as it listens."""
         while True:
             try:
@@ -112,9 +112,9 @@ class Leader:
                 time.sleep(_RETRY_SECONDS)
                 continue
             _set_up(connection)
-            leader = cls(connection, end)
-            threading.Thread(target=leader._read_on, daemon=True).start()
-            return leader
+            rank_zero = cls(connection, end)
+            threading.Thread(target=rank_zero._read_on, daemon=True).start()
+            return rank_zero
 
     def send(self, answer: Answer) -> None:
         self._connection.send_bytes(messages.encode(answer))

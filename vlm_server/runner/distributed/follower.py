@@ -8,7 +8,7 @@ from typing import NoReturn
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.distributed.connection import Leader
+from vlm_server.runner.distributed.connection import RankZeroConnection
 from vlm_server.runner.distributed.messages import (
     Clear,
     Hello,
@@ -39,23 +39,23 @@ def follow(rank: Rank, device: Device) -> NoReturn:
     Raises EngineBroken if a step fails here, and ModelLoadError, which is also sent to rank 0.
     """
     hello = Hello(rank.number, device.suitable_bytes, device.kind.value, program_digest())
-    leader = Leader.find(rank)
-    leader.send(hello)
-    leader.expect(Join)
+    rank_zero = RankZeroConnection.find(rank)
+    rank_zero.send(hello)
+    rank_zero.expect(Join)
     ranks = Ranks.join(rank)
-    memory = MlxMemory(leader.expect(Limit).memory, device)
-    model = leader.expect(Load).model
+    memory = MlxMemory(rank_zero.expect(Limit).memory, device)
+    model = rank_zero.expect(Load).model
     try:
         loaded = load(model, device, memory.limit_bytes, ranks)
-        leader.send(Loaded(fingerprint_of(loaded.checkpoint)))
+        rank_zero.send(Loaded(fingerprint_of(loaded.checkpoint)))
     except ModelLoadError as error:
-        leader.send(NotLoaded(str(error)))
+        rank_zero.send(NotLoaded(str(error)))
         raise
-    leader.expect(Serve)
-    prefixes = FollowerPrefixes(lambda: leader.expect(Stored))
+    rank_zero.expect(Serve)
+    prefixes = FollowerPrefixes(lambda: rank_zero.expect(Stored))
     runner = ModelRunner(loaded, prefixes)
     while True:
-        match leader.receive():
+        match rank_zero.receive():
             case RankPlan() as plan:
                 prefixes.drop(plan.dropped)
                 result = runner.launch(prefixes.plan_of(plan)).result()

@@ -1,6 +1,6 @@
-"""Facts of a checkpoint: before it is loaded (`Survey`), and after (`ModelFacts`).
+"""Facts of a checkpoint: before it is loaded (`Examination`), and after (`ModelFacts`).
 
-The survey follows the rules of loading, and reads no weights.
+The examination follows the rules of loading, and reads no weights.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub import layout
+from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
-from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.families import FAMILIES, refuse_unservable
@@ -40,16 +40,16 @@ _FILES = ("*.safetensors", "config.json")
 # ---- before loading ----------------------------------------------------------------------
 
 
-def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
+def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
     """The checkpoint's properties, and whether it fits with a request of `least_tokens`.
 
-    Never raises for a fault of the checkpoint: see `Survey.refusal`.
+    Never raises for a fault of the checkpoint: see `Examination.refusal`.
     """
     device, plan, model = current_device(), request.plan, request.model
     limit = limit_bytes(request.memory, device)
     config = plan.config if plan else layout.read_object(Path(model.path) / layout.CONFIG)
     row = FAMILIES.get(layout.family(config))
-    found = Survey(
+    found = Examination(
         family=row.name if row else layout.family(config),
         is_checked=row is not None and row.is_checked,
         quantization=layout.quantization(config),
@@ -70,7 +70,9 @@ def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
         return msgspec.structs.replace(found, refusal=str(error))
 
 
-def _planned_bytes(found: Survey, plan: DownloadPlan, model: ModelSettings, budget: Budget) -> int:
+def _planned_bytes(
+    found: Examination, plan: DownloadPlan, model: ModelSettings, budget: Budget
+) -> int:
     """Bytes of the weights; raises ModelLoadError if `plan` shows that they can't be served."""
     config = dict(plan.config)
     if not found.family:
@@ -90,7 +92,7 @@ def _planned_bytes(found: Survey, plan: DownloadPlan, model: ModelSettings, budg
     return bytes_as(dtype, tensors)
 
 
-def _with_weights(found: Survey, model: ModelSettings, least_tokens: int) -> Survey:
+def _with_weights(found: Examination, model: ModelSettings, least_tokens: int) -> Examination:
     """`found`, refused if no room is left for a short request, as after loading.
 
     Raises ModelLoadError as loading would, as far as unread weights can tell.

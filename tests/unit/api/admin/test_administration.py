@@ -23,7 +23,7 @@ from vlm_server.errors import EngineUnavailable, ModelDoesNotFit
 from vlm_server.hub.names import HubName
 from vlm_server.protocol import MemoryStats, RequestProgress, Stats
 from vlm_server.settings import ListedModel, MemorySettings, ModelSettings, Server, Settings
-from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.engine_process.client import EngineStatus
 
 __all__ = ["hub"]
 

@@ -19,7 +19,7 @@ from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
 from vlm_server.protocol import MemoryStats, RequestProgress, Stats
 from vlm_server.settings import Server, Settings, load_with_sources
-from vlm_server.supervisor.history import EngineEnd, MemorySample
+from vlm_server.supervisor.engine_process.history import EngineEnd, MemorySample
 
 MEMORY = MemoryStats(1, 2, 3, 4, 5, 6, 7, {}, 0.0)
 

@@ -19,7 +19,7 @@ from vlm_server.api.http import deadlines
 from vlm_server.api.http.deadlines import HEADERS, RequestClock
 from vlm_server.protocol import Accepted, Deadlines, OnDevice
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import RequestEvent
+from vlm_server.supervisor.engine_process.client import RequestEvent
 
 NONE = settings.DeadlineSettings(0, 0, 0, 0)
 begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731

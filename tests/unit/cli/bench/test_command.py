@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
-from vlm_server.cli.bench import command, work
+from vlm_server.cli.bench import command, run
 from vlm_server.cli.bench.day import NAME as DAY
 from vlm_server.cli.bench.report import BenchPlan
 from vlm_server.cli.bench.scenarios import SCENARIOS
@@ -51,12 +51,12 @@ def test_bench_finds_checkpoint_by_hub_name(
     for name in ("config.json", "model.safetensors"):
         (snapshot / name).write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert work.checkpoint("org/it") == snapshot
-    assert work.checkpoint(str(snapshot)) == snapshot
+    assert run.checkpoint("org/it") == snapshot
+    assert run.checkpoint(str(snapshot)) == snapshot
     with pytest.raises(ConfigError, match="vlm-server pull org/other"):
-        work.checkpoint("org/other")
+        run.checkpoint("org/other")
     with pytest.raises(ConfigError, match="did you mean org/it"):
-        work.checkpoint("orgit")
+        run.checkpoint("orgit")
 
 
 def test_bench_plan_counts_warm_ups_and_scenario_runs() -> None:
@@ -87,12 +87,12 @@ URL = "--url=a=http://127.0.0.1:9/v1"
 )
 def test_bench_refuses_invalid_arguments(arguments: tuple[str, ...], message: str):
     with pytest.raises(ConfigError, match=message):
-        work.run(parse(*arguments))
+        run.run(parse(*arguments))
 
 
 def test_bench_reports_unreachable_server():
     with pytest.raises(ServerUnusable, match="a: http"):
-        work.run(parse(URL))
+        run.run(parse(URL))
 
 
 def test_bench_url_parses_name_address_and_model():
@@ -114,7 +114,7 @@ async def test_bench_prints_table_and_writes_json(
     async with listening(ScriptedServer()) as one, listening(ScriptedServer()) as two:
         urls = [f"--url=one={one}", f"--url=two={two}"]
         options = ["--scenarios=question,right", "--rounds=1", "--size=40x20", f"--json={file}"]
-        status = await work.bench(parse(*urls, *options))
+        status = await run.bench(parse(*urls, *options))
     printed = capsys.readouterr()
     assert status == 0
     assert "scenario" in printed.out
@@ -127,7 +127,7 @@ async def test_bench_day_writes_plot(tmp_path: Path):
     file = tmp_path / "day.svg"
     async with listening(ScriptedServer()) as url:
         options = ["--scenarios=day", "--minutes=0.001", "--rounds=1", "--size=40x20"]
-        status = await work.bench(parse(f"--url=it={url}", *options, f"--plot={file}"))
+        status = await run.bench(parse(f"--url=it={url}", *options, f"--plot={file}"))
     assert status == 0
     assert "it, round 1: " in "".join(ElementTree.parse(file).getroot().itertext())
 
@@ -145,7 +145,7 @@ async def test_bench_writes_results_when_cancelled(
     app = ScriptedServer(stop_soon)
     async with listening(app) as url:
         options = ["--scenarios=question,repeat", "--size=40x20", f"--json={file}"]
-        task = asyncio.create_task(work.bench(parse(f"--url=one={url}", *options)))
+        task = asyncio.create_task(run.bench(parse(f"--url=one={url}", *options)))
         with pytest.raises(asyncio.CancelledError):
             await task
     assert "from the second on" in capsys.readouterr().out
@@ -159,7 +159,7 @@ async def test_bench_exits_with_failure_if_server_never_answered():
     broken = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
     async with listening(broken) as url:
         arguments = parse(f"--url=one={url}", "--scenarios=question", "--rounds=1", "--size=40x20")
-        assert await work.bench(arguments) == 1
+        assert await run.bench(arguments) == 1
 
 
 async def test_bench_reports_output_of_server_that_exits_at_start(tmp_path: Path):

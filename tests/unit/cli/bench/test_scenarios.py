@@ -12,9 +12,9 @@ from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listeni
 from tests.whole import few_of
 from vlm_server.cli.bench.figures import Unit
 from vlm_server.cli.bench.report import BenchPlan, BenchRun
+from vlm_server.cli.bench.run import measure
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import BenchTarget, Client
-from vlm_server.cli.bench.work import measure
 
 SIZE = (40, 20)
 

@@ -9,7 +9,7 @@ import pytest
 
 from vlm_server.cli.doctor import device
 from vlm_server.settings import MemorySettings
-from vlm_server.supervisor.device_probe import DeviceReport, probe
+from vlm_server.supervisor.device_examination import DeviceReport, examine_device
 
 CPU = DeviceReport(kind="cpu", name="cpu", memory_bytes=8 << 30, suitable_bytes=4 << 30, gflops=5)
 METAL = DeviceReport(kind="metal", name="M", memory_bytes=64 << 30, suitable_bytes=48 << 30)
@@ -20,7 +20,7 @@ def test_doctor_reports_mlx_import_error(tmp_path: Path) -> None:
     (tmp_path / "mlx/__init__.py").write_text("")
     (tmp_path / "mlx/core.py").write_text("raise ImportError('libmlx.so: cannot open')")
     folders = f"{tmp_path}:{Path(__file__).parents[4]}"
-    found = probe({"PYTHONPATH": folders}, 60.0)
+    found = examine_device({"PYTHONPATH": folders}, 60.0)
     assert found.step == "import mlx"
     assert found.fault == "ImportError: libmlx.so: cannot open"
     finding = device.device(found, has_nvidia_gpu=False)
@@ -28,18 +28,18 @@ def test_doctor_reports_mlx_import_error(tmp_path: Path) -> None:
     assert "pip install" in finding.advice
 
 
-def test_doctor_reports_signal_that_killed_device_probe(tmp_path: Path) -> None:
+def test_doctor_reports_signal_that_killed_device_examination(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx/__init__.py").write_text("")
     (tmp_path / "mlx/core.py").write_text("import os\nos.kill(os.getpid(), 4)")
-    found = probe({"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}"}, 60.0)
+    found = examine_device({"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}"}, 60.0)
     assert found.fault == "ended by SIGILL"
 
 
-def test_doctor_reports_device_probe_that_hangs(tmp_path: Path) -> None:
+def test_doctor_reports_device_examination_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx/__init__.py").write_text("import time\ntime.sleep(60)")
-    found = probe({"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}"}, 3.0)
+    found = examine_device({"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}"}, 3.0)
     assert found.fault == "no end within 3 s"
 
 

@@ -35,6 +35,7 @@ from tests.unit.engine.mixed_prompts import (
     submit_mixed,
 )
 from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.scheduler import Scheduler
@@ -51,7 +52,6 @@ from vlm_server.protocol import (
     Submit,
     Tokens,
 )
-from vlm_server.protocol.deadlines import RequestDeadlines
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
 ROUNDS_PER_REQUEST = 150

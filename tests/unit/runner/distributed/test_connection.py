@@ -18,7 +18,7 @@ from vlm_server import settings
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.distributed import connection
-from vlm_server.runner.distributed.connection import Followers, Leader
+from vlm_server.runner.distributed.connection import Followers, RankZeroConnection
 from vlm_server.runner.distributed.messages import Clear, Hello, Loaded, SetLimit
 
 SECONDS = 10.0
@@ -32,15 +32,15 @@ class Meeting:
         self.rank = Rank(
             0, size, "ring", {}, {}, "127.0.0.1", free_ports(1), "secret", settings.Log()
         )
-        self.leaders: dict[int, Leader] = {}
+        self.connections: dict[int, RankZeroConnection] = {}
         self.ends = SimpleQueue[int]()
         self._accepted = SimpleQueue[Followers]()
         waiting = lambda: self._accepted.put(Followers.accept(self.rank))  # noqa: E731
         threading.Thread(target=waiting, daemon=True).start()
 
     def come(self, number: int) -> None:
-        leader = self.leaders[number] = Leader.find(self.rank, self.ends.put)
-        leader.send(Hello(number, 1000 * number, "cpu", "one"))
+        rank_zero = self.connections[number] = RankZeroConnection.find(self.rank, self.ends.put)
+        rank_zero.send(Hello(number, 1000 * number, "cpu", "one"))
 
     def followers(self) -> Followers:
         return self._accepted.get(timeout=SECONDS)
@@ -57,8 +57,8 @@ def meeting() -> Meeting:
 def test_followers_are_ordered_by_rank(meeting: Meeting):
     followers = meeting.followers()
     assert [hello.rank for hello in followers.hellos] == [1, 2]
-    meeting.leaders[1].send(Loaded("a"))
-    meeting.leaders[2].send(Loaded("b"))
+    meeting.connections[1].send(Loaded("a"))
+    meeting.connections[2].send(Loaded("b"))
     assert followers.answers() == [Loaded("a"), Loaded("b")]
 
 
@@ -66,10 +66,10 @@ def test_messages_reach_all_followers_in_order(meeting: Meeting):
     followers = meeting.followers()
     followers.send(SetLimit(5))
     followers.send(Clear(()))
-    for leader in meeting.leaders.values():
-        assert leader.expect(SetLimit) == SetLimit(5)
+    for rank_zero in meeting.connections.values():
+        assert rank_zero.expect(SetLimit) == SetLimit(5)
         with pytest.raises(EngineBroken, match="Clear instead of SetLimit"):
-            leader.expect(SetLimit)
+            rank_zero.expect(SetLimit)
 
 
 def test_connection_without_the_secret_is_rejected():

@@ -38,12 +38,12 @@ class Pair:
         )
         self.sent: list[Stored] = []
         self.log = SegmentLog()
-        self.leading = RankZeroPrefixes(self.caches, self.sent.append, self.log)
+        self.rank_zero = RankZeroPrefixes(self.caches, self.sent.append, self.log)
         self.following = FollowerPrefixes(lambda: self.sent.pop(0))
 
     def store(self, token_ids: list[int]) -> None:
         key = PromptKey(np.array(token_ids, dtype=np.int32))
-        self.leading.store_prefix(key, state_of(token_ids, 0), "")
+        self.rank_zero.store_prefix(key, state_of(token_ids, 0), "")
         self.following.store_prefix(key, state_of(token_ids, 1), "")
         assert not self.sent
 
@@ -140,7 +140,7 @@ def test_partial_store_failure_is_reported_to_the_follower():
     layer = KVCache()
     layer.update_and_fetch(*(mx.zeros((1, 2, 3, 4)) for _ in range(2)))
     try:
-        pair.leading.store_prefix(key, Failing([layer], {}), "")
+        pair.rank_zero.store_prefix(key, Failing([layer], {}), "")
     except MemoryError:
         pair.following.store_prefix(key, state_of([1, 2, 8], 1), "")
     pair.drop()

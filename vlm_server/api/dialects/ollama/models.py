@@ -23,7 +23,7 @@ from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported
 from vlm_server.protocol import ModelFacts
-from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.engine_process.client import EngineStatus
 
 API_VERSION = "0.12.11"
 """The version of Ollama with this API; clients check it against their minimum."""

@@ -21,7 +21,7 @@ from vlm_server.api.http.access import keys
 from vlm_server.api.http.access.keys import CHECK_SECONDS, KeyRing
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, Settings
-from vlm_server.supervisor.client import EngineClient
+from vlm_server.supervisor.engine_process.client import EngineClient
 
 USER, ADMIN, OWN = "key-of-a-user", "key-of-the-admin", "key-in-the-settings"
 KEYS = f'[user]\nkey = "{USER}"\nmax_requests = 2\n[boss]\nkey = "{ADMIN}"\nadmin = true\n'

@@ -1,8 +1,7 @@
-"""Processes that import mlx to answer one question: `python -m vlm_server.engine.examine`.
+"""Processes that import mlx to answer one question: `python -m vlm_server.examine`.
 
-With the argument `device` the process tries the device (see `supervisor.device_probe`), with
-`checkpoint` it examines a checkpoint (see `hub.survey`). Output of libraries goes to standard
-error.
+With the argument `device` the process examines the device (see `supervisor.device_examination`),
+with `checkpoint` a checkpoint (see `hub.examination`). Output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from io import FileIO
 
 import msgspec
 
-from vlm_server.hub.survey import Survey, SurveyRequest
+from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.platform import backend
 from vlm_server.platform.footprint import be_killed_first
-from vlm_server.supervisor.device_probe import DeviceReport
+from vlm_server.supervisor.device_examination import DeviceReport
 
 
 def main() -> None:
@@ -27,14 +26,14 @@ def main() -> None:
     be_killed_first()
     with os.fdopen(answer, "wb", buffering=0) as out:
         if sys.argv[1] == "device":
-            _try_device(out)
+            _examine_device(out)
         else:
             logging.basicConfig(level=logging.ERROR)
-            request = msgspec.json.decode(sys.stdin.buffer.read(), type=SurveyRequest)
-            out.write(msgspec.json.encode(_survey(request)))
+            request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExaminationRequest)
+            out.write(msgspec.json.encode(_examine_checkpoint(request)))
 
 
-def _try_device(out: FileIO) -> None:
+def _examine_device(out: FileIO) -> None:
     """Write the report after each step, a line each: the next step may end the process."""
 
     def send(report: DeviceReport) -> None:
@@ -61,13 +60,13 @@ def _try_device(out: FileIO) -> None:
     send(msgspec.structs.replace(report, step=""))
 
 
-def _survey(request: SurveyRequest) -> Survey:
+def _examine_checkpoint(request: ExaminationRequest) -> Examination:
     try:  # mlx may lack its backend
         from vlm_server.engine.start import MIN_REQUEST_TOKENS
-        from vlm_server.runner.loading.facts import survey
+        from vlm_server.runner.loading.facts import examine
     except ImportError as error:
-        return Survey(refusal=backend.not_loaded(error))
-    return survey(request, MIN_REQUEST_TOKENS)
+        return Examination(refusal=backend.not_loaded(error))
+    return examine(request, MIN_REQUEST_TOKENS)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from vlm_server.errors import ModelDoesNotFit, ModelLoadError
-from vlm_server.hub.survey import Survey, SurveyRequest
+from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.settings import MIB, MemorySettings
-from vlm_server.supervisor.served_model import ServedModel
+from vlm_server.supervisor.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
-Look = Callable[[SurveyRequest], Awaitable[Survey]]
+ExamineCheckpoint = Callable[[ExaminationRequest], Awaitable[Examination]]
 
 _ALIVE = ("ready", "unresponsive")
 """States of engines whose last memory report still holds."""
@@ -28,13 +28,16 @@ class MemoryShares:
     """Divides one memory limit between `models`, which may grow. A single model gets all of it."""
 
     def __init__(
-        self, memory: MemorySettings, models: Mapping[str, ServedModel], look: Look
+        self,
+        memory: MemorySettings,
+        models: Mapping[str, ServedModel],
+        examine: ExamineCheckpoint,
     ) -> None:
         self._room_bytes = memory.model_room_bytes
         self._limit_bytes = memory.known_limit_bytes
         """0 until it is known."""
         self._models = models
-        self._look = look
+        self._examine_checkpoint = examine
 
     @property
     def loaded(self) -> list[ServedModel]:
@@ -45,7 +48,7 @@ class MemoryShares:
 
         Raises ModelLoadError and ModelDoesNotFit.
         """
-        await self._survey(model)
+        await self._examine_all(model)
         staying = {one.name: self._needed(one) for one in self.loaded if one.is_pinned}
         check_fit(model.name, self._needed(model), staying, self._limit_bytes)
 
@@ -90,18 +93,18 @@ class MemoryShares:
     def _needed(self, model: ServedModel) -> int:
         return needed_bytes(model.weight_bytes, self._room_bytes, model.least_kv_bytes)
 
-    async def _survey(self, model: ServedModel) -> None:
+    async def _examine_all(self, model: ServedModel) -> None:
         """Find the weights' sizes and the memory limit where they are still unknown."""
         for one in (*self.loaded, model):
             if (stats := one.status.stats) is not None:
                 one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
                 self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
             if not (one.weight_bytes and self._limit_bytes):
-                await self._survey_one(one, must_load=one is model)
+                await self._examine(one, must_load=one is model)
 
-    async def _survey_one(self, model: ServedModel, *, must_load: bool) -> None:
+    async def _examine(self, model: ServedModel, *, must_load: bool) -> None:
         settings = model.settings
-        found = await self._look(SurveyRequest(settings.model, settings.memory))
+        found = await self._examine_checkpoint(ExaminationRequest(settings.model, settings.memory))
         if found.refusal and must_load:
             raise ModelLoadError(found.refusal)
         model.weight_bytes, model.least_kv_bytes = found.weight_bytes, found.least_kv_bytes

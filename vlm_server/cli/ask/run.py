@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vlm_server.cli import options
-from vlm_server.cli.ask import chat, media, regions, shown
+from vlm_server.cli.ask import chat, media, output, regions
 from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.client.daemon import Daemon, address_of, is_local, running_daemon
@@ -70,7 +70,7 @@ def answer(
     question: str,
 ) -> int:
     """Print one answer as `arguments` say."""
-    screen = shown.Screen()
+    screen = output.Screen()
     screen.wait()
     try:
         show = (lambda _: None) if arguments.json else screen.write
@@ -78,8 +78,8 @@ def answer(
     finally:
         screen.end()
     if arguments.json:
-        print(shown.as_json(reply), flush=True)
-    shown.print_end(reply, arguments.save_boxes, is_quiet=arguments.json)
+        print(output.as_json(reply), flush=True)
+    output.print_end(reply, arguments.save_boxes, is_quiet=arguments.json)
     return 0
 
 

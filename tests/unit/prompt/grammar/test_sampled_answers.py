@@ -21,8 +21,8 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import Schema
+from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.grammar_client import GrammarLimits
-from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.settings import EngineSettings
 
 TEXT = """\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlm_server.settings import MIB
-from vlm_server.supervisor.memory_shares import divide, needed_bytes
+from vlm_server.supervisor.models.memory_shares import divide, needed_bytes
 
 
 def test_model_needs_bytes_for_weights_and_requests() -> None:
@@ -17,7 +17,7 @@ def test_remaining_memory_is_shared_equally() -> None:
 
 
 def test_memory_shares_never_exceed_the_limit() -> None:
-    """Engines may hold more than was surveyed."""
+    """Engines may hold more than was examined."""
     shares = divide({"a": 10, "b": 20, "c": 20}, 40)
     assert sum(shares.values()) <= 40
     assert min(shares.values()) > 0

@@ -1,4 +1,4 @@
-"""A survey before loading gives the figures that the engine has after loading."""
+"""An examination before loading gives the figures that the engine has after loading."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.integration.harness import EngineHarness, ask
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.hub import layout
+from vlm_server.hub.examination import ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
-from vlm_server.hub.survey import SurveyRequest
-from vlm_server.runner.loading.facts import survey
+from vlm_server.runner.loading.facts import examine
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.settings import MemorySettings, ModelSettings
 
@@ -35,11 +35,11 @@ def plan_of(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_survey_figures_equal_the_engines(
+def test_examination_figures_equal_the_engines(
     family: str, load_tiny: Callable[[str], Any], tiny_model: TinyModel
 ) -> None:
-    found = survey(
-        SurveyRequest(ModelSettings(path=str(tiny_model(family))), MemorySettings(GIB)), 100
+    found = examine(
+        ExaminationRequest(ModelSettings(path=str(tiny_model(family))), MemorySettings(GIB)), 100
     )
     assert found.refusal == ""
     assert (found.family, found.is_checked) == (family, True)
@@ -55,59 +55,63 @@ def test_survey_figures_equal_the_engines(
     assert found.least_kv_bytes == engine.runner.kv_bytes(min(100, found.context_tokens))
 
 
-def test_survey_reads_no_weights(tmp_path: Path) -> None:
+def test_examination_reads_no_weights(tmp_path: Path) -> None:
     folder = build("qwen3_vl", tmp_path)
     mx.reset_peak_memory()
     before = active_bytes()
-    found = survey(SurveyRequest(ModelSettings(path=str(folder)), MemorySettings(GIB)))
+    found = examine(ExaminationRequest(ModelSettings(path=str(folder)), MemorySettings(GIB)))
     assert mx.get_peak_memory() - before < found.weight_bytes / 2
 
 
 def test_less_memory_fits_less_context(tmp_path: Path) -> None:
     folder = str(build("qwen3_vl", tmp_path))
-    whole = survey(SurveyRequest(ModelSettings(path=folder), MemorySettings(GIB)))
+    whole = examine(ExaminationRequest(ModelSettings(path=folder), MemorySettings(GIB)))
     assert whole.kv_bytes is not None
     limit = whole.weight_bytes + whole.kv_bytes // 2
-    half = survey(SurveyRequest(ModelSettings(path=folder), MemorySettings(limit)))
+    half = examine(ExaminationRequest(ModelSettings(path=folder), MemorySettings(limit)))
     assert half.fitting_tokens is not None
     assert half.kv_bytes is not None
     assert 0.4 * whole.context_tokens < half.fitting_tokens < 0.6 * whole.context_tokens
     assert half.weight_bytes + half.kv_bytes <= limit
-    few = survey(
-        SurveyRequest(ModelSettings(path=folder, max_context_tokens=100), MemorySettings(limit))
+    few = examine(
+        ExaminationRequest(
+            ModelSettings(path=folder, max_context_tokens=100), MemorySettings(limit)
+        )
     )
     assert few.fitting_tokens == few.context_tokens == 100
 
 
-def test_survey_refuses_oversized_model_with_figures(tmp_path: Path) -> None:
+def test_examination_refuses_oversized_model_with_figures(tmp_path: Path) -> None:
     folder = str(build("qwen3_vl", tmp_path))
-    found = survey(SurveyRequest(ModelSettings(path=folder), MemorySettings(100_000)))
+    found = examine(ExaminationRequest(ModelSettings(path=folder), MemorySettings(100_000)))
     assert "the weights do not fit" in found.refusal
     assert found.family == "qwen3_vl"
 
 
-def test_survey_of_hub_figures_equals_survey_of_files(tmp_path: Path) -> None:
+def test_examination_of_hub_figures_equals_survey_of_files(tmp_path: Path) -> None:
     folder = build("qwen3_vl", tmp_path)
-    here = survey(SurveyRequest(ModelSettings(path=str(folder)), MemorySettings(GIB)))
+    here = examine(ExaminationRequest(ModelSettings(path=str(folder)), MemorySettings(GIB)))
     config = layout.read_object(folder / layout.CONFIG)
     model = ModelSettings()
-    there = survey(
-        SurveyRequest(model, MemorySettings(GIB), plan_of(config, {"F32": here.weight_bytes // 4}))
+    there = examine(
+        ExaminationRequest(
+            model, MemorySettings(GIB), plan_of(config, {"F32": here.weight_bytes // 4})
+        )
     )
     assert there.refusal == ""
     assert there.weight_bytes == pytest.approx(here.weight_bytes, rel=0.01)
     assert there.fitting_tokens is None
     too_many = plan_of(config, {"BF16": 10**12})
-    assert "do not fit" in survey(SurveyRequest(model, MemorySettings(GIB), too_many)).refusal
+    assert "do not fit" in examine(ExaminationRequest(model, MemorySettings(GIB), too_many)).refusal
 
 
-def test_survey_without_hub_figures_uses_file_sizes() -> None:
+def test_examination_without_hub_figures_uses_file_sizes() -> None:
     config = {"model_type": "qwen3_vl", "vision_config": {}, "torch_dtype": "bfloat16"}
     plan = plan_of(config, {}, 1000)
-    found = survey(SurveyRequest(ModelSettings(dtype="float32"), MemorySettings(GIB), plan))
+    found = examine(ExaminationRequest(ModelSettings(dtype="float32"), MemorySettings(GIB), plan))
     assert found.weight_bytes == 2000
     packed = plan_of(config | {"quantization": {"bits": 4}}, {}, 1000)
-    found = survey(SurveyRequest(ModelSettings(dtype="float32"), MemorySettings(GIB), packed))
+    found = examine(ExaminationRequest(ModelSettings(dtype="float32"), MemorySettings(GIB), packed))
     assert found.weight_bytes == 1000
 
 
@@ -120,12 +124,14 @@ def test_survey_without_hub_figures_uses_file_sizes() -> None:
         ({"model_type": "florence2", "vision_config": {}}, "encoder-decoder"),
     ],
 )
-def test_survey_refuses_unsupported_config_with_the_reason(
+def test_examination_refuses_unsupported_config_with_the_reason(
     config: dict[str, Any], words: str
 ) -> None:
     assert (
         words
-        in survey(SurveyRequest(ModelSettings(), MemorySettings(), plan_of(config, {}))).refusal
+        in examine(
+            ExaminationRequest(ModelSettings(), MemorySettings(), plan_of(config, {}))
+        ).refusal
     )
 
 

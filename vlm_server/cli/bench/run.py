@@ -35,7 +35,7 @@ from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import to_download
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.supervisor.start import for_any_server
+from vlm_server.supervisor.engine_process.start import for_any_server
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.supervisor.requests import Clock
 from vlm_server.protocol import Accepted, MemoryStats, Stats
-from vlm_server.supervisor.watchdog import INFERENCE, Watchdog
+from vlm_server.supervisor.engine_process.watchdog import INFERENCE, Watchdog
 
 MEMORY = MemoryStats(0, 0, 0, 0, 0, 0, 0, {}, 0.0)
 

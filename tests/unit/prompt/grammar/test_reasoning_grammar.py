@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.unit.prompt.test_grammars import byte_host
+from tests.unit.prompt.grammar.test_grammars import byte_host
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher
 from vlm_server.interfaces.model_spec import ReasoningFormat
-from vlm_server.prompt.reasoning import ReasoningGrammar, with_reasoning
-from vlm_server.prompt.reasoning_marks import ReasoningMarks
+from vlm_server.prompt.grammar.reasoning_grammar import ReasoningGrammar, with_reasoning
+from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
 from vlm_server.protocol import SamplingParams, Submit, TemplateOptions
 
 END = 256

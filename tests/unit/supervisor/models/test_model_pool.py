@@ -22,7 +22,7 @@ from vlm_server.errors import (
     QueueTimeout,
     RequestCancelled,
 )
-from vlm_server.hub.survey import Survey, SurveyRequest
+from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
 from vlm_server.settings import (
@@ -33,8 +33,8 @@ from vlm_server.settings import (
     ModelSettings,
     Settings,
 )
-from vlm_server.supervisor.client import EngineStatus
-from vlm_server.supervisor.model_pool import ModelPool
+from vlm_server.supervisor.engine_process.client import EngineStatus
+from vlm_server.supervisor.models.model_pool import ModelPool
 
 GB = 10**9
 LOAD_SECONDS = 0.02
@@ -50,7 +50,7 @@ class World:
         self.loads = Counter[str]()
         self.broken: set[str] = set()
         self.load_seconds = LOAD_SECONDS
-        self.surveys = 0
+        self.num_examinations = 0
         self.least_kv: dict[str, int] = {}
 
     def make_engine(self, settings: Settings, *_: Any) -> Any:
@@ -58,12 +58,12 @@ class World:
         self.engines.append(engine)
         return engine
 
-    async def survey(self, request: SurveyRequest) -> Survey:
-        self.surveys += 1
+    async def examine(self, request: ExaminationRequest) -> Examination:
+        self.num_examinations += 1
         name = request.model.name
         if name in self.broken:
-            return Survey(refusal="it is broken")
-        return Survey(
+            return Examination(refusal="it is broken")
+        return Examination(
             weight_bytes=self.weights[name],
             limit_bytes=self.limit_bytes,
             least_kv_bytes=self.least_kv.get(name, 0),
@@ -154,7 +154,7 @@ def pool_of(
         memory=MemorySettings(model_room_bytes=GB),
         deadlines=DeadlineSettings(queue_seconds=queue_seconds),
     )
-    return ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+    return ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.examine)
 
 
 def table(**fields: Any) -> ListedModel:
@@ -314,7 +314,7 @@ async def test_alternating_models_serve_requests_between_loads() -> None:
 async def test_restarting_unsurveyed_model_counts_towards_memory(
     tmp_path: Path,
 ) -> None:
-    """A single model is never surveyed, so its memory is only known from its engine."""
+    """A single model is never examined, so its memory is only known from its engine."""
     world = World(20 * GB, {"demo": 8 * GB, "org/b": GB})
     settings = Settings(
         model=ModelSettings(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
@@ -324,7 +324,7 @@ async def test_restarting_unsurveyed_model_counts_towards_memory(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"0")
-    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.examine)
     await pool.start()
     await pool.wait_ready()
     world.engines[0].state, world.engines[0].tells = "restarting", False
@@ -582,7 +582,7 @@ async def test_failed_load_fails_all_waiters_and_is_retried_later() -> None:
         await use(pool, "a")
     assert "broken" not in caught.value.message
     assert caught.value.retry_after_seconds is not None
-    assert world.surveys == 1
+    assert world.num_examinations == 1
     world.broken.clear()
     await pool.load("a")  # whoever asks for it expressly need not wait
     assert pool.status("a").is_ready
@@ -606,7 +606,7 @@ async def test_single_model_has_all_memory_and_is_not_surveyed() -> None:
     pool = pool_of(world, {})
     await pool.start()
     await pool.wait_ready()
-    assert (pool.names, world.surveys, world.engines[0].limit_bytes) == (("demo",), 0, 0)
+    assert (pool.names, world.num_examinations, world.engines[0].limit_bytes) == (("demo",), 0, 0)
     await use(pool, "demo")
     with pytest.raises(ModelNotFound):
         pool.add("org/nowhere")
@@ -645,7 +645,7 @@ async def test_models_have_separate_disk_cache_folders(disk_path: str) -> None:
         cache=CacheSettings(disk_bytes=GB, disk_path=disk_path),
         memory=MemorySettings(model_room_bytes=GB),
     )
-    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.examine)
     await pool.start()
     await pool.wait_ready()
     for name in pool.names:

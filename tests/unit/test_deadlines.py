@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from vlm_server.deadlines import RequestDeadlines
 from vlm_server.protocol import Deadlines
-from vlm_server.protocol.deadlines import RequestDeadlines
 
 ALL = Deadlines(queue_seconds=1, first_token_seconds=2, token_seconds=0.5, total_seconds=4)
 

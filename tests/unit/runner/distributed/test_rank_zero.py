@@ -19,10 +19,10 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.distributed import messages
-from vlm_server.runner.distributed.connection import Followers, Leader
-from vlm_server.runner.distributed.leader import RankZero, RankZeroMemory
+from vlm_server.runner.distributed.connection import Followers, RankZeroConnection
 from vlm_server.runner.distributed.messages import Clear, Hello, Loaded
 from vlm_server.runner.distributed.prefixes import NumberedSegment, SegmentLog
+from vlm_server.runner.distributed.rank_zero import RankZero, RankZeroMemory
 from vlm_server.runner.fingerprint import Checkpoint, program_digest
 from vlm_server.runner.kv.segments import KVSegment
 from vlm_server.runner.ranks import Ranks, fingerprint_of
@@ -43,7 +43,7 @@ def test_rank_with_different_program_or_device_is_refused(kind: str, program: st
     ends = SimpleQueue[int]()
 
     def come() -> None:
-        Leader.find(rank, ends.put).send(Hello(1, 1 << 30, kind, program))
+        RankZeroConnection.find(rank, ends.put).send(Hello(1, 1 << 30, kind, program))
 
     threading.Thread(target=come, daemon=True).start()
     with pytest.raises(ModelLoadError, match=reason):
@@ -62,10 +62,10 @@ def test_rank_with_other_weights_is_refused(tmp_path: Path):
         ours, theirs = Pipe()
         told = fingerprint_of(Checkpoint(folder, "auto"))
         theirs.send_bytes(messages.encode(Loaded(told)))
-        leading = RankZero(Ranks(mx.distributed.init()), Followers([ours], []))
+        rank_zero = RankZero(Ranks(mx.distributed.init()), Followers([ours], []))
         refused = pytest.raises(ModelLoadError, match="rank 1 has another checkpoint")
         with nullcontext() if is_same else refused:
-            leading.load(settings.ModelSettings(path=str(model)), current_device(), 1 << 30)
+            rank_zero.load(settings.ModelSettings(path=str(model)), current_device(), 1 << 30)
 
 
 def test_clear_frees_dropped_segments_on_all_ranks():

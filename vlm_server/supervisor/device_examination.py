@@ -1,4 +1,4 @@
-"""A probe of the device in a process of its own, as an engine would use it.
+"""The examination of the device in a process of its own, as an engine would use it.
 
 The caller needs no mlx, and survives a missing library, an instruction that the processor lacks, or
 a driver that hangs.
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import msgspec
 
 from vlm_server.platform.child import launch
-from vlm_server.supervisor.history import signal_name
+from vlm_server.supervisor.engine_process.history import signal_name
 
-_MODULE = "vlm_server.engine.examine"
+_MODULE = "vlm_server.examine"
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-def probe(environment: Mapping[str, str], seconds: float) -> DeviceReport:
+def examine_device(environment: Mapping[str, str], seconds: float) -> DeviceReport:
     """The report of a child with `environment` added to ours. A failure is part of the report."""
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The survey of a checkpoint before it is loaded, by a process that has mlx.
+"""The examination of a checkpoint before it is loaded, by a process that has mlx.
 
 That process knows the device and the families; the caller need not import either.
 """
@@ -14,11 +14,11 @@ from vlm_server.hub.messages import DownloadPlan
 from vlm_server.platform.child import launch
 from vlm_server.settings import MemorySettings, ModelSettings
 
-_MODULE = "vlm_server.engine.examine"
+_MODULE = "vlm_server.examine"
 _TIMEOUT_SECONDS = 120.0
 
 
-class SurveyRequest(msgspec.Struct, frozen=True):
+class ExaminationRequest(msgspec.Struct, frozen=True):
     """The checkpoint to examine: in folder `model.path`, or by the download plan `plan`."""
 
     model: ModelSettings
@@ -26,7 +26,7 @@ class SurveyRequest(msgspec.Struct, frozen=True):
     plan: DownloadPlan | None = None
 
 
-class Survey(msgspec.Struct, frozen=True):
+class Examination(msgspec.Struct, frozen=True):
     """A checkpoint and its fit to this machine; `refusal`: the reason that loading would fail.
 
     is_checked: whether docs/families.md lists the family. weight_bytes: the weights on the device.
@@ -49,21 +49,21 @@ class Survey(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
-async def survey(request: SurveyRequest) -> Survey:
-    """The survey of a checkpoint; takes seconds. Raises ModelLoadError if the process fails."""
+async def examine(request: ExaminationRequest) -> Examination:
+    """Examine a checkpoint; takes seconds. Raises ModelLoadError if the process fails."""
     command = launch.command(_MODULE, "checkpoint")
     async with launch.running(command, launch.model_environment()) as process:
         try:
             said, _ = await asyncio.wait_for(
                 process.communicate(msgspec.json.encode(request)), _TIMEOUT_SECONDS
             )
-            return msgspec.json.decode(said, type=Survey)
+            return msgspec.json.decode(said, type=Examination)
         except (TimeoutError, msgspec.DecodeError):
             raise ModelLoadError("the checkpoint can't be examined: see the log") from None
 
 
 async def check_plan(model: ModelSettings, memory: MemorySettings, plan: DownloadPlan) -> None:
     """Raises ModelLoadError if the checkpoint of `plan` can't be served on this machine."""
-    found = await survey(SurveyRequest(model, memory, plan))
+    found = await examine(ExaminationRequest(model, memory, plan))
     if found.refusal:
         raise ModelLoadError(f"{plan.repo} was not downloaded: {found.refusal}")

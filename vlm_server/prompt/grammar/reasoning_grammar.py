@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, Grammar
-from vlm_server.prompt.reasoning_marks import Mask, ReasoningMarks
+from vlm_server.prompt.grammar.reasoning_marks import Mask, ReasoningMarks
 from vlm_server.protocol import Submit
 
 

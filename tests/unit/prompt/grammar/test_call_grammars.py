@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from tests.unit.prompt.test_grammars import New, byte_host, grammars, new
+from tests.unit.prompt.grammar.test_grammars import New, byte_host, grammars, new
 from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import Grammar
 from vlm_server.interfaces.model_spec import ToolParser
@@ -25,7 +25,7 @@ from vlm_server.prompt.grammar.constraints import (
     RequiredCalls,
     Schema,
 )
-from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.lark import MAX_CALLS, arguments_schema
 from vlm_server.protocol import SamplingParams, Submit, Tools
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from vlm_server.supervisor.served_model import ServedModel
+from vlm_server.supervisor.models.served_model import ServedModel
 
 
 class LoadTurns:

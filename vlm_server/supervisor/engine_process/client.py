@@ -21,7 +21,7 @@ from vlm_server.protocol import (
     Stats,
     Tokens,
 )
-from vlm_server.supervisor.history import EngineEnd, MemorySample
+from vlm_server.supervisor.engine_process.history import EngineEnd, MemorySample
 from vlm_server.supervisor.shape import RequestShape
 
 RequestEvent = Accepted | OnDevice | Tokens | Finished | Failed

@@ -10,7 +10,7 @@ import pytest
 from vlm_server.platform import preload
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import EngineSettings
-from vlm_server.supervisor.start import for_any_server, for_models
+from vlm_server.supervisor.engine_process.start import for_any_server, for_models
 
 
 @pytest.fixture

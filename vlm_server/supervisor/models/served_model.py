@@ -28,7 +28,7 @@ from vlm_server.models import EMBEDDED
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import ListedModel, Settings
-from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.engine_process.client import EngineStatus
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 _DOWNLOAD_SECONDS = 10.0
@@ -96,7 +96,7 @@ class ServedModel:
         self.weight_bytes = 0
         """Bytes on the device; 0 until known."""
         self.least_kv_bytes = 0
-        """See `Survey`."""
+        """See `Examination`."""
         self.expiry: asyncio.TimerHandle | None = None
         self.expires_at: float | None = None
         """The time at which it is unloaded if unused, in seconds since 1970; None is never."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm_server.protocol import MemoryStats
-from vlm_server.supervisor.history import (
+from vlm_server.supervisor.engine_process.history import (
     HISTORY_SECONDS,
     SAMPLE_SECONDS,
     MemoryHistory,

@@ -10,7 +10,7 @@ import pytest
 
 from vlm_server import settings
 from vlm_server.errors import ConfigError
-from vlm_server.supervisor.ranks import Hostfile, ranks_of, read_hostfile
+from vlm_server.supervisor.engine_process.ranks import Hostfile, ranks_of, read_hostfile
 
 ONE: dict[str, Any] = {"ssh": "127.0.0.1", "ips": ["10.0.0.1"], "rdma": [None, "rdma_en2"]}
 TWO: dict[str, Any] = {"ssh": "other.local", "ips": ["10.0.0.2"], "rdma": ["rdma_en2", None]}

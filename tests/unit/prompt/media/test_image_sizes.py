@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from vlm_server.interfaces.model_spec import PixelRule
-from vlm_server.prompt.media.picture_sizes import PictureSizes, fit
+from vlm_server.prompt.media.image_sizes import PictureSizes, fit
 from vlm_server.protocol import Image
 from vlm_server.settings import ImageSettings
 

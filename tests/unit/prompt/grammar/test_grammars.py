@@ -22,8 +22,8 @@ from tests.daemons import is_alive
 from vlm_server.errors import InternalError, InvalidRequest
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM, Schema
+from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.grammar_client import CompiledGrammar, GrammarLimits
-from vlm_server.prompt.grammar.grammars import Grammars
 
 HUGE = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]}
 """A schema whose compilation would take minutes and 20 GB."""

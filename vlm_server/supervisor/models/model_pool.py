@@ -28,14 +28,14 @@ from vlm_server.errors import (
     RequestError,
     VlmServerError,
 )
+from vlm_server.hub.examination import examine
 from vlm_server.hub.find import by_name
-from vlm_server.hub.survey import survey
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import ListedModel, ModelSettings, Settings
-from vlm_server.supervisor.client import EngineStatus
-from vlm_server.supervisor.load_turns import LoadTurns
-from vlm_server.supervisor.memory_shares import Look, MemoryShares
-from vlm_server.supervisor.served_model import MakeEngine, ModelPhase, ServedModel
+from vlm_server.supervisor.engine_process.client import EngineStatus
+from vlm_server.supervisor.models.load_turns import LoadTurns
+from vlm_server.supervisor.models.memory_shares import ExamineCheckpoint, MemoryShares
+from vlm_server.supervisor.models.served_model import MakeEngine, ModelPhase, ServedModel
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class ModelPool:
         settings: Settings,
         on_progress: ProgressCallback,
         make_engine: MakeEngine = Supervisor,
-        look: Look = survey,
+        examine: ExamineCheckpoint = examine,
     ) -> None:
-        """`make_engine` and `look` are for tests that have no engines and no checkpoints.
+        """`make_engine` and `examine` are for tests without engines and checkpoints.
 
         Raises ConfigError if two models have one name.
         """
@@ -64,7 +64,7 @@ class ModelPool:
         self._private = PrivateFolder()
         self._models: dict[str, ServedModel] = {}
         self._turns = LoadTurns()
-        self._shares = MemoryShares(settings.memory, self._models, look)
+        self._shares = MemoryShares(settings.memory, self._models, examine)
         self._tasks = set[asyncio.Task[None]]()
         self._first_loads: list[asyncio.Task[None]] = []
         self._is_stopping = False

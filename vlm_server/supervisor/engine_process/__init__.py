@@ -1,0 +1,1 @@
+"""One engine process and its ranks: start, messages, watchdog, and the history of its ends."""

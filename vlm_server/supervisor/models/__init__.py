@@ -1,0 +1,1 @@
+"""The models that are served: load, unload, and share device memory."""
