@@ -17,8 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.desktop import screenshots
 from tests.integration.harness import ask, encode_works, load_model, new_preparer
+from tests.support.screenshots import screenshots
 from tests.tiny_models import idefics, internvl
 from tests.tiny_models.checkpoint import Checkpoint, Family, write
 from tests.tiny_models.vocabulary import Vocabulary

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import selection
-from tests.turns import turn
-from tests.whole import draw_examples
+from tests.support import selection
+from tests.support.whole_run import draw_examples
+from tests.support.worker_turns import turn
 
-pytest_plugins = ["tests.daemons"]
+pytest_plugins = ["tests.support.daemons"]
 
 LONGEST_ID = 100
 

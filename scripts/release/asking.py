@@ -12,7 +12,7 @@ from subprocess import Popen
 
 from scripts.release.built import CheckFailed
 from tests.browser.files import ask, give
-from tests.e2e.pictures import encoded, one_shape
+from tests.support.images import encoded, one_shape
 
 QUESTION, ANSWER = "What shape is this?", "square"
 READY_SECONDS = 120.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.as_mac.launchd import SOFT_FILES, Launchd, launchd
-from tests.daemons import SCRIPTED
+from tests.support.daemons import SCRIPTED
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import LOOK_SECONDS, is_alive
+from tests.support.daemons import LOOK_SECONDS, is_alive
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.platform import awake
 from vlm_server.settings import Limits

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.as_mac.launchd import SOFT_FILES, Launchd, launchd
-from tests.daemons import LOOK_SECONDS, free_port
+from tests.support.daemons import LOOK_SECONDS, free_port
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service import status
 from vlm_server.cli.service.launchd import LABEL

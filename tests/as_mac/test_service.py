@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from tests.as_mac.home import MacHome, mac_home, missing
-from tests.daemons import free_port, wait_until
 from tests.e2e.service.clients import asking
+from tests.support.daemons import free_port, wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -19,8 +19,8 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 from tests.attack.test_bodies import HOSTILE, Times, filled, p99, post
-from tests.daemons import Daemon, running_daemon
-from tests.unit.api.parsing.media.pictures import data_url
+from tests.support.daemons import Daemon, running_daemon
+from tests.support.image_files import data_url
 from tests.unit.api.parsing.media.test_image_bounds import BOMBS
 from tests.unit.api.requests import ROUTE, chat, picture, user
 

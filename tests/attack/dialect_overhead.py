@@ -25,7 +25,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.scripted_daemon import ScriptedSupervisor
+from tests.support.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer

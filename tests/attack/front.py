@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from tests.scripted_daemon import ScriptedSupervisor
+from tests.support.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
 from vlm_server.settings import EngineSettings, Limits, Settings

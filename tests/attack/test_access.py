@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemons import ADMIN_KEY as ADMIN
-from tests.daemons import (
+from tests.support.daemons import ADMIN_KEY as ADMIN
+from tests.support.daemons import (
     KEYS,
     SCRIPTED,
     Daemon,
@@ -28,8 +28,8 @@ from tests.daemons import (
     with_settings,
     write_keys,
 )
-from tests.daemons import USER_KEY as USER
-from tests.unit.api.parsing.media.pictures import encoded
+from tests.support.daemons import USER_KEY as USER
+from tests.support.image_files import image_file
 
 CHAT = "/v1/chat/completions"
 
@@ -73,8 +73,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     root = folder / "pictures"
     root.mkdir()
-    (root / "a.png").write_bytes(encoded("PNG", (64, 64)))
-    (folder / "secret.png").write_bytes(encoded("PNG", (64, 64)))
+    (root / "a.png").write_bytes(image_file("PNG", (64, 64)))
+    (folder / "secret.png").write_bytes(image_file("PNG", (64, 64)))
     (root / "far.png").symlink_to(folder / "secret.png")
     (root / "up").symlink_to(folder)
     os.mkfifo(root / "pipe")

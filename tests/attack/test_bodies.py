@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import (
+from tests.support.daemons import (
     SCRIPTED,
     Daemon,
     command_of,
@@ -28,7 +28,7 @@ from tests.daemons import (
     wait_until,
     with_settings,
 )
-from tests.unit.api.parsing.media.pictures import data_url, encoded
+from tests.support.image_files import data_url, image_file
 from tests.unit.api.parsing.media.test_image_bounds import BOMBS
 from tests.unit.api.requests import ROUTE, chat, picture, user
 
@@ -272,6 +272,6 @@ def test_killed_parsing_process_fails_no_request(daemon: Daemon):
 
 
 def test_pictures_are_answered_correctly_after_hostile_bodies(daemon: Daemon):
-    url = data_url(encoded("PNG", (64, 48)))
+    url = data_url(image_file("PNG", (64, 48)))
     status, answer = post(daemon, json.dumps(chat(user(picture(url)), max_tokens=1)).encode())
     assert (status, answer["usage"]["completion_tokens"]) == (200, 1)

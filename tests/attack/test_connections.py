@@ -20,7 +20,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import SCRIPTED, Daemon, running_daemon, wait_until, with_settings
+from tests.support.daemons import SCRIPTED, Daemon, running_daemon, wait_until, with_settings
 from vlm_server.api.http.connection.server import RESERVED_FILES
 
 MAX_REQUESTS = 4

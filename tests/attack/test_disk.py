@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon, checkpoint, running_daemon, wait_until
-from tests.e2e.pictures import noise, user
 from tests.e2e.test_disk import ask, disk, on_disk, wait_written
+from tests.support.daemons import Daemon, checkpoint, running_daemon, wait_until
+from tests.support.images import noise, user
 
 NO_BLAS = ("--set", "engine.openblas=off")
 WARNINGS = ("the disk of the cache is full", "a cache file can't be written")

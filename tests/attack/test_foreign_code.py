@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import clips
-from tests.daemons import Daemon, copied, is_alive, running_daemon, wait_until
-from tests.e2e.pictures import image_part, noise
+from tests.support import video_files
+from tests.support.daemons import Daemon, copied, is_alive, running_daemon, wait_until
+from tests.support.images import image_part, noise
 
 MODULES = ("queue", "msgspec", "numpy", "logging", "ctypes", "av")
 OURS = ("vlm_server", "sitecustomize", "runpy")
@@ -77,7 +77,11 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
 
 def ask_everything(daemon: Daemon) -> None:
     """Ask with a picture, a video and a schema, so that every kind of child process runs."""
-    clip = {"url": clips.data_url(clips.encode(clips.moving("left", 8), "gif", "gif"), "gif")}
+    clip = {
+        "url": video_files.data_url(
+            video_files.encode(video_files.moving("left", 8), "gif", "gif"), "gif"
+        )
+    }
     parts = [image_part(noise(1, (64, 64))), {"type": "video_url", "video_url": clip}]
     for content, fields in ((parts, {}), ("What?", {"response_format": SCHEMA})):
         daemon.client().chat.completions.create(

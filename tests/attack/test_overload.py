@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.attack.load import CHAT, Reply, at_capacity, at_rate, chat_body, health, send
-from tests.daemons import Daemon, running_daemon
+from tests.support.daemons import Daemon, running_daemon
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.daemons import Daemon, wait_until
-from tests.e2e.pictures import one_shape, user
-from tests.pictures import large_png, other_jpeg, other_png, slow_jpeg
+from tests.support.daemons import Daemon, wait_until
+from tests.support.image_files import large_png, other_jpeg, other_png, slow_jpeg
+from tests.support.images import one_shape, user
 
 pytestmark = pytest.mark.attack
 

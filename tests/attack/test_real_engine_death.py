@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import Daemon, checkpoint, running_daemon, wait_until
-from tests.e2e.pictures import noise, user
+from tests.support.daemons import Daemon, checkpoint, running_daemon, wait_until
+from tests.support.images import noise, user
 
 SILENCE_SECONDS = 6
 """More than any step takes on a busy machine."""

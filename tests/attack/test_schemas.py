@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import ADMIN_KEY, USER_KEY, Daemon, running_daemon, wait_until
+from tests.support.daemons import ADMIN_KEY, USER_KEY, Daemon, running_daemon, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 

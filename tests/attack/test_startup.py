@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import SCRIPTED, Daemon, copied, running_daemon, wait_until, with_settings
+from tests.support.daemons import (
+    SCRIPTED,
+    Daemon,
+    copied,
+    running_daemon,
+    wait_until,
+    with_settings,
+)
 from tests.unit.runner.loading.test_weights import GIB, sparse
 
 END_SECONDS = 60.0

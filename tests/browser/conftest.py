@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemons import Daemon, running_daemon
 from tests.hub.server import Hub, running_hub
+from tests.support.daemons import Daemon, running_daemon
 from vlm_server.models import EMBEDDED
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests import clips
 from tests.browser.conftest import Open
 from tests.browser.files import ask, give
-from tests.daemons import Daemon
-from tests.e2e.pictures import canvas, draw_shape, encoded, one_shape
+from tests.support import video_files
+from tests.support.daemons import Daemon
+from tests.support.images import canvas, draw_shape, encoded, one_shape
 
 SQUARE = (encoded(one_shape("square", "blue")), "square.png", "image/png")
 
@@ -95,7 +95,9 @@ def test_page_refuses_files_that_are_no_pictures(daemon: Daemon, open_page: Open
 
 def test_page_answers_a_question_about_a_video(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
-    give(page, "drop", (clips.encode(clips.moving("left", 30)), "clip.mp4", "video/mp4"))
+    give(
+        page, "drop", (video_files.encode(video_files.moving("left", 30)), "clip.mp4", "video/mp4")
+    )
     assert text_of(ask(page, "Which way does it move?")) == "left"
 
 

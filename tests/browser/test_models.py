@@ -14,8 +14,8 @@ from tests.browser.files import ask, give
 from tests.browser.test_ask import SQUARE, text_of
 from tests.browser.test_operate import give_key
 from tests.browser.test_views import check_that_it_fits, problems
-from tests.daemons import Daemon
 from tests.hub.server import add
+from tests.support.daemons import Daemon
 from vlm_server.models import EMBEDDED
 
 LOAD_MS = 60_000

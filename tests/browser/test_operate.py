@@ -13,7 +13,7 @@ import pytest
 
 from tests.browser.conftest import Open
 from tests.browser.test_views import problems
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
 MANY_TOKENS = 4000
 

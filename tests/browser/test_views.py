@@ -11,7 +11,7 @@ from PIL import Image
 from tests.browser.conftest import VIEWPORTS, Open
 from tests.browser.files import ask, give
 from tests.browser.test_ask import SQUARE
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
 VIEWS = ("ask", "now", "models", "settings")
 OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)")].filter((one) => {

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.daemons import NARROW_KEY, Daemon, wait_until
+from tests.support.daemons import NARROW_KEY, Daemon, wait_until
 from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine
 

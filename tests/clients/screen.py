@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from tests.e2e.pictures import canvas, draw_shape, encoded
+from tests.support.images import canvas, draw_shape, encoded
 
 SIZE = (448, 448)
 CIRCLE, STAR = (130, 110), (330, 320)

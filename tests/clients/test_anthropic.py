@@ -27,7 +27,7 @@ from tests.clients.screen import (
     is_the_circle,
     screenshot,
 )
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
 PICTURE: Any = {
     "type": "image",

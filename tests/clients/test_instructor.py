@@ -14,7 +14,7 @@ from instructor.core.exceptions import IncompleteOutputException, InstructorRetr
 
 from tests.clients.conftest import Abandons
 from tests.clients.screen import DESCRIBE, TOO_LONG, URL, Thing, is_the_circle
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import ImagePart, TextPart

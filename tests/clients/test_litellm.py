@@ -24,7 +24,7 @@ from tests.clients.screen import (
     is_at,
     is_the_circle,
 )
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, calls, ended, finished, thinks
 from vlm_server.protocol import ImagePart, TextPart
 

@@ -24,7 +24,7 @@ from tests.clients.screen import (
     is_the_circle,
     screenshot,
 )
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
 PNG = screenshot()
 GREEDY: Any = {"model": "demo", "options": {"temperature": 0, "num_predict": 400}}

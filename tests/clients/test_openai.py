@@ -26,7 +26,7 @@ from tests.clients.screen import (
     is_at,
     is_the_circle,
 )
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
 PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
 GREEDY: Any = {"model": "demo", "temperature": 0}

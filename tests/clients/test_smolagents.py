@@ -37,7 +37,7 @@ from tests.clients.screen import (
     is_the_circle,
     screenshot,
 )
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished
 from vlm_server.protocol import ImagePart
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon
 from tests.docs.sandbox import Sandbox
 from tests.hub.server import add, running_hub
+from tests.support.daemons import Daemon
 from vlm_server.models import EMBEDDED
 
 NAMES = ("mlx-community/Qwen3-VL-4B-Instruct-4bit", "org/shapes")

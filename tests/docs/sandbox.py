@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-from tests.clips import encode
 from tests.docs.pages import ROOT
-from tests.e2e.pictures import canvas, draw_shape, encoded
+from tests.support.images import canvas, draw_shape, encoded
+from tests.support.video_files import encode
 from vlm_server.models import EMBEDDED
 
 SECONDS = 240.0

@@ -15,11 +15,11 @@ import ollama
 import pytest
 from PIL import Image, ImageDraw
 
-from tests.daemons import Daemon
-from tests.e2e.pictures import canvas, draw_shape, encoded, image_part, one_shape, user, word
 from tests.e2e.test_json_answers import SCHEMA, STRICT
 from tests.e2e.test_tokenize import post
-from tests.whole import few_of
+from tests.support.daemons import Daemon
+from tests.support.images import canvas, draw_shape, encoded, image_part, one_shape, user, word
+from tests.support.whole_run import few_of
 
 pytestmark = pytest.mark.e2e
 

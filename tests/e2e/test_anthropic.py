@@ -8,8 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.daemons import Daemon
-from tests.e2e.pictures import encoded, one_shape, user
+from tests.support.daemons import Daemon
+from tests.support.images import encoded, one_shape, user
 
 pytestmark = pytest.mark.e2e
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import Daemon
-from tests.e2e.pictures import one_shape, user
+from tests.support.daemons import Daemon
+from tests.support.images import one_shape, user
 
 pytestmark = pytest.mark.e2e
 

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.daemons import Daemon, wait_until
-from tests.e2e.pictures import noise, user
+from tests.support.daemons import Daemon, wait_until
+from tests.support.images import noise, user
 
 pytestmark = pytest.mark.e2e
 

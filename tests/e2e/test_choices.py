@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import Daemon, checkpoint, running_daemon, wait_until
-from tests.e2e.pictures import noise, user
 from tests.e2e.test_chat_api import complete, text_of
 from tests.e2e.test_sampling_fields import entries, figures
+from tests.support.daemons import Daemon, checkpoint, running_daemon, wait_until
+from tests.support.images import noise, user
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from tests.daemons import (
+from tests.support.daemons import (
     SCRIPTED,
     Daemon,
     checkpoint,
@@ -26,7 +26,7 @@ from tests.daemons import (
     wait_until,
     with_settings,
 )
-from tests.e2e.pictures import noise, user
+from tests.support.images import noise, user
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import Daemon, is_alive, running_daemon, wait_until
-from tests.e2e.pictures import one_shape, user
+from tests.support.daemons import Daemon, is_alive, running_daemon, wait_until
+from tests.support.images import one_shape, user
 from vlm_server.cache.disk.files import temporary_name
 
 pytestmark = pytest.mark.e2e

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import running_daemon
 from tests.e2e.test_disk import FIRST, ask, disk, on_disk, then, wait_written, wanted
+from tests.support.daemons import running_daemon
 
 __all__ = ["wanted"]
 

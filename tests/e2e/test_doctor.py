@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import SCRIPTED, Daemon, free_port, running_daemon, with_settings
-from tests.whole import few_of
+from tests.support.daemons import SCRIPTED, Daemon, free_port, running_daemon, with_settings
+from tests.support.whole_run import few_of
 from vlm_server import __version__
 
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests import clips
-from tests.daemons import Daemon, checkpoint, running_daemon
-from tests.e2e.pictures import noise, user
+from tests.support import video_files
+from tests.support.daemons import Daemon, checkpoint, running_daemon
+from tests.support.images import noise, user
+from tests.support.whole_run import few_of
 from tests.tiny_models import FAMILIES
-from tests.whole import few_of
 
 SHRUNK = frozenset({"gemma3n", "fastvlm"})
 """Their towers have one size in mlx-vlm's code, which the tiny models change in this process alone:
@@ -56,7 +56,7 @@ def test_family_answers_an_image(family_daemon: Daemon):
 
 
 def test_family_answers_a_video(family_daemon: Daemon):
-    url = clips.data_url(clips.encode(clips.moving("left", 8, (96, 64))), "mp4")
+    url = video_files.data_url(video_files.encode(video_files.moving("left", 8, (96, 64))), "mp4")
     video = {"type": "video_url", "video_url": {"url": url}}
     text = {"type": "text", "text": "What happens?"}
     assert tokens_of(family_daemon, {"role": "user", "content": [video, text]})

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.daemons import Daemon, running_daemon, wait_until
-from tests.e2e.pictures import one_shape, user
+from tests.support.daemons import Daemon, running_daemon, wait_until
+from tests.support.images import one_shape, user
 
 pytest.importorskip("opentelemetry.sdk")
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.daemons import Daemon
 from tests.e2e.idle import family_of, measure
+from tests.support.daemons import Daemon
 
 pytestmark = [
     pytest.mark.e2e,

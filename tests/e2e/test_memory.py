@@ -15,7 +15,7 @@ import openai
 import pytest
 from PIL import Image as PillowImage
 
-from tests.daemons import Daemon, running_daemon, wait_until
+from tests.support.daemons import Daemon, running_daemon, wait_until
 
 SIZE = (1024, 768)
 LARGEST = (8000, 6250)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import Daemon, running_daemon, wait_until
-from tests.e2e.pictures import one_shape, user
 from tests.hub.fixtures import hub, model
 from tests.hub.server import Hub, add
+from tests.support.daemons import Daemon, running_daemon, wait_until
+from tests.support.images import one_shape, user
 from vlm_server.models import EMBEDDED
 
 __all__ = ["hub"]

@@ -11,10 +11,10 @@ import jsonschema
 import ollama
 import pytest
 
-from tests.daemons import Daemon
-from tests.e2e.pictures import encoded, noise, user
 from tests.e2e.test_chat_api import complete
 from tests.e2e.test_json_answers import SCHEMA
+from tests.support.daemons import Daemon
+from tests.support.images import encoded, noise, user
 
 pytestmark = pytest.mark.e2e
 

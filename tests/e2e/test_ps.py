@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from tests.daemons import SCRIPTED, running_daemon, wait_until
+from tests.support.daemons import SCRIPTED, running_daemon, wait_until
 from vlm_server.cli.main import main
 
 pytestmark = pytest.mark.e2e

@@ -16,9 +16,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.daemons import Daemon, checkpoint, command_of, is_alive, running_daemon, wait_until
-from tests.e2e.pictures import noise, user
-from tests.ports import free_ports
+from tests.support.daemons import (
+    Daemon,
+    checkpoint,
+    command_of,
+    is_alive,
+    running_daemon,
+    wait_until,
+)
+from tests.support.images import noise, user
+from tests.support.ports import free_ports
 from vlm_server.platform.child import launch
 from vlm_server.settings import Log
 from vlm_server.supervisor.engine_process.ranks import Host, Hostfile, ranks_of

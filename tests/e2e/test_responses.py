@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import Daemon
-from tests.e2e.pictures import noise, user
+from tests.support.daemons import Daemon
+from tests.support.images import noise, user
 
 pytestmark = pytest.mark.e2e
 

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import Daemon
-from tests.e2e.pictures import noise, user
 from tests.e2e.test_chat_api import complete, streamed, text_of
-from tests.whole import few_of
+from tests.support.daemons import Daemon
+from tests.support.images import noise, user
+from tests.support.whole_run import few_of
 
 pytestmark = pytest.mark.e2e
 

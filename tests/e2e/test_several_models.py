@@ -13,8 +13,15 @@ import ollama
 import openai
 import pytest
 
-from tests.daemons import SCRIPTED, Daemon, checkpoint, running_daemon, wait_until, with_settings
-from tests.e2e.pictures import one_shape, user
+from tests.support.daemons import (
+    SCRIPTED,
+    Daemon,
+    checkpoint,
+    running_daemon,
+    wait_until,
+    with_settings,
+)
+from tests.support.images import one_shape, user
 from vlm_server.models import EMBEDDED
 
 pytestmark = pytest.mark.e2e

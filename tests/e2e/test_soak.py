@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon
 from tests.soak.client import Client
 from tests.soak.malformed import malformed
 from tests.soak.mix import random_image
 from tests.soak.request import Ending
+from tests.support.daemons import Daemon
 
 pytestmark = pytest.mark.e2e
 

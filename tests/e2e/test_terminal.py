@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import PROGRAM, SCRIPTED, Daemon, with_settings
-from tests.e2e.pictures import one_shape
 from tests.hub.fixtures import hub
 from tests.hub.server import Hub, add
+from tests.support.daemons import PROGRAM, SCRIPTED, Daemon, with_settings
+from tests.support.images import one_shape
 from tests.unit.cli import stalling
 from vlm_server.models import EMBEDDED
 

@@ -13,10 +13,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests import clips
-from tests.daemons import Daemon, wait_until
-from tests.e2e.pictures import image_part, one_shape
-from tests.whole import few_of
+from tests.support import video_files
+from tests.support.daemons import Daemon, wait_until
+from tests.support.images import image_part, one_shape
+from tests.support.whole_run import few_of
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +26,7 @@ QUESTION = "Which way does it move?"
 
 
 def video_part(data: bytes, container: str = "mp4") -> dict[str, Any]:
-    return {"type": "video_url", "video_url": {"url": clips.data_url(data, container)}}
+    return {"type": "video_url", "video_url": {"url": video_files.data_url(data, container)}}
 
 
 def message(*parts: Any) -> list[Any]:
@@ -61,12 +61,12 @@ def refusal(daemon: Daemon, data: bytes) -> str:
 def test_model_says_which_way_a_clip_moves(
     daemon: Daemon, way: str, container: str, codec: str
 ) -> None:
-    data = clips.encode(clips.moving(way, 30), container, codec)
+    data = video_files.encode(video_files.moving(way, 30), container, codec)
     assert ask(daemon, video_part(data, container), QUESTION) == way
 
 
 def test_model_answers_about_a_video_and_a_picture(daemon: Daemon) -> None:
-    video = video_part(clips.encode(clips.moving("left", 30)))
+    video = video_part(video_files.encode(video_files.moving("left", 30)))
     assert ask(daemon, video, "What colour is the circle?") == "red"
     assert ask(daemon, image_part(one_shape("square", "blue")), "What shape is this?") == "square"
 
@@ -76,7 +76,7 @@ async def test_concurrent_videos_get_their_own_answers(daemon: Daemon) -> None:
     client = daemon.async_client()
 
     async def answer_to(way: str) -> tuple[str, str]:
-        part = video_part(clips.encode(clips.moving(way, 24, (256, 256))))
+        part = video_part(video_files.encode(video_files.moving(way, 24, (256, 256))))
         answer = await client.chat.completions.create(
             model="default", messages=message(part, QUESTION), temperature=0
         )
@@ -90,10 +90,12 @@ async def test_concurrent_videos_get_their_own_answers(daemon: Daemon) -> None:
     ("data", "words"),
     [
         (b"#EXTM3U\nfile:///etc/passwd", "not a readable"),
-        (clips.encode(clips.moving("up"))[:-1], "is truncated"),
-        (clips.encode(clips.greys([9] * 4, (4096, 2304))), "pixels"),
+        (video_files.encode(video_files.moving("up"))[:-1], "is truncated"),
+        (video_files.encode(video_files.greys([9] * 4, (4096, 2304))), "pixels"),
         (
-            clips.encode(clips.greys([9, 9]), "matroska", "mpeg4", times_ms=[0, 36_000_000]),
+            video_files.encode(
+                video_files.greys([9, 9]), "matroska", "mpeg4", times_ms=[0, 36_000_000]
+            ),
             "longer",
         ),
     ],
@@ -112,7 +114,9 @@ def decoders_of(engine_pid: int) -> list[int]:
 
 def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
     """The decoding process of a long video is stopped, then killed."""
-    data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
+    data = video_files.encode(
+        video_files.greys(range(200), (1280, 720)), options={"preset": "ultrafast"}
+    )
     engine = daemon.engine_pid()
     found: list[int] = []
     with ThreadPoolExecutor(1) as pool:
@@ -127,12 +131,14 @@ def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
     assert daemon.engine_pid() == engine
     wait_until(lambda: not decoders_of(engine), 5, daemon.log)
     daemon.wait_idle()
-    right = clips.encode(clips.moving("right", 30))
+    right = video_files.encode(video_files.moving("right", 30))
     assert ask(daemon, video_part(right), QUESTION) == "right"
 
 
 def test_disconnected_client_ends_the_video_decoding(daemon: Daemon) -> None:
-    data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
+    data = video_files.encode(
+        video_files.greys(range(200), (1280, 720)), options={"preset": "ultrafast"}
+    )
     engine = daemon.engine_pid()
     found: list[int] = []
     with ThreadPoolExecutor(1) as pool:

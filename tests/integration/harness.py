@@ -14,7 +14,7 @@ from mlx_vlm.utils import should_add_special_tokens
 from msgspec import structs
 from PIL import Image as PillowImage
 
-from tests.unit.prompt.media.pictures import encoded
+from tests.support.image_files import submitted
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.encoding import encode
@@ -98,7 +98,7 @@ def conversation(
         if isinstance(part, Video):
             videos.append(part)
             return VideoPart(len(videos) - 1)
-        images.append(part if isinstance(part, Image) else encoded(part))
+        images.append(part if isinstance(part, Image) else submitted(part))
         return ImagePart(len(images) - 1)
 
     messages = tuple(

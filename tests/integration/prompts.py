@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from tests.integration.harness import GREEDY, EngineHarness, Part, ask
-from tests.tiny_models.pictures import picture
+from tests.support.images import random_image
 from vlm_server.protocol import SamplingParams, Submit
 
 PROMPTS: dict[str, tuple[Part, ...]] = {
     "text": ("Which colour is the shape on the left?",),
     "long": ("Look at the second button" + ", and read the number" * 6,),
-    "picture": (picture(1), "Describe this image."),
-    "pictures": ("First", picture(2, 100, 60), "and then", picture(3), "which one?"),
-    "mute": (picture(4, 60, 120),),
+    "picture": (random_image(1), "Describe this image."),
+    "pictures": ("First", random_image(2, 100, 60), "and then", random_image(3), "which one?"),
+    "mute": (random_image(4, 60, 120),),
 }
 LONGER = SamplingParams(max_tokens=24, temperature=0.0)
 
@@ -19,7 +19,7 @@ _IN_PAIRS: tuple[tuple[Part, ...], ...] = (
     ("Hi",),
     PROMPTS["long"],
     PROMPTS["picture"],
-    (picture(1), "Describe this picture, please."),
+    (random_image(1), "Describe this picture, please."),
     PROMPTS["pictures"],
 )
 _SHORT = SamplingParams(max_tokens=8, temperature=0.0)

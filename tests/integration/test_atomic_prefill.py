@@ -19,8 +19,8 @@ from tests.integration.harness import (
     prompt_of,
 )
 from tests.integration.test_caches import caches_of
+from tests.support.images import random_image
 from tests.tiny_models import build
-from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.runner.loaded import LoadedModel
@@ -29,7 +29,7 @@ from vlm_server.runner.loading.probe import chunk_policy
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
-A, B = picture(1), picture(2)
+A, B = random_image(1), random_image(2)
 QUESTION = "What is on the left of it, and what is below?"
 SYSTEM = ("system", ("You look at screenshots and answer in short words.",))
 

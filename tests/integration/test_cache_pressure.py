@@ -21,8 +21,8 @@ from tests.integration.harness import (
 )
 from tests.integration.test_cache_twins import settle
 from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.errors import InvalidImage
 from vlm_server.interfaces import SchedulerOutput, SeqId
 from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
@@ -35,7 +35,7 @@ from vlm_server.runner.text.prefill import Prefill
 FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3")
 """One that appends its KV, one with recurrent states, one with windows of 64 tokens."""
 SYSTEM = "You are a helpful assistant that looks at screenshots and answers with a short text."
-A, B = picture(1), picture(2)
+A, B = random_image(1), random_image(2)
 SIZES: dict[str, dict[str, int]] = {
     "no token layouts": {"token_layout_bytes": 0},
     "no pixels": {"pixel_bytes": 0},
@@ -71,7 +71,7 @@ def talk(engine: EngineHarness, name: str, num_turns: int, seed: int) -> list[li
     turns: Turns = (("system", (SYSTEM,)),)
     answers = []
     for number in range(num_turns):
-        turns += (("user", (f"Step {number}", picture(seed + number), "what changed?")),)
+        turns += (("user", (f"Step {number}", random_image(seed + number), "what changed?")),)
         submit = conversation(f"{name} {number}", *turns, sampling=GREEDY)
         answers.append(engine.answer(submit))
         turns += (("assistant", (engine.texts[submit.request_id],)),)

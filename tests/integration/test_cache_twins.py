@@ -15,21 +15,20 @@ import msgspec
 import pytest
 from PIL import Image as PillowImage
 
-from tests import clips
 from tests.integration.harness import (
     DECODERS,
     EngineHarness,
     Part,
     ask,
-    encoded,
     new_preparer,
     prepare,
     video_of,
 )
 from tests.integration.test_caches import Served, cached_tokens, caches_of
-from tests.tiny_models.pictures import picture
-from tests.unit.prompt.media.pictures import image_of
-from tests.whole import few_of
+from tests.support import video_files
+from tests.support.image_files import image_of, submitted
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.interfaces import EncodeCall, EncodeWork, Prepared
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Decoders
@@ -38,7 +37,7 @@ from vlm_server.settings import ImageSettings, VideoSettings
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "pixtral")
 SHORT = SamplingParams(max_tokens=5, temperature=0.0)
-A, B = picture(1), picture(2)
+A, B = random_image(1), random_image(2)
 Asked = tuple[Part, ...]
 
 
@@ -109,37 +108,37 @@ def with_palette(*colours: int) -> Image:
     """The same indices, shown in other colours."""
     indices = PillowImage.frombytes("P", (84, 84), bytes(n // 588 % 3 for n in range(84 * 84)))
     indices.putpalette(colours)
-    return encoded(indices)
+    return submitted(indices)
 
 
 def turned(orientation: int) -> Image:
     """The same compressed pixels, stored for another way up."""
     exif = PillowImage.Exif()
     exif[0x0112] = orientation
-    return encoded(picture(3), "JPEG", exif=exif)
+    return submitted(random_image(3), "JPEG", exif=exif)
 
 
 def transparent(alpha: int) -> Image:
     """The same colours, which shine through more or less."""
-    shown = picture(4).convert("RGBA")
+    shown = random_image(4).convert("RGBA")
     shown.putalpha(alpha)
-    return encoded(shown)
+    return submitted(shown)
 
 
-PIXELS = picture(5, 120, 60).tobytes()
-LARGE = encoded(picture(6, 168, 168))
+PIXELS = random_image(5, 120, 60).tobytes()
+LARGE = submitted(random_image(6, 168, 168))
 TWINS: dict[str, tuple[Image, Image]] = {
     "another palette": (
         with_palette(255, 0, 0, 0, 255, 0, 0, 0, 255),
         with_palette(0, 255, 0, 255, 0, 0, 9, 9, 9),
     ),
     "equal bytes in another shape": (
-        encoded(PillowImage.frombytes("RGB", (120, 60), PIXELS)),
-        encoded(PillowImage.frombytes("RGB", (60, 120), PIXELS)),
+        submitted(PillowImage.frombytes("RGB", (120, 60), PIXELS)),
+        submitted(PillowImage.frombytes("RGB", (60, 120), PIXELS)),
     ),
     "as many patches in another grid": (
-        encoded(picture(7, 112, 56)),
-        encoded(picture(7, 112, 56).transpose(PillowImage.Transpose.TRANSPOSE)),
+        submitted(random_image(7, 112, 56)),
+        submitted(random_image(7, 112, 56).transpose(PillowImage.Transpose.TRANSPOSE)),
     ),
     "smaller": (LARGE, msgspec.structs.replace(LARGE, max_side_pixels=84)),
     "another way up": (turned(1), turned(6)),
@@ -160,7 +159,7 @@ def test_lookalike_prompts_get_their_own_answers(served: Served):
 
 
 def test_picture_reencoded_losslessly_gets_the_same_answer(few: Served):
-    files = [encoded(A), encoded(A, compress_level=0), encoded(A, "WEBP", lossless=True)]
+    files = [submitted(A), submitted(A, compress_level=0), submitted(A, "WEBP", lossless=True)]
     engine, _ = new_engine(few)
     answers = [engine.answer(ask(f"{n}", file, "what?")) for n, file in enumerate(files)]
     assert answers == [EngineHarness(*few).answer(ask("a", A, "what?"))] * 3
@@ -248,8 +247,8 @@ def test_requests_with_different_cache_salts_share_no_entries(few: Served, decod
 
 # ---- videos --------------------------------------------------------------------------
 
-CLIP = video_of(clips.encode(clips.noise(1, 7), fps=2))
-GIF = clips.encode(clips.noise(2, 4), "gif", fps=2)
+CLIP = video_of(video_files.encode(video_files.noise(1, 7), fps=2))
+GIF = video_files.encode(video_files.noise(2, 4), "gif", fps=2)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from tests.integration.harness import EngineHarness, Part, ask, conversation
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import EngineBroken
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 LOTS = 64 << 20
 _MERGED_TOKENS = 1
 """What is before a picture may be one token with the words that follow it."""
-A, B = picture(1), picture(2)
+A, B = random_image(1), random_image(2)
 QUESTION = "What is on the left of it, and what is below?"
 PROMPTS: dict[str, tuple[Part, ...]] = {
     "text": (QUESTION,),
@@ -112,7 +112,7 @@ def test_next_turn_is_prefilled_after_the_cached_answer(served: Served, engine: 
     turns: Turns = (("system", ("Answer in short words.",)),)
     plain = EngineHarness(*served)
     for number in range(4):
-        turns += (("user", (f"Step {number}", picture(10 + number), "what changed?")),)
+        turns += (("user", (f"Step {number}", random_image(10 + number), "what changed?")),)
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
         assert engine.answer(submit) == plain.answer(submit), number
         prompt = engine.prompts[submit.request_id]
@@ -140,7 +140,7 @@ def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
     shown: list[int] = []
     for number in range(5):
         shown.append(len(turns))
-        turns += (("user", (picture(10 + number), f"Step {number}, what changed?")),)
+        turns += (("user", (random_image(10 + number), f"Step {number}, what changed?")),)
         for place in shown[:-kept]:
             turns = (*turns[:place], ("user", turns[place][1][-1:]), *turns[place + 1 :])
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.integration.harness import load_model, new_preparer
-from tests.planted import Planted
+from tests.support.planted_code import Planted
 from tests.tiny_models import build
 from vlm_server.errors import ModelLoadError
 

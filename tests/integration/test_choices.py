@@ -9,10 +9,10 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, EngineHarness, NewEngine, ask
 from tests.integration.prompts import LONGER, PROMPTS, asked
-from tests.tiny_models.pictures import picture
+from tests.support.active_memory import active_bytes
+from tests.support.images import random_image
 from vlm_server.interfaces import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
@@ -117,14 +117,14 @@ def engine_of(load_tiny: Callable[[str], Served]) -> Callable[..., EngineHarness
 def test_seeded_choices_do_not_depend_on_the_batch(
     engine_of: Callable[..., EngineHarness], max_num_seqs: int
 ):
-    parts = (picture(1), "what?")
+    parts = (random_image(1), "what?")
     alone = engine_of()
     alone.answer(ask("a", *parts, sampling=drawn(7, n=4)))
     expected = tokens_of(alone, "a", 4)
     beside = engine_of(max_num_seqs=max_num_seqs, chunk_tokens=16)
     beside.add(ask("greedy", "a text", sampling=GREEDY))
     beside.step(3)
-    beside.add(ask("other", picture(2), "and?", sampling=drawn(None, n=3)))
+    beside.add(ask("other", random_image(2), "and?", sampling=drawn(None, n=3)))
     beside.add(ask("a", *parts, sampling=drawn(7, n=4)))
     beside.add(ask("sibling", *parts, sampling=drawn(8, n=2)))
     beside.run()
@@ -189,7 +189,7 @@ def test_choices_return_their_device_memory(engine_of: Callable[..., EngineHarne
     engine = engine_of()
 
     def held_after(name: str, n: int, steps: int | None = None) -> int:
-        engine.add(ask(name, picture(1), "Hello", sampling=drawn(1, n=n)))
+        engine.add(ask(name, random_image(1), "Hello", sampling=drawn(1, n=n)))
         if steps is not None:
             engine.step(steps)
             engine.abort(name)

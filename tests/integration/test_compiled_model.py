@@ -23,9 +23,9 @@ from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.segments import attend_everywhere, attend_to_segments
 from tests.integration.test_caches import cached_tokens, caches_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
 from vlm_server.engine.scheduler import sizing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
@@ -230,7 +230,7 @@ def test_choices_and_aborts_answer_as_uncompiled(some: Served, mixed_step_tokens
 
 
 def test_uncached_prompt_tail_is_prefilled_by_compiled_chunks(some: Served):
-    image = picture(1)
+    image = random_image(1)
     first = ask("first", image, "What is this?")
     again = ask("again", image, "What is this?")
     other = ask("other", image, "And which colour has it?")
@@ -434,7 +434,7 @@ def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
 
 
 def test_cached_prefix_is_continued_in_mixed_steps(some: Served):
-    image = picture(1)
+    image = random_image(1)
     turns = ("user", (image, "What is this?")), ("assistant", ("It.",)), ("user", ("Sure?",))
     engine, model = compiled(some, 24, caches=caches_of(some))
     plain = EngineHarness(*some)

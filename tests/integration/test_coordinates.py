@@ -14,7 +14,8 @@ from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from tests.integration.harness import ask, encoded, prepare
+from tests.integration.harness import ask, prepare
+from tests.support.image_files import submitted
 from vlm_server.prompt.media.image_sizes import fit
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.loaded import LoadedModel
@@ -66,7 +67,7 @@ def test_scaled_mark_maps_back_to_its_screen_position(
     load_tiny: Load, to_screen: Any, family: str, wishes: dict[str, int], relative: bool
 ):
     loaded, preparer = load_tiny(family)
-    made = prepare(preparer, ask("a", replace(encoded(screenshot()), **wishes), "Where?"))
+    made = prepare(preparer, ask("a", replace(submitted(screenshot()), **wishes), "Where?"))
     made.references.release()
     (use,) = made.prompt.images
     (inputs,) = made.inputs.values()

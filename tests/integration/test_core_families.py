@@ -8,8 +8,8 @@ from mlx_vlm.models.cache import RotatingKVCache, make_prompt_cache
 from mlx_vlm.models.switch_layers import SwitchGLU, SwitchLinear
 
 from tests.integration.harness import load_model
-from tests.mechanisms import ATOMIC, COLUMNS, EXPERTS, STATES, WINDOWS, mechanisms_of
-from tests.selection import CORE, MIN_FAMILIES, choose, cover, rotating
+from tests.support.mechanisms import ATOMIC, COLUMNS, EXPERTS, STATES, WINDOWS, mechanisms_of
+from tests.support.selection import CORE, MIN_FAMILIES, choose, cover, rotating
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.interfaces.model_spec import ChunkPolicy
@@ -23,7 +23,9 @@ def test_core_families_cover_every_mechanism(column: str):
         missing = mechanisms_of(name, [column]) - {
             value for core in CORE for value in mechanisms_of(core, [column])
         }
-        assert not missing, f"{name} has {missing}, and no family of tests.selection.CORE has"
+        assert not missing, (
+            f"{name} has {missing}, and no family of tests.support.selection.CORE has"
+        )
 
 
 def test_core_families_each_have_a_unique_mechanism():

@@ -20,9 +20,9 @@ import pytest
 from safetensors import safe_open
 
 from tests.integration.harness import EngineHarness, ask, conversation, load_model, new_preparer
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
 from vlm_server.cache.block_hash import BlockHashChain, block_after
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.store import DiskStore
@@ -48,9 +48,9 @@ LOTS = 64 << 20
 QUESTION = "What is on the left of it, and what is below?"
 TALK = (
     ("system", ("Answer in short words.",)),
-    ("user", ("Look", picture(1), QUESTION)),
+    ("user", ("Look", random_image(1), QUESTION)),
     ("assistant", ("A thing",)),
-    ("user", (picture(2), "and here?")),
+    ("user", (random_image(2), "and here?")),
 )
 
 
@@ -134,8 +134,8 @@ def test_conversation_is_cached_across_a_restart(
 def test_picture_is_cached_for_other_prompts_across_a_restart(served: Served, tmp_path: Path):
     plain = EngineHarness(*served)
     with engine_on(served, tmp_path) as engine:
-        engine.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
-    other = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
+        engine.answer(ask("first", random_image(1), QUESTION, sampling=GREEDY))
+    other = ask("second", "Something else", random_image(1), "and what?", sampling=GREEDY)
     with engine_on(served, tmp_path) as engine:
         assert engine.answer(other) == plain.answer(other)
         assert engine.preparers.num_read["second"] == 0
@@ -145,9 +145,9 @@ def test_features_on_disk_suffice_for_another_process(
     served: Served, tiny_model: TinyModel, tmp_path: Path
 ):
     """A model that has encoded nothing lacks attributes that encoding sets."""
-    submit = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
+    submit = ask("second", "Something else", random_image(1), "and what?", sampling=GREEDY)
     with engine_on(served, tmp_path) as engine:
-        engine.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
+        engine.answer(ask("first", random_image(1), QUESTION, sampling=GREEDY))
     loaded = load_model(tiny_model(served[0].family.name))
     with engine_on((loaded, new_preparer(loaded)), tmp_path) as engine:
         assert engine.answer(submit) == EngineHarness(*served).answer(submit)
@@ -238,7 +238,7 @@ def test_disk_cache_stays_within_byte_limit_across_restarts(qwen: Served, tmp_pa
     limit = needed * 3 // 2
     with engine_on(qwen, tmp_path, limit) as engine:
         for number in range(6):
-            parts = (f"Number {number}", picture(10 + number), QUESTION)
+            parts = (f"Number {number}", random_image(10 + number), QUESTION)
             engine.answer(ask(f"{number}", *parts, sampling=GREEDY))
     assert sum(path.stat().st_size for path in files_in(tmp_path)) <= limit
     with engine_on(qwen, tmp_path, limit) as engine:
@@ -333,7 +333,7 @@ def test_full_disk_evicts_and_warns_once(
     tight_disk.room_bytes = sum(path.stat().st_size for path in files_in(tmp_path / "whole"))
     with engine_on(qwen, tmp_path / "tight") as engine:
         for number in range(6):
-            parts = (f"Number {number}", picture(10 + number), QUESTION)
+            parts = (f"Number {number}", random_image(10 + number), QUESTION)
             engine.answer(ask(f"{number}", *parts, sampling=GREEDY))
             wait_until_written(engine)
         assert disk_of(engine).evictions > 0
@@ -357,7 +357,7 @@ def test_unwritable_disk_warns_once_and_fails_no_request(
         assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
         tight_disk.room_bytes = LOTS
         engine.answer(talk(4, "again"))
-        engine.answer(ask("other", "Something else", picture(3), sampling=GREEDY))
+        engine.answer(ask("other", "Something else", random_image(3), sampling=GREEDY))
     assert files_in(tmp_path), "it is used again once it can be"
 
 

@@ -21,7 +21,7 @@ from tests.integration.test_disk_cache import (
     talk,
     wait_until_written,
 )
-from tests.tiny_models.pictures import picture
+from tests.support.images import random_image
 from vlm_server.protocol import Submit
 
 
@@ -56,10 +56,10 @@ def test_conversation_moves_between_engines_by_shared_disk(
 
 
 def test_picture_encoded_by_another_engine_is_found_on_disk(qwen: Served, tmp_path: Path):
-    other_prompt = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
+    other_prompt = ask("second", "Something else", random_image(1), "and what?", sampling=GREEDY)
     wanted = EngineHarness(*qwen).answer(other_prompt)
     with engine_on(qwen, tmp_path) as one, engine_on(qwen, tmp_path) as other:
-        one.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
+        one.answer(ask("first", random_image(1), QUESTION, sampling=GREEDY))
         wait_until_written(one)
         assert other.answer(other_prompt) == wanted
         assert other.preparers.num_read["second"] == 0
@@ -150,4 +150,4 @@ def test_engines_evicting_each_others_files_answer_as_alone(qwen: Served, tmp_pa
 
 
 def question(number: int, turn: str = "alone") -> Submit:
-    return ask(f"{turn} {number}", f"Number {number}", picture(10 + number), sampling=GREEDY)
+    return ask(f"{turn} {number}", f"Number {number}", random_image(10 + number), sampling=GREEDY)

@@ -9,8 +9,8 @@ import pytest
 from tests.integration.harness import EngineHarness, ask, encode_works
 from tests.integration.prompts import LONGER, asked
 from tests.integration.test_compiled_model import Load, Served, run_all
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.interfaces import Encoder, EncodeWork
@@ -73,7 +73,7 @@ def test_sequences_decode_between_encode_parts(load_tiny: Load, family: str):
     engine, counting = in_turns(load_tiny(family))
     engine.add(asked("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", ())) >= 2)
-    engine.add(ask("picture", picture(1, 200, 140), "what?"))
+    engine.add(ask("picture", random_image(1, 200, 140), "what?"))
     engine.step_until(lambda: bool(counting.num_parts))
     before = len(engine.tokens["long"])
     engine.step_until(lambda: not engine.loop.encoder.needs_turns)
@@ -84,7 +84,7 @@ def test_sequences_decode_between_encode_parts(load_tiny: Load, family: str):
 
 def test_encode_in_turns_has_one_part_per_tower_layer(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    (work,) = encode_works(preparer, ask("a", picture(1, 600, 600), "what?"))
+    (work,) = encode_works(preparer, ask("a", random_image(1, 600, 600), "what?"))
     encoding, number = ImageEncoder(loaded).begin([work]), 1
     while encoding.advance():
         number += 1
@@ -97,5 +97,5 @@ def test_fast_encode_is_a_single_part(
 ):
     monkeypatch.setattr(encoder, "_TURN_SECONDS", math.inf)
     loaded, preparer = load_tiny(family)
-    (work,) = encode_works(preparer, ask("a", picture(1, 200, 140), "what?"))
+    (work,) = encode_works(preparer, ask("a", random_image(1, 200, 140), "what?"))
     assert not ImageEncoder(loaded, LruCache("tile", 0)).begin([work]).advance()

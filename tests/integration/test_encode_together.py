@@ -9,16 +9,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.active_memory import active_bytes
 from tests.integration.harness import (
     EngineHarness,
     Part,
     ask,
     encode_works,
 )
+from tests.support.active_memory import active_bytes
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from tests.tiny_models import FAMILIES
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
 from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeCall, Encoder, EncodeWork
@@ -34,8 +34,8 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 TAKES_SEVERAL = [name for name in FAMILIES if ROWS[name].takes_several]
 SIZES = {"small": (84, 84), "wide": (200, 140), "of whole windows": (112, 224)}
 MANY: tuple[Part, ...] = (
-    *("these", *(picture(seed, 100, 60) for seed in range(10)), "and this one"),
-    *(picture(20, 60, 100), "which one?"),
+    *("these", *(random_image(seed, 100, 60) for seed in range(10)), "and this one"),
+    *(random_image(20, 60, 100), "which one?"),
 )
 
 
@@ -45,7 +45,7 @@ def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 
 def works_of(served: Served, size: tuple[int, int], count: int) -> list[EncodeWork]:
-    pictures = [picture(seed, *size) for seed in range(count)]
+    pictures = [random_image(seed, *size) for seed in range(count)]
     return encode_works(served[1], ask("a", *pictures, "what?"))
 
 

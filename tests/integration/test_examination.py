@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.active_memory import active_bytes
 from tests.integration.harness import EngineHarness, ask
+from tests.support.active_memory import active_bytes
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.hub import layout

@@ -14,7 +14,6 @@ import pytest
 from mlx_vlm import stream_generate
 from mlx_vlm.prompt_utils import apply_chat_template
 
-from tests.active_memory import active_bytes
 from tests.integration.harness import (
     GREEDY,
     EngineHarness,
@@ -23,14 +22,14 @@ from tests.integration.harness import (
     ask,
     conversation,
     encode_works,
-    encoded,
     for_mlx_vlm,
     prepare,
 )
 from tests.integration.prompts import LONGER, PROMPTS, asked
-from tests.tiny_models.pictures import picture
-from tests.unit.prompt.media.pictures import image_of
-from tests.whole import few_of
+from tests.support.active_memory import active_bytes
+from tests.support.image_files import image_of, submitted
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.request.states import State
@@ -289,14 +288,14 @@ def add_changed(
 
 def test_different_pictures_get_different_answers(new_engine: NewEngine):
     engine = new_engine()
-    first = engine.answer(ask("a", picture(1), "what?"))
-    assert engine.answer(ask("b", picture(2), "what?")) != first
-    assert engine.answer(ask("c", picture(1), "what?")) == first
+    first = engine.answer(ask("a", random_image(1), "what?"))
+    assert engine.answer(ask("b", random_image(2), "what?")) != first
+    assert engine.answer(ask("c", random_image(1), "what?")) == first
 
 
 def test_answer_depends_on_the_order_of_pictures(new_engine: NewEngine):
     engine = new_engine()
-    a, b = picture(1), picture(2)
+    a, b = random_image(1), random_image(2)
     assert engine.answer(ask("ab", a, b, "what?")) != engine.answer(ask("ba", b, a, "what?"))
 
 
@@ -304,15 +303,15 @@ def test_answer_depends_on_the_pictures_position_in_text(new_engine: NewEngine, 
     if served[0].family.name == "llava":
         pytest.skip("its template puts all pictures first")
     engine = new_engine()
-    first = engine.answer(ask("before", picture(1), "what is this"))
-    assert engine.answer(ask("after", "what is this", picture(1))) != first
+    first = engine.answer(ask("before", random_image(1), "what is this"))
+    assert engine.answer(ask("after", "what is this", random_image(1))) != first
 
 
 @pytest.mark.families
 def test_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEngine):
     engine = new_engine()
-    png = engine.answer(ask("png", encoded(picture(1)), "what?"))
-    webp = encoded(picture(1), "WEBP", lossless=True)
+    png = engine.answer(ask("png", submitted(random_image(1)), "what?"))
+    webp = submitted(random_image(1), "WEBP", lossless=True)
     assert engine.answer(ask("webp", webp, "what?")) == png
 
 
@@ -325,7 +324,7 @@ def test_odd_shapes_get_an_answer_or_a_clear_refusal(
 ):
     engine = new_engine()
     engine.add(asked("text"))
-    engine.add(ask("odd", picture(1, width, height), "what?"))
+    engine.add(ask("odd", random_image(1, width, height), "what?"))
     engine.run()
     end = engine.ends["odd"]
     if isinstance(end, Failed):
@@ -406,9 +405,9 @@ def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: N
         pytest.skip(reason)
     turns: tuple[tuple[str, tuple[Part, ...]], ...] = (
         ("system", ("You look at screenshots.",)),
-        ("user", (picture(1), "What is this?")),
+        ("user", (random_image(1), "What is this?")),
         ("assistant", ("A red square.",)),
-        ("user", ("And this?", picture(2, 60, 100))),
+        ("user", ("And this?", random_image(2, 60, 100))),
     )
     sampling = msgspec.structs.replace(GREEDY, max_tokens=24)
     ours = new_engine().answer(conversation("a", *turns, sampling=sampling))

@@ -22,8 +22,8 @@ from transformers import AutoProcessor
 
 from tests.integration.harness import EngineHarness, ask, encode_works, load_model, new_preparer
 from tests.integration.test_videos import SMALL
+from tests.support.images import random_image
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
 from vlm_server.interfaces.model_spec import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES, Spelling
@@ -94,7 +94,9 @@ def answers(served: Served) -> list[list[int]]:
     engine = EngineHarness(*served)
     return [
         engine.answer(ask(f"{number}", *parts))
-        for number, parts in enumerate([("Hi",), (picture(1), "what?"), ("so", picture(2), "?")])
+        for number, parts in enumerate(
+            [("Hi",), (random_image(1), "what?"), ("so", random_image(2), "?")]
+        )
     ]
 
 
@@ -157,7 +159,7 @@ def changed(loaded: LoadedModel, preparer: MultimodalPreparer, part: object) -> 
 
 def test_encoding_writes_nothing_on_the_model(served: Served):
     """Another thread runs the language model meanwhile."""
-    for part in (picture(1), SMALL):
+    for part in (random_image(1), SMALL):
         assert changed(*served, part) == []
 
 
@@ -168,9 +170,9 @@ def test_positions_written_by_mlx_vlm_are_detected_and_cleared(
     loaded = load_mlx_vlms("glm4v")
     preparer = new_preparer(loaded)
     loaded.forget_positions()  # those of other tests
-    assert changed(loaded, preparer, picture(1)) == []
+    assert changed(loaded, preparer, random_image(1)) == []
     monkeypatch.setattr(LoadedModel, "forget_positions", lambda _: None)
-    names = changed(loaded, preparer, picture(1))
+    names = changed(loaded, preparer, random_image(1))
     monkeypatch.undo()
     loaded.forget_positions()
     assert any("_position_ids" in name for name in names)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from tests.integration.harness import EngineHarness, ask, new_grammars, new_preparer, prepare
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.interfaces import SeqId
 from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
@@ -138,7 +138,7 @@ def test_required_call_answers_are_valid(load_tiny: Load, count: int):
     ]
     asked = {f"{i}": kinds[i % len(kinds)] for i in range(count)}
     for name, offered in asked.items():
-        parts = [picture(int(name) % 5), "what?"] if int(name) % 3 == 0 else ["what?"]
+        parts = [random_image(int(name) % 5), "what?"] if int(name) % 3 == 0 else ["what?"]
         submit = ask(name, *parts, sampling=sampling(int(name), n=4))
         engine.add(with_tools(submit, offered))
         engine.step(3)

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from tests.integration.harness import GREEDY, EngineHarness, NewEngine, ask
-from tests.tiny_models.pictures import picture
+from tests.support.images import random_image
 from vlm_server.interfaces import SeqId
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -63,7 +63,7 @@ def engine(load_tiny: Load) -> Callable[[], EngineHarness]:
 
 def test_json_answer_conforms_to_schema_in_every_family(new_engine: NewEngine):
     made = new_engine()
-    made.add(ask("a", picture(1), "what?", sampling=held_to(SHAPE)))
+    made.add(ask("a", random_image(1), "what?", sampling=held_to(SHAPE)))
     made.add(ask("b", "what?", sampling=held_to(SHAPE, seed=1)))
     made.run()
     conforming(made, "a", SHAPE)
@@ -75,8 +75,8 @@ def test_constrained_and_free_rows_answer_as_alone(engine: Callable[[], EngineHa
     asked = {
         "greedy": ask("greedy", "a text", sampling=held_to(SHAPE)),
         "free": ask("free", "a text", sampling=replace_tokens(GREEDY, 60)),
-        "drawn": ask("drawn", picture(2), "and?", sampling=held_to(SHAPE, seed=7)),
-        "free drawn": ask("free drawn", picture(1), sampling=free),
+        "drawn": ask("drawn", random_image(2), "and?", sampling=held_to(SHAPE, seed=7)),
+        "free drawn": ask("free drawn", random_image(1), sampling=free),
         "other": ask("other", "a text", sampling=held_to({"type": "integer", "maximum": 5})),
         "penalized": ask(
             "penalized",

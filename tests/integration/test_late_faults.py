@@ -15,8 +15,8 @@ import pytest
 from tests.integration.harness import EngineHarness, ask
 from tests.integration.test_caches import cached_tokens, caches_of
 from tests.integration.test_compiled_model import Load, Served
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.errors import OutOfMemory, StepTooLong
 from vlm_server.protocol import Failed, Finished, Submit
@@ -89,11 +89,11 @@ def in_turns(served: Served, chunk_tokens: int = 512) -> EngineHarness:
 
 
 def first(name: str = "first") -> Submit:
-    return ask(name, "tell me about", picture(1))
+    return ask(name, "tell me about", random_image(1))
 
 
 def second(name: str = "second") -> Submit:
-    return ask(name, picture(2), "and what is this?")
+    return ask(name, random_image(2), "and what is this?")
 
 
 @pytest.fixture

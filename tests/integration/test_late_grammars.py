@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tests.integration.harness import EngineHarness, ask, new_grammars, new_preparer, prepare
 from tests.integration.test_grammar import SHAPE, conforming, held_to
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM
@@ -113,7 +113,7 @@ def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], Engi
 
 @pytest.mark.parametrize("n", few_of([1, 3], [3]))
 def test_late_grammars_change_no_answer(engine: Callable[[], EngineHarness], n: int):
-    held = ask("held", picture(2), "and?", sampling=held_to(SHAPE, seed=7, n=n))
+    held = ask("held", random_image(2), "and?", sampling=held_to(SHAPE, seed=7, n=n))
     free = ask("free", "a text", sampling=FREE)
     prompt = ask("prompt", "another text", sampling=held_to(SHAPE, seed=1))
     wanted = {}

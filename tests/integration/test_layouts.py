@@ -21,9 +21,9 @@ from tests.integration.harness import (
     new_preparer,
     prompt_of,
 )
+from tests.support.images import random_image
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.loading.facts import model_facts
 
@@ -60,7 +60,7 @@ def answers(folder: Path) -> list[int]:
     text = "Look at the second button" + ", and read the number" * 12
     first = engine.answer(ask("text", text, sampling=GREEDY))
     return first + engine.answer(
-        ask("picture", picture(1), "Describe this image.", sampling=GREEDY)
+        ask("picture", random_image(1), "Describe this image.", sampling=GREEDY)
     )
 
 
@@ -286,7 +286,7 @@ def test_missing_chat_template_gets_turn_marks_and_a_warning(
     copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, family: str
 ):
     folder = without_template(copy_of(family))
-    text = prompt_text(folder, picture(1), "What is this?")
+    text = prompt_text(folder, random_image(1), "What is this?")
     (told,) = [each for each in caplog.messages if "has no chat template" in each]
     assert "--chat-template" in told
     marks = {"<|im_start|>": "user\n", "<start_of_turn>": "user\n", "USER:": " "}
@@ -297,7 +297,7 @@ def test_missing_chat_template_gets_turn_marks_and_a_warning(
     loaded = load_model(folder)
     assert model_facts(loaded, folder).warnings == (told,)
     engine = EngineHarness(loaded, new_preparer(loaded))
-    first, second = (engine.answer(ask(str(n), picture(n), "What?")) for n in (1, 2))
+    first, second = (engine.answer(ask(str(n), random_image(n), "What?")) for n in (1, 2))
     assert first != second, "the picture is seen"
 
 

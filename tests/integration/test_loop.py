@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, EngineHarness, ask
 from tests.integration.prompts import PROMPTS
+from tests.support.active_memory import active_bytes
 from vlm_server import settings
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.governor import Governor

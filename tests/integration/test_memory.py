@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.active_memory import active_bytes
 from tests.integration.harness import EngineHarness, ask
-from tests.tiny_models.pictures import picture
+from tests.support.active_memory import active_bytes
+from tests.support.images import random_image
 from vlm_server.errors import OutOfMemory
 from vlm_server.platform import heap
 from vlm_server.platform.footprint import SystemProcessMemory
@@ -110,7 +110,7 @@ def test_process_footprint_includes_held_arrays():
 def prefilled(served: Served, chunk_tokens: int) -> tuple[EngineHarness, list[Any]]:
     """An engine in which one long prompt has just joined, and that row's layers."""
     engine = EngineHarness(*served, chunk_tokens=chunk_tokens)
-    engine.add(ask("a", LONG, picture(1), LONG))
+    engine.add(ask("a", LONG, random_image(1), LONG))
     engine.step_until(lambda: bool(engine.tokens))
     return engine, engine.runner._groups._batch._cache
 
@@ -197,9 +197,9 @@ def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineHarness
     """
     monkeypatch.setattr(model_runner.logger, "exception", lambda *_: None)
     engine = EngineHarness(*served)
-    engine.answer(ask("warm", "hello", picture(7)))
+    engine.answer(ask("warm", "hello", random_image(7)))
     baseline = active_bytes()
-    engine.add(ask("other", "something", picture(2)))
+    engine.add(ask("other", "something", random_image(2)))
     engine.step_until(lambda: bool(engine.tokens.get("other")))
     return engine, baseline
 
@@ -220,7 +220,7 @@ def test_out_of_memory_work_is_retried_once(
     name: str,
 ):
     engine, baseline = busy
-    engine.add(ask("a", "what?", picture(1)))
+    engine.add(ask("a", "what?", random_image(1)))
     patch(monkeypatch, owner, name)
     engine.run()
     assert engine.tokens["a"] == alone_tokens
@@ -237,14 +237,14 @@ def test_request_out_of_memory_twice_fails_alone(
 ):
     engine, baseline = busy
     patch(monkeypatch, owner, name, times=2)
-    engine.add(ask("a", "what?", picture(1)))
+    engine.add(ask("a", "what?", random_image(1)))
     engine.run()
     end = engine.ends["a"]
     assert isinstance(end, Failed)
     assert end.code == OutOfMemory.code
     assert isinstance(engine.ends["other"], Finished)
     assert comes_back_to(baseline)
-    assert engine.answer(ask("again", "what?", picture(1))) == alone_tokens
+    assert engine.answer(ask("again", "what?", random_image(1))) == alone_tokens
 
 
 def test_decode_out_of_memory_ends_rows_and_admits_later_requests(
@@ -254,7 +254,7 @@ def test_decode_out_of_memory_ends_rows_and_admits_later_requests(
 ):
     engine, baseline = busy
     patch(monkeypatch, DecodeBatch, "forward")
-    engine.add(ask("a", "what?", picture(1)))
+    engine.add(ask("a", "what?", random_image(1)))
     engine.run()
     other = engine.ends["other"]
     assert isinstance(other, Failed)
@@ -265,4 +265,4 @@ def test_decode_out_of_memory_ends_rows_and_admits_later_requests(
 
 @pytest.fixture
 def alone_tokens(served: Served) -> list[int]:
-    return EngineHarness(*served).answer(ask("a", "what?", picture(1)))
+    return EngineHarness(*served).answer(ask("a", "what?", random_image(1)))

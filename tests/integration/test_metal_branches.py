@@ -11,9 +11,9 @@ from tests.integration.harness import EngineHarness, ask, new_preparer
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.test_caches import caches_of
 from tests.integration.test_compiled_model import Served
-from tests.selection import CORE
+from tests.support.selection import CORE
+from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
-from tests.whole import few_of
 from vlm_server import settings
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.runner.backends.metal import MetalAttention

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.harness import GREEDY, EngineHarness, ask
 from tests.integration.test_loop import Served
-from tests.tiny_models.pictures import picture
+from tests.support.images import random_image
 from vlm_server import settings
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams, Start, Stats
@@ -25,12 +25,12 @@ def test_planned_sequence_bytes_match_use_and_change_no_answer(
 ) -> None:
     loaded, preparer = served
     before = EngineHarness(loaded, preparer)
-    tokens = before.answer(ask("a", "what?", picture(1)))
+    tokens = before.answer(ask("a", "what?", random_image(1)))
     planned = planned_state_size(loaded.language_model, loaded.family)
     assert [planned.bytes_for(count) for count in (1, 100, 5000)] == [
         before.runner.kv_bytes(count) for count in (1, 100, 5000)
     ]
-    assert EngineHarness(loaded, preparer).answer(ask("a", "what?", picture(1))) == tokens
+    assert EngineHarness(loaded, preparer).answer(ask("a", "what?", random_image(1))) == tokens
 
 
 def start(limit_bytes: int, **scheduler: int) -> Start:

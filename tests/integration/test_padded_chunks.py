@@ -11,7 +11,7 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from tests.integration.harness import EngineHarness, new_preparer
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
-from tests.whole import few_of
+from tests.support.whole_run import few_of
 from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends.cuda.attention import CudaBackend

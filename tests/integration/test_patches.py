@@ -10,8 +10,8 @@ import pytest
 from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 
 from tests.integration.harness import load_model
+from tests.support.images import random_image
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
@@ -34,7 +34,7 @@ def test_patch_processor_pixels_equal_mlx_vlms_bit_for_bit(
     kind: dict[str, object], size: tuple[int, int]
 ):
     own, ours = Qwen3VLImageProcessor(**kind), PatchProcessor(**kind)
-    made, expected = ours([picture(1, *size)]), own([picture(1, *size)])
+    made, expected = ours([random_image(1, *size)]), own([random_image(1, *size)])
     values = np.array(PixelValues(own)(made["pixel_bytes"]))
     assert values.dtype == expected["pixel_values"].dtype == np.float32
     assert values.tobytes() == expected["pixel_values"].tobytes()
@@ -42,7 +42,7 @@ def test_patch_processor_pixels_equal_mlx_vlms_bit_for_bit(
 
 
 def test_patch_processor_batches_equal_mlx_vlms():
-    pictures = [picture(1, 84, 84), picture(2, 56, 112)]
+    pictures = [random_image(1, 84, 84), random_image(2, 56, 112)]
     own, ours = Qwen3VLImageProcessor(patch_size=14), PatchProcessor(patch_size=14)
     values = PixelValues(own)(ours(pictures)["pixel_bytes"])
     assert np.array_equal(np.array(values), own(pictures)["pixel_values"])
@@ -54,10 +54,10 @@ def test_pictures_without_tokenizing_equal_processor_output(load_tiny: LoadTiny,
     loaded, preparer = load_tiny(family)
     placeholder = preparer._prompts.template.placeholder
     ours = ModelProcessor(loaded.processor, loaded.spec.image_token_id)
-    ours.image(np.asarray(picture(1, 64, 64)), placeholder)
+    ours.image(np.asarray(random_image(1, 64, 64)), placeholder)
     assert ours._around[placeholder] is not None
     for number, size in enumerate([(84, 84), (300, 100), (77, 201)]):
-        pixels = np.asarray(picture(number, *size))
+        pixels = np.asarray(random_image(number, *size))
         made = ours.image(pixels, placeholder)
         its_own = ModelProcessor(loaded.processor, loaded.spec.image_token_id)
         expected = its_own.image(pixels, placeholder)

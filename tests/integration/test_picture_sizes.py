@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image as PillowImage
 
-from tests.integration.harness import EngineHarness, ask, encoded, new_preparer, prepare, prompt_of
+from tests.integration.harness import EngineHarness, ask, new_preparer, prepare, prompt_of
+from tests.support.image_files import submitted
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from tests.tiny_models import FAMILIES
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.families("tiling")
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
-SHOT = encoded(picture(1, 320, 200))
+SHOT = submitted(random_image(1, 320, 200))
 CACHING = {"encoder_bytes": 1 << 24, "pixel_bytes": 1 << 24, "prefix_bytes": 1 << 24}
 
 
@@ -66,7 +67,7 @@ def test_scaled_picture_equals_the_processors_own_scaling(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     wanted = shot(min_pixels=400 * 300)
     (ours,) = prepare(preparer, ask("a", wanted, "what?")).inputs.values()
-    own = loaded.processor.image_processor(picture(1, 320, 200), min_pixels=400 * 300)
+    own = loaded.processor.image_processor(random_image(1, 320, 200), min_pixels=400 * 300)
     assert ours["image_grid_thw"].reshape(-1).tolist() == list(own["image_grid_thw"][0])
     assert np.array_equal(ours["pixel_bytes"], own["pixel_bytes"])
 
@@ -212,7 +213,7 @@ def test_raw_prompt_has_no_pictures(load_tiny: Load):
 @pytest.mark.parametrize("size", [(1000, 4), (4, 1000)], ids=["wide", "tall"])
 def test_picture_size_refusal_gives_the_reason(load_tiny: Load, size: tuple[int, int]):
     with pytest.raises(InvalidImage, match=r"x.* pixels: .*aspect ratio must be smaller than 200"):
-        uses(load_tiny("qwen2_5_vl")[1], encoded(PillowImage.new("RGB", size)))
+        uses(load_tiny("qwen2_5_vl")[1], submitted(PillowImage.new("RGB", size)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.integration.harness import EngineHarness, ask
 from tests.integration.test_caches import caches_of
 from tests.integration.test_cuda_attention import as_on_cuda
 from tests.integration.test_grammar import SHAPE, conforming, held_to
-from tests.whole import few_of
+from tests.support.whole_run import few_of
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_field
 
-from tests.integration.harness import ask, encoded, new_preparer, prompt_of
-from tests.tiny_models.pictures import picture
+from tests.integration.harness import ask, new_preparer, prompt_of
+from tests.support.image_files import submitted
+from tests.support.images import random_image
 from vlm_server.errors import ContextLengthExceeded, InvalidImage
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.loaded import LoadedModel
@@ -19,7 +20,7 @@ Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 def test_pictures_beyond_the_context_are_not_even_decoded(load_tiny: Load):
     loaded, whole = load_tiny("qwen3_vl")
-    good = encoded(picture(1))
+    good = submitted(random_image(1))
     (span,) = prompt_of(whole, ask("one", good)).spans
     broken = replace_field(good, data=good.data[:60], param="messages[0].content[2]")
     host = replace(loaded.spec, context_tokens=2 * (span.end - span.start))

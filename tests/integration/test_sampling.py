@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, EngineHarness, ask, prompt_of
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.active_memory import active_bytes
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.loaded import LoadedModel
@@ -228,14 +228,14 @@ def drawn(seed: int | None, **changes: float) -> SamplingParams:
 
 
 def test_seeded_tokens_do_not_depend_on_the_batch(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("a", picture(1), "what?", sampling=drawn(7)))
+    alone = engine().answer(ask("a", random_image(1), "what?", sampling=drawn(7)))
     beside = engine()
     beside.add(ask("greedy", "a text", sampling=GREEDY))
     beside.step(3)
-    beside.add(ask("other", picture(2), "and?", sampling=drawn(None)))
-    beside.add(ask("a", picture(1), "what?", sampling=drawn(7)))
-    beside.add(ask("twin", picture(1), "what?", sampling=drawn(7)))
-    beside.add(ask("sibling", picture(1), "what?", sampling=drawn(8)))
+    beside.add(ask("other", random_image(2), "and?", sampling=drawn(None)))
+    beside.add(ask("a", random_image(1), "what?", sampling=drawn(7)))
+    beside.add(ask("twin", random_image(1), "what?", sampling=drawn(7)))
+    beside.add(ask("sibling", random_image(1), "what?", sampling=drawn(8)))
     beside.run()
     assert beside.tokens["a"] == alone
     assert beside.tokens["twin"] == alone

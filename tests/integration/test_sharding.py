@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.protocol.commands import Rank

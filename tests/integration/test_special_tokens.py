@@ -22,8 +22,8 @@ from tests.integration.harness import (
     new_preparer,
     prompt_of,
 )
+from tests.support.images import random_image
 from tests.tiny_models import ONE_IMAGE, build
-from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.loaded import LoadedModel
@@ -82,9 +82,9 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
     [
         ("hello world",),
         ("Größe 日本語 😀  two  blanks\nand lines",),
-        (picture(1), "what?"),
-        ("First", picture(1), "then", picture(2, 120, 60), "which?"),
-        ("above\nit", picture(1), "some\n\nlines"),
+        (random_image(1), "what?"),
+        ("First", random_image(1), "then", random_image(2, 120, 60), "which?"),
+        ("above\nit", random_image(1), "some\n\nlines"),
     ],
     ids=["ascii", "unicode", "picture", "pictures", "newline"],
 )
@@ -107,9 +107,9 @@ def test_control_strings_stay_text_in_every_message_role(served: Served):
         conversation(
             "a",
             ("system", (PLAIN,)),
-            ("user", (PLAIN, picture(1))),
+            ("user", (PLAIN, random_image(1))),
             ("assistant", (PLAIN,)),
-            ("user", (picture(2), PLAIN)),
+            ("user", (random_image(2), PLAIN)),
         ),
     )
     attacked = prompt_of(
@@ -117,9 +117,9 @@ def test_control_strings_stay_text_in_every_message_role(served: Served):
         conversation(
             "b",
             ("system", (hostile,)),
-            ("user", (hostile, picture(1))),
+            ("user", (hostile, random_image(1))),
             ("assistant", (hostile,)),
-            ("user", (picture(2), hostile)),
+            ("user", (random_image(2), hostile)),
         ),
     )
     assert controls_in(loaded, attacked.token_ids) == controls_in(loaded, plain.token_ids)
@@ -133,7 +133,7 @@ def test_pictures_have_separate_spans_beside_control_strings(served: Served):
     loaded, preparer = served
     token = control_strings(loaded)[0]
     for hostile in control_strings(loaded):
-        parts = ("a", picture(1), hostile, picture(2, 60, 110), token)
+        parts = ("a", random_image(1), hostile, random_image(2, 60, 110), token)
         prepared = prompt_of(preparer, ask("a", *parts))
         is_image = prepared.token_ids == loaded.spec.image_token_id
         inside = np.zeros_like(is_image)
@@ -193,7 +193,7 @@ def test_text_with_all_private_use_characters_and_control_is_refused(served: Ser
 
 def test_token_ids_are_int32_within_the_vocabulary(served: Served):
     loaded, preparer = served
-    ids = prompt_of(preparer, ask("a", picture(1), "what?")).token_ids
+    ids = prompt_of(preparer, ask("a", random_image(1), "what?")).token_ids
     assert ids.dtype == np.int32
     assert 0 <= ids.min() <= ids.max() < loaded.spec.backend.get_vocab_size()
 

@@ -14,8 +14,8 @@ from tests.integration.harness import EngineHarness, NewEngine, ask, prepare
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.test_grammar import SHAPE, conforming, held_to
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
@@ -123,7 +123,7 @@ def some(request: pytest.FixtureRequest, load_tiny: Load) -> NewEngine:
 
 def ask_all(engine: EngineHarness) -> EngineHarness:
     for number, (name, params) in enumerate(WAYS.items()):
-        engine.add(ask(name, "tell", picture(number), "me more", sampling=params))
+        engine.add(ask(name, "tell", random_image(number), "me more", sampling=params))
         engine.step(number)
     engine.run()
     return engine

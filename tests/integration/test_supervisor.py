@@ -1,7 +1,7 @@
 """The real supervisor and its engine process: streams, aborts, deaths and ends.
 
-What is the supervisor's own is tried with scripted engines (`tests.scripted_worker`), and in the
-whole run with real ones, for which the scripts are questions like any other.
+The supervisor's own behaviour is tried with scripted engines (`scripted_worker`), and in the whole
+run with real ones, for which the scripts are questions like any other.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from tests.integration import harness
-from tests.integration.harness import encoded
-from tests.scripted_daemon import ScriptedSupervisor
-from tests.scripted_worker import SLOW, UNLOADABLE
+from tests.support.image_files import image_of, submitted
+from tests.support.images import random_image
+from tests.support.scripted_daemon import ScriptedSupervisor
+from tests.support.scripted_worker import SLOW, UNLOADABLE
+from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
-from tests.unit.prompt.media.pictures import image_of
-from tests.whole import few_of
 from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
 from vlm_server.protocol import (
     MESSAGE_HEADER,
@@ -123,7 +122,7 @@ async def into(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
 
 
 async def test_request_is_accepted_streamed_and_finished(supervisor: Supervisor):
-    events = await all_events(supervisor, ask("a", picture(1), "What is this?"))
+    events = await all_events(supervisor, ask("a", random_image(1), "What is this?"))
     assert isinstance(events[0], Accepted)
     first = next(number for number, event in enumerate(events) if isinstance(event, Tokens))
     assert isinstance(events[first - 1], OnDevice), "the device begins with it"
@@ -137,7 +136,7 @@ async def test_request_is_accepted_streamed_and_finished(supervisor: Supervisor)
 
 
 async def test_concurrent_streams_answer_as_alone(supervisor: Supervisor):
-    submits = [ask(f"r{n}", picture(n), f"Question {n}?") for n in range(5)]
+    submits = [ask(f"r{n}", random_image(n), f"Question {n}?") for n in range(5)]
     apart = [text_of(await all_events(supervisor, submit)) for submit in submits]
     together = await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
     assert [text_of(events) for events in together] == apart
@@ -145,7 +144,7 @@ async def test_concurrent_streams_answer_as_alone(supervisor: Supervisor):
 
 
 async def test_unreadable_picture_fails_only_its_stream(supervisor: Supervisor):
-    whole = encoded(picture(1))
+    whole = submitted(random_image(1))
     cut = image_of(whole.data[:200], whole.format, whole.width, whole.height)
     broken = ask("bad", cut, "what?")
     good, failed = await asyncio.gather(
@@ -157,7 +156,9 @@ async def test_unreadable_picture_fails_only_its_stream(supervisor: Supervisor):
 
 
 async def test_closed_stream_aborts_its_request(supervisor: Supervisor):
-    streams = [supervisor.stream(ask(f"gone {n}", picture(n), sampling=LONG)) for n in range(3)]
+    streams = [
+        supervisor.stream(ask(f"gone {n}", random_image(n), sampling=LONG)) for n in range(3)
+    ]
     for stream in streams:
         await into(stream, 2)
     await streams[0].aclose()
@@ -172,7 +173,7 @@ async def test_closed_stream_aborts_its_request(supervisor: Supervisor):
 
 async def test_stream_closed_before_first_event_aborts_its_request(supervisor: Supervisor):
     tasks = [
-        asyncio.create_task(all_events(supervisor, ask(f"t{n}", picture(n), sampling=LONG)))
+        asyncio.create_task(all_events(supervisor, ask(f"t{n}", random_image(n), sampling=LONG)))
         for n in range(6)
     ]
     await asyncio.sleep(0.01)
@@ -187,7 +188,7 @@ async def test_stream_closed_before_first_event_aborts_its_request(supervisor: S
 
 async def test_engine_memory_returns_to_baseline_after_a_burst(supervisor: Supervisor):
     async def burst(name: str) -> int:
-        submits = [ask(f"{name} {n}", picture(n, 200, 150), "what?") for n in range(8)]
+        submits = [ask(f"{name} {n}", random_image(n, 200, 150), "what?") for n in range(8)]
         await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
         await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
         await asyncio.sleep(0.1)
@@ -277,7 +278,7 @@ async def started(
 async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
     made, pid = await started(tiny_model)
     sampling = SamplingParams(max_tokens=60, temperature=0.0)
-    running = made.stream(ask("running", picture(1), "what?", sampling=sampling))
+    running = made.stream(ask("running", random_image(1), "what?", sampling=sampling))
     await into(running, 2)
     rest = asyncio.create_task(_rest(running))
     await made.stop()
@@ -444,7 +445,7 @@ async def test_load_error_message_reaches_wait_ready(tiny_model: TinyModel, tmp_
 # ---- requests that kill engines ------------------------------------------------------
 
 ENCODE, ENCODE_ON = "accept encode hang", "accept encode-on"
-COSTLY = picture(1, 1200, 1200)
+COSTLY = random_image(1, 1200, 1200)
 """Some seconds to encode: time to be killed in."""
 
 
@@ -454,7 +455,7 @@ class Perilous(Supervisor):
     is_scripted = False
 
     async def _start_process(self, environment: dict[str, str]) -> EngineProcess:
-        module = "tests.scripted_worker" if self.is_scripted else "vlm_server.engine"
+        module = "tests.support.scripted_worker" if self.is_scripted else "vlm_server.engine"
         return await EngineProcess.start(module, environment)
 
     def _handle(self, event: Event) -> None:
@@ -491,9 +492,9 @@ async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
 
 async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
     for number in range(2):
-        running = perilous.stream(ask("running", picture(2), sampling=LONG))
+        running = perilous.stream(ask("running", random_image(2), sampling=LONG))
         await into(running, 2)
-        waiting = asyncio.create_task(all_events(perilous, ask("waiting", picture(2, 90, 90))))
+        waiting = asyncio.create_task(all_events(perilous, ask("waiting", random_image(2, 90, 90))))
         text = asyncio.create_task(all_events(perilous, ask("text", "Hello")))
         await die_of(perilous, ask(f"costly {number}", COSTLY, ENCODE))
         await asyncio.gather(waiting, text)
@@ -502,13 +503,13 @@ async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
     await die_of(perilous, ask("costly 2", COSTLY, ENCODE))
     restarts = perilous.status.restarts
     with pytest.raises(RequestTooCostly, match="1024 x 1024 pixels") as caught:
-        await all_events(perilous, ask("costly 3", picture(2, 1201, 1199), "And this?"))
+        await all_events(perilous, ask("costly 3", random_image(2, 1201, 1199), "And this?"))
     assert caught.value.retry_after_seconds == pytest.approx(600, abs=START_SECONDS)
     for innocent in (
         ask("text", "Hello"),
-        ask("running", picture(2)),
-        ask("waiting", picture(2, 90, 90)),
-        ask("another size", picture(2, 300, 300)),
+        ask("running", random_image(2)),
+        ask("waiting", random_image(2, 90, 90)),
+        ask("another size", random_image(2, 300, 300)),
     ):
         assert isinstance((await all_events(perilous, innocent))[-1], Finished)
     assert perilous.status.restarts == restarts == 3
@@ -600,7 +601,7 @@ async def test_killed_front_leaves_no_engine_process(
 
 
 async def test_front_releases_picture_bytes_during_the_answer(supervisor: Supervisor):
-    request = ask("large", picture(1), "what?", sampling=LONG)
+    request = ask("large", random_image(1), "what?", sampling=LONG)
     data = request.submit.images
     stream = supervisor.stream(request)
     del request

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
-from tests.active_memory import active_bytes
-from tests.desktop import screenshots
 from tests.integration.harness import GREEDY, EngineHarness, ask, conversation, encode_works
 from tests.integration.test_caches import Served, Turns, caches_of
-from tests.tiny_models.pictures import picture
+from tests.support.active_memory import active_bytes
+from tests.support.images import random_image
+from tests.support.screenshots import screenshots
 from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeWork, MemoryReading
@@ -84,7 +84,7 @@ def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_tiled_encode_features_equal_whole_encode(served: Served, size: tuple[int, int]):
-    work, cache = work_of(served, picture(1, *size)), new_cache()
+    work, cache = work_of(served, random_image(1, *size)), new_cache()
     encoder, wanted = ImageEncoder(served[0], cache), ImageEncoder(served[0]).encode([work])[0]
     assert_equal(encoder.encode([work])[0], wanted)
     assert_equal(encoder.encode([work])[0], wanted)
@@ -100,7 +100,7 @@ def test_tiled_encode_features_equal_whole_encode(served: Served, size: tuple[in
 
 def test_encode_reports_tokens_per_call(served: Served):
     """The memory estimate of an encode is learned from this number."""
-    work, alone = work_of(served, picture(1, 500, 170)), ImageEncoder(served[0], new_cache())
+    work, alone = work_of(served, random_image(1, 500, 170)), ImageEncoder(served[0], new_cache())
     num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
     at_once = alone.encode([work])[0].tokens_per_call
     assert at_once is not None
@@ -110,12 +110,12 @@ def test_encode_reports_tokens_per_call(served: Served):
 
 
 def test_picture_sizes_give_several_tiles_in_each_family(served: Served):
-    works = [work_of(served, picture(1, *size)) for size in SIZES]
+    works = [work_of(served, random_image(1, *size)) for size in SIZES]
     assert sum(len(keys_of(served, work)) > 2 for work in works) >= 2
 
 
 def test_changed_tiles_alone_are_encoded(served: Served):
-    shown, cache = picture(2, 500, 170), new_cache()
+    shown, cache = random_image(2, 500, 170), new_cache()
     before, after = work_of(served, shown), work_of(served, with_a_spot(shown))
     encoder = ImageEncoder(served[0], cache)
     encoder.encode([before])[0]
@@ -141,13 +141,13 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
     """Whole requests, with every cache and the tile cache, against none."""
     plain = EngineHarness(*served)
     engine = EngineHarness(*served, caches=caches_of(served, tile_bytes=LOTS))
-    shown, turns = picture(3, 500, 170), cast(Turns, ())
+    shown, turns = random_image(3, 500, 170), cast(Turns, ())
     for number in range(3):
         turns += (("user", (f"Step {number}", shown, "what changed?")),)
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
         assert engine.answer(submit) == plain.answer(submit), number
         turns += (("assistant", (engine.texts[submit.request_id],)),)
-        shown = with_a_spot(shown) if number == 0 else picture(4, 500, 170)
+        shown = with_a_spot(shown) if number == 0 else random_image(4, 500, 170)
     reading = engine.caches.tiles.read()
     assert reading.hits > 0
     assert reading.pinned_bytes == 0
@@ -159,7 +159,7 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
 
 
 def test_tiles_of_different_salts_are_not_shared(served: Served):
-    shown, cache = picture(5, 500, 170), new_cache()
+    shown, cache = random_image(5, 500, 170), new_cache()
     encoder = ImageEncoder(served[0], cache)
     mine, theirs = work_of(served, shown, "mine"), work_of(served, shown, "theirs")
     assert not set(keys_of(served, mine)) & set(keys_of(served, theirs))
@@ -186,7 +186,7 @@ def test_tile_key_depends_on_pixels_shapes_types_and_salt():
 
 @pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
 def test_tile_cache_too_small_changes_no_features(smol: Served, part: float):
-    first, second = (work_of(smol, picture(seed, 200, 140)) for seed in (6, 7))
+    first, second = (work_of(smol, random_image(seed, 200, 140)) for seed in (6, 7))
     whole = new_cache()
     ImageEncoder(smol[0], whole).encode([first])[0]
     cache = new_cache(int(part * whole.read().size_bytes))
@@ -200,7 +200,7 @@ def test_tile_cache_too_small_changes_no_features(smol: Served, part: float):
 
 def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
     """Though the tiles that are looked up last were used longest ago."""
-    shown = picture(8, 200, 140)
+    shown = random_image(8, 200, 140)
     before, cache = work_of(smol, shown), new_cache()
     shown.paste((255, 0, 0), (0, 0, shown.width, 12))
     after, encoder = work_of(smol, shown), ImageEncoder(smol[0], cache)
@@ -216,7 +216,7 @@ def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
 
 
 def test_non_finite_tile_features_are_not_stored(served: Served):
-    work, cache = work_of(served, picture(9, 500, 170)), new_cache()
+    work, cache = work_of(served, random_image(9, 500, 170)), new_cache()
     pixels = work.inputs["pixel_values"].copy()
     pixels.reshape(-1)[-1] = np.nan  # the last tile's, or the small copy's
     work = replace(work, inputs={**work.inputs, "pixel_values": pixels})
@@ -235,7 +235,7 @@ def test_cleared_tiles_return_their_memory(smol: Served):
     engine = EngineHarness(*smol, caches=caches_of(smol, tile_bytes=LOTS))
 
     def show(seed: int) -> None:
-        engine.answer(ask(f"{seed}", picture(seed, 200, 140), "what?"))
+        engine.answer(ask(f"{seed}", random_image(seed, 200, 140), "what?"))
         assert isinstance(engine.ends[f"{seed}"], Finished)
 
     show(0)
@@ -270,7 +270,7 @@ def test_cuda_encodes_a_picture_in_one_call(smol: Served):
     assert loaded.tiling is metal.tiling is loaded.family.tiling is not None
     assert cuda.tiling is None
     cache = new_cache()
-    ImageEncoder(cuda, cache).encode([work_of(smol, picture(1, 200, 140))])[0]
+    ImageEncoder(cuda, cache).encode([work_of(smol, random_image(1, 200, 140))])[0]
     assert cache.read().entries == cache.read().misses == 0
 
 
@@ -287,7 +287,7 @@ def test_documented_tiled_families_match_the_table():
 
 
 def test_unknown_encoder_inputs_are_not_tiled(smol: Served):
-    work, tiling = work_of(smol, picture(1, 200, 140)), smol[0].tiling
+    work, tiling = work_of(smol, random_image(1, 200, 140)), smol[0].tiling
     assert tiling is not None
     assert len(tiling.split(work.inputs)) > 1
     assert tiling.split({**work.inputs, "depth_values": np.zeros(3)}) == []

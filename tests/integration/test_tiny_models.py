@@ -20,10 +20,10 @@ from mlx_vlm.prompt_utils import apply_chat_template
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 from PIL import Image
 
+from tests.support.images import random_image
 from tests.tiny_models import FAMILIES, LARGE, ONE_IMAGE, make
 from tests.tiny_models.fastvlm import SPARE_ROWS
 from tests.tiny_models.fixtures import TinyModel, tiny_model
-from tests.tiny_models.pictures import picture
 from vlm_server.runner import families
 from vlm_server.runner.loading.checkpoint.files import image_settings
 
@@ -149,16 +149,16 @@ def test_reply_survives_the_tokenizer(loaded: Loaded):
 def test_reply_depends_on_the_pictures(loaded: Loaded, count: int):
     if loaded.model.config.model_type in ONE_IMAGE and count > 1:
         pytest.skip("mlx-vlm can't show it several images")
-    alike = [picture(number) for number in range(count - 1)]
-    first, first_logits = loaded.reply("What changed?", [*alike, picture(7)])
-    second, _ = loaded.reply("What changed?", [*alike, picture(8)])
+    alike = [random_image(number) for number in range(count - 1)]
+    first, first_logits = loaded.reply("What changed?", [*alike, random_image(7)])
+    second, _ = loaded.reply("What changed?", [*alike, random_image(8)])
     assert bool(mx.all(mx.isfinite(first_logits)).item())
     assert first != second
-    assert loaded.reply("What changed?", [*alike, picture(7)])[0] == first
+    assert loaded.reply("What changed?", [*alike, random_image(7)])[0] == first
 
 
 @pytest.mark.parametrize("size", [(64, 64), (112, 84), (70, 112)])
 def test_picture_takes_few_tokens_in_tiny_models(loaded: Loaded, size: tuple[int, int]):
-    ids = loaded.prepare("What changed?", [picture(1, *size)])["input_ids"]
+    ids = loaded.prepare("What changed?", [random_image(1, *size)])["input_ids"]
     count = int(mx.sum(ids == loaded.image_token_id).item())
     assert 1 <= count <= MAX_IMAGE_TOKENS

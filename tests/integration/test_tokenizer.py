@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from tests.integration.harness import ask, encoded, prompt_of
-from tests.tiny_models.pictures import picture
+from tests.integration.harness import ask, prompt_of
+from tests.support.image_files import submitted
+from tests.support.images import random_image
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.template.chat import Chat
@@ -32,7 +33,7 @@ def test_lone_surrogate_is_refused_with_its_field(load_tiny: Load):
 
 def test_placeholder_ids_are_detokenized_but_refused_as_prompt(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_vl")
-    ids = tuple(prompt_of(preparer, ask("one", encoded(picture(1)))).token_ids.tolist())
+    ids = tuple(prompt_of(preparer, ask("one", submitted(random_image(1)))).token_ids.tolist())
     submit = Submit("r", (), (), SamplingParams(), prompt=ids, count_only=True)
     assert prompt_of(preparer, submit).text == PromptTokenizer(loaded.spec).text_of(ids)
     with pytest.raises(InvalidRequest, match="stand for images"):

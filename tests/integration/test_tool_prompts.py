@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace as altered
 
 from tests.integration.harness import ask, conversation, load_model, new_preparer, prompt_of
+from tests.support.images import random_image
 from tests.tiny_models import build
-from tests.tiny_models.pictures import picture
 from tests.unit.prompt import tool_templates
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import InvalidRequest, ModelLoadError
@@ -90,7 +90,7 @@ def test_pictures_in_results_are_encoded_in_the_order_of_their_places(
 ):
     loaded, _ = load_tiny("qwen3_vl")
     preparer = preparer_of(loaded, getattr(tool_templates, template))
-    pictures = [picture(i, 64 + 32 * i, 64) for i in range(4)]
+    pictures = [random_image(i, 64 + 32 * i, 64) for i in range(4)]
     submit = conversation(
         "a",
         ("user", (pictures[0], "what is it?")),
@@ -124,7 +124,7 @@ def test_snapshot_point_precedes_the_first_droppable_screenshot(
         "a",
         ("user", ("look!",)),
         ("assistant", ("gladly",)),
-        ("tool", (picture(1),)),
+        ("tool", (random_image(1),)),
         ("assistant", ("done",)),
         ("user", ("and?",)),
     )

@@ -15,8 +15,8 @@ from mlx_vlm.models.qwen2_5_vl.vision import MLP, VisionModel
 
 from tests.integration.harness import ask, encode_works, new_preparer
 from tests.integration.segments import attend_to_segments
-from tests.tiny_models.pictures import picture
-from tests.whole import few_of
+from tests.support.images import random_image
+from tests.support.whole_run import few_of
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends import backend_of
@@ -159,7 +159,7 @@ def test_picture_features_equal_those_mlx_vlm_gives_its_text_model(
             load_tiny(family),
             (load_mlx_vlms(family), new_preparer(load_mlx_vlms(family))),
         )
-        for work in encode_works(preparer, ask("a", picture(1, 200, 140), "what?"))
+        for work in encode_works(preparer, ask("a", random_image(1, 200, 140), "what?"))
     )
     assert distance([made.rows], [own.rows]) < 1e-5
     assert (made.deepstack is None) == (own.deepstack is None)
@@ -170,7 +170,7 @@ def test_picture_features_equal_those_mlx_vlm_gives_its_text_model(
 
 def test_wrong_number_of_tower_rows_is_refused(load_tiny: LoadTiny):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    (work,) = encode_works(preparer, ask("a", picture(1), "what?"))
+    (work,) = encode_works(preparer, ask("a", random_image(1), "what?"))
     shorter = replace(work.span, end=work.span.end - 1)
     prompt = replace(work.prompt, spans=(shorter,))
     with pytest.raises(InternalError, match="tokens got"):

@@ -17,8 +17,6 @@ from mlx_vlm.utils import VideoMetadata, prepare_inputs
 from msgspec import structs
 from PIL import Image as PillowImage
 
-from tests import clips
-from tests.active_memory import active_bytes
 from tests.integration.harness import (
     DECODERS,
     EngineHarness,
@@ -30,8 +28,10 @@ from tests.integration.harness import (
     prompt_of,
     video_of,
 )
+from tests.support import video_files
+from tests.support.active_memory import active_bytes
+from tests.support.images import random_image
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Clip
@@ -48,13 +48,13 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 NATIVE = tuple(sorted(name for name, family in FAMILIES.items() if family.takes_videos))
 BY_FRAMES = ("gemma3", "smolvlm")
 
-SEVEN = video_of(clips.encode(clips.noise(1, 7), fps=2))
-SMALL = video_of(clips.encode(clips.noise(2, 12, (64, 96)), "webm", fps=4), "WEBM")
+SEVEN = video_of(video_files.encode(video_files.noise(1, 7), fps=2))
+SMALL = video_of(video_files.encode(video_files.noise(2, 12, (64, 96)), "webm", fps=4), "WEBM")
 PROMPTS: dict[str, tuple[Part, ...]] = {
     "text": ("Which colour is the shape on the left?",),
     "video": (SEVEN, "Describe this image."),
-    "both": ("A picture", picture(1), "and a video", SMALL, "which one?"),
-    "video first": (SMALL, picture(2, 100, 60), "which?", SEVEN),
+    "both": ("A picture", random_image(1), "and a video", SMALL, "which one?"),
+    "video first": (SMALL, random_image(2, 100, 60), "which?", SEVEN),
 }
 LONGER = SamplingParams(max_tokens=20, temperature=0.0)
 
@@ -118,7 +118,10 @@ def test_different_videos_get_different_answers(new_engine: NewEngine):
     engine = new_engine()
     first = engine.answer(ask("a", SEVEN, "what?"))
     assert (
-        engine.answer(ask("b", video_of(clips.encode(clips.noise(3, 7), fps=2)), "what?")) != first
+        engine.answer(
+            ask("b", video_of(video_files.encode(video_files.noise(3, 7), fps=2)), "what?")
+        )
+        != first
     )
     assert engine.answer(ask("c", SEVEN, "what?")) == first
 
@@ -126,7 +129,7 @@ def test_different_videos_get_different_answers(new_engine: NewEngine):
 @pytest.mark.families("media")
 def test_answer_depends_on_the_order_of_frames(new_engine: NewEngine):
     engine = new_engine()
-    backwards = video_of(clips.encode(clips.noise(1, 7)[::-1], fps=2))
+    backwards = video_of(video_files.encode(video_files.noise(1, 7)[::-1], fps=2))
     assert engine.answer(ask("a", SEVEN, "what?")) != engine.answer(ask("b", backwards, "what?"))
 
 
@@ -266,7 +269,9 @@ def test_control_tokens_beside_a_video_stay_text(native: Served):
 
 def test_frames_too_small_for_the_processor_are_refused(native: Served):
     engine = EngineHarness(*native)
-    engine.add(ask("a", video_of(clips.encode(clips.greys(range(4), (16, 16)))), "what?"))
+    engine.add(
+        ask("a", video_of(video_files.encode(video_files.greys(range(4), (16, 16)))), "what?")
+    )
     engine.run()
     failed = engine.ends["a"]
     assert isinstance(failed, Failed)
@@ -276,12 +281,12 @@ def test_frames_too_small_for_the_processor_are_refused(native: Served):
 
 def test_prompt_reports_frames_and_truncation_of_its_videos(load_tiny: Callable[[str], Served]):
     """With the media cached or not, and whether the model sees a video or its frames."""
-    data = clips.index_first(clips.encode(clips.noise(1, 7), fps=2))
+    data = video_files.index_first(video_files.encode(video_files.noise(1, 7), fps=2))
     cut = structs.replace(video_of(data[: len(data) * 2 // 3]), is_cut=True)
     for family in ("qwen2_5_vl", "gemma3"):
         preparer = load_tiny(family)[1]
         for _ in range(2):
-            whole, part = prompt_of(preparer, ask("a", SEVEN, picture(1), cut, "what?")).videos
+            whole, part = prompt_of(preparer, ask("a", SEVEN, random_image(1), cut, "what?")).videos
             assert (whole.frames, whole.seconds, whole.truncated) == (6, 3.0, False)
             assert part.truncated
             assert part.frames < whole.frames
@@ -302,7 +307,7 @@ def test_frames_are_pictures_after_their_times(by_frames: Served):
 
 
 def test_video_shown_as_pictures_has_at_most_sixteen_frames(by_frames: Served):
-    long = video_of(clips.encode(clips.noise(5, 30), fps=2))
+    long = video_of(video_files.encode(video_files.noise(5, 30), fps=2))
     assert len({span.mm_hash for span in prompt_of(by_frames[1], ask("a", long)).spans}) == 16
 
 

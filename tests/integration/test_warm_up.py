@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from tests.integration.harness import ask
 from tests.integration.test_loop import Served
-from tests.unit.prompt.media.pictures import image_of
-from tests.whole import few_of
+from tests.support.image_files import image_of
+from tests.support.whole_run import few_of
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop

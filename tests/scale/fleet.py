@@ -16,7 +16,7 @@ import httpx
 import openai
 
 from scripts.scale_out import gateway_command, get
-from tests.daemons import Daemon, free_port, running_daemon, wait_until
+from tests.support.daemons import Daemon, free_port, running_daemon, wait_until
 
 MODEL = "demo"
 WORKER = "x-smg-routed-worker-id"

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.asking import on_threads, wait_for_more
 from tests.scale.fleet import MODEL, WORKER, Fleet
+from tests.support.endless_clients import on_threads, wait_for_more
 
 _WAIT_SECONDS = 60.0
 

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.pictures import noise, user
 from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
+from tests.support.images import noise, user
 from vlm_server.cli.client.chat import routing_key
 from vlm_server.cli.main import main
 

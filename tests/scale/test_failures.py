@@ -16,10 +16,10 @@ import openai
 import pytest
 
 from scripts.scale_out import get
-from tests.daemons import Daemon, wait_until
 from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
 from tests.scale.load import asking
 from tests.scale.proxies import HAProxy
+from tests.support.daemons import Daemon, wait_until
 
 pytestmark = pytest.mark.xdist_group("scale")
 

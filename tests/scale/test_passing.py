@@ -11,10 +11,10 @@ from itertools import pairwise
 import openai
 import pytest
 
-from tests.daemons import wait_until
-from tests.e2e.pictures import noise
 from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
 from tests.scale.proxies import HAProxy, Nginx
+from tests.support.daemons import wait_until
+from tests.support.images import noise
 
 pytestmark = pytest.mark.xdist_group("scale")
 

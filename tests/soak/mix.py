@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from tests.soak.clips import random_gif, video_part
 from tests.soak.malformed import malformed
 from tests.soak.request import Kind, Patience, Request
+from tests.soak.videos import random_gif, video_part
 from vlm_server.cli.bench.material import (
     DESCRIBE,
     QUESTIONS,

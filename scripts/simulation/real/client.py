@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from scripts.simulation.real.fleet import MODEL
-from tests.desktop import screenshots
+from tests.support.screenshots import screenshots
 
 ROUTING_KEY = "X-SMG-Routing-Key"
 WORKER = "x-smg-routed-worker-id"

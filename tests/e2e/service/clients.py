@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tests.asking import on_threads, wait_for_more
+from tests.support.endless_clients import on_threads, wait_for_more
 
 _WAIT_SECONDS = 120.0
 

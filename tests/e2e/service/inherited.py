@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.daemons import LOOK_SECONDS, SCRIPTED, Daemon
+from tests.support.daemons import LOOK_SECONDS, SCRIPTED, Daemon
 
 _ACTIVATE = """
 import os, sys

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import free_port, wait_until
 from tests.e2e.service.clients import asking
 from tests.e2e.service.systemd_home import SystemdHome, missing, systemd_home
+from tests.support.daemons import free_port, wait_until
 
 pytestmark = [
     pytest.mark.whole,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.api.parsing.media.pictures import data_url, encoded
+from tests.support.image_files import data_url, image_file
 
 ROUTE = "/v1/chat/completions"
-PNG_URL = data_url(encoded("PNG"))
+PNG_URL = data_url(image_file("PNG"))
 
 
 def user(*content: dict[str, Any] | str) -> dict[str, Any]:

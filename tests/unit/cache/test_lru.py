@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.whole import examples
+from tests.support.whole_run import examples
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.protocol import CacheStats
 

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.support.whole_run import examples
 from tests.unit.cache.fakes import (
     SNAPSHOT_BYTES,
     FakeSegment,
@@ -37,7 +38,6 @@ from tests.unit.cache.prompts import (
     parts_of,
     prompt_of,
 )
-from tests.whole import examples
 from vlm_server.cache import prefix
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.support.whole_run import examples
 from tests.unit.cache.prompts import (
     Item,
     is_boundary,
@@ -14,7 +15,6 @@ from tests.unit.cache.prompts import (
     parts_of,
     prompt_of,
 )
-from tests.whole import examples
 from vlm_server.cache.prompt_key import NOTHING, MediaSpan
 
 CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)

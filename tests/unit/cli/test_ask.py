@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests import clips
+from tests.support import video_files
 from vlm_server.cli.ask.media import kind_of, read
 from vlm_server.cli.client.daemon import Daemon, is_local, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
@@ -131,7 +131,7 @@ def test_ask_sends_pictures_in_order_before_question(
 
 def test_ask_sends_video_as_video_url(url: str, script: DaemonScript, picture: Path) -> None:
     video = picture.with_name("clip.mp4")
-    video.write_bytes(clips.encode(clips.noise(1, 3)))
+    video.write_bytes(video_files.encode(video_files.noise(1, 3)))
     assert main(["ask", str(video), str(picture), "Which way?", "--url", url]) == 0
     first, second, _ = script.requests[0]["messages"][0]["content"]
     assert first == {"type": "video_url", "video_url": {"url": data_url(video)}}
@@ -143,7 +143,7 @@ def test_ask_refuses_truncated_video_before_sending(
     url: str, script: DaemonScript, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     video = tmp_path / "clip.mp4"
-    video.write_bytes(clips.encode(clips.noise(1, 3))[:-1])
+    video.write_bytes(video_files.encode(video_files.noise(1, 3))[:-1])
     assert main(["ask", str(video), "Which way?", "--url", url]) != 0
     assert "is truncated" in capsys.readouterr().err
     assert script.requests == []

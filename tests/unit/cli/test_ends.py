@@ -13,7 +13,7 @@ from typing import IO, Any
 import pytest
 from PIL import Image
 
-from tests.daemons import PROGRAM, SCRIPTED
+from tests.support.daemons import PROGRAM, SCRIPTED
 from tests.unit.cli.stalling import SECONDS, daemon
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client.daemon import Daemon

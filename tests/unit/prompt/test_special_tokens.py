@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.processor_time import processor_time
+from tests.support.processor_time import processor_time
 from vlm_server.prompt.special_tokens import SpecialTokens
 
 NAMES = ["<|end|>", "<|", "|>", "<a>", ">b<", "<a>b<c>", "<|end|>x<|end|>", "[IMG]", "[[IMG]]"]

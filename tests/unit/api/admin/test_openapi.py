@@ -14,10 +14,10 @@ from hypothesis import settings as settings_of_tests
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from tests.support.whole_run import few_of
 from tests.unit.api.conftest import parsing_pool
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
-from tests.whole import few_of
 from vlm_server.api.app import create_app
 from vlm_server.settings import Settings
 

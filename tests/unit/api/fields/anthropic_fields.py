@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from tests.support.image_files import image_file
 from tests.unit.api.dialects.anthropic.steps import (
     COUNT_ROUTE,
     LOOK,
@@ -30,12 +31,11 @@ from tests.unit.api.fields.field import (
     works,
 )
 from tests.unit.api.fields.openai_fields import SCHEMA
-from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.scripted_engine import ended, finished, thinks
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.dialects.anthropic.schema import SIGNATURE, MessagesRequest
 
-OTHER = base64.b64encode(encoded("PNG", (9, 7))).decode()
+OTHER = base64.b64encode(image_file("PNG", (9, 7))).decode()
 URL_PICTURE = {"type": "image", "source": {"type": "url", "url": "data:image/png;base64," + OTHER}}
 OTHER_URL = "data:image/png;base64," + PICTURE["source"]["data"]
 THOUGHT = {"type": "thinking", "thinking": "Hm."}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from tests.support.image_files import image_file
 from tests.unit.api.dialects.ollama.test_fields import IGNORED_OPTIONS, chat, generate
 from tests.unit.api.fields.field import (
     Dialect,
@@ -18,11 +19,10 @@ from tests.unit.api.fields.field import (
     works,
 )
 from tests.unit.api.fields.openai_fields import OF_OTHERS, SCHEMA
-from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.requests import tool, user
 from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 
-PNG = base64.b64encode(encoded("PNG")).decode()
+PNG = base64.b64encode(image_file("PNG")).decode()
 WITH_TOOL = chat(tools=[tool("f", description="F.", parameters=SCHEMA)])
 FIRST = {"function": {"name": "f", "arguments": {"x": 1}}, "id": "1"}
 SECOND = {"function": {"name": "g", "arguments": {}}, "id": "2"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests import clips
+from tests.support import video_files
+from tests.support.image_files import data_url, image_file
 from tests.unit.api.fields.field import (
     Dialect,
     Field,
@@ -16,11 +17,10 @@ from tests.unit.api.fields.field import (
     unknown_in_messages,
     works,
 )
-from tests.unit.api.parsing.media.pictures import data_url, encoded
 from tests.unit.api.requests import assistant, called, chat, picture, result, text, tool, user
 from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 
-OTHER_PNG = data_url(encoded("PNG", (9, 7)))
+OTHER_PNG = data_url(image_file("PNG", (9, 7)))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
 SPEECH = {"id": "audio_1"}
 
@@ -31,7 +31,9 @@ ASSISTANT = chat(user("hi"), {"role": "assistant", "content": "Yes?"}, user("so?
 CALLED = chat(user("hi"), assistant(called("1", "f", '{"x": 1}')), result("1", "x"))
 WITH_SHOT = chat(user("hi"), assistant(called("1")), result("1", picture()))
 WITH_PICTURE = chat(user(text(), picture()))
-VIDEO_URL, OTHER_VIDEO_URL = (clips.data_url(clips.encode(clips.noise(i, 3))) for i in (1, 2))
+VIDEO_URL, OTHER_VIDEO_URL = (
+    video_files.data_url(video_files.encode(video_files.noise(i, 3))) for i in (1, 2)
+)
 WITH_VIDEO = chat(user({"type": "video_url", "video_url": {"url": VIDEO_URL}}))
 WITH_REFUSAL = chat(
     user("hi"), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, user("o")

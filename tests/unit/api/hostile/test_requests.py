@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.whole_run import examples
 from tests.unit.api.dialects.responses.requests import asking, user
 from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
-from tests.whole import examples
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.parsing.conversation import NeedsProcess
 from vlm_server.api.parsing.media.external import BytesNeeded
@@ -219,7 +219,7 @@ import json, sys, threading
 from importlib import import_module
 from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.settings import Limits
-from tests.whole import examples
+from tests.support.whole_run import examples
 
 sys.setswitchinterval(1e-6)
 context = Context((KnownModel("demo"),), "id-1", "salt", "", Limits())

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.processor_time import processor_time
-from tests.whole import examples
+from tests.support.processor_time import processor_time
+from tests.support.whole_run import examples
 from vlm_server.api.parsing import json_body
 from vlm_server.errors import InvalidRequest, RequestError
 

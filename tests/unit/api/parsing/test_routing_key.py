@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.api.parsing.media.pictures import data_url, encoded
+from tests.support.image_files import data_url, image_file
 from tests.unit.api.requests import PNG_URL, assistant, called, chat, picture, result, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine, failed
 from vlm_server.api.parsing import routing_key
@@ -20,8 +20,8 @@ CHAT, RESPONSES, OLLAMA, GENERATE = (
     "/api/chat",
     "/api/generate",
 )
-PNG = encoded("PNG")
-OTHER_URL = data_url(encoded("JPEG"))
+PNG = image_file("PNG")
+OTHER_URL = data_url(image_file("JPEG"))
 SAID = {"role": "assistant", "content": "A circle."}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.whole_run import few_of
 from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listening, text
-from tests.whole import few_of
 from vlm_server.cli.bench.figures import Unit
 from vlm_server.cli.bench.report import BenchPlan, BenchRun
 from vlm_server.cli.bench.run import measure

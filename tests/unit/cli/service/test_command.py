@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import free_port
+from tests.support.daemons import free_port
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.main import build_parser, main
 from vlm_server.cli.service import actions

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.whole_run import examples
 from tests.unit.engine import driver
 from tests.unit.engine.fakes import (
     ByteDecoder,
@@ -25,7 +26,6 @@ from tests.unit.engine.fakes import (
     submit,
     texts,
 )
-from tests.whole import examples
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor

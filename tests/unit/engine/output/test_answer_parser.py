@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.processor_time import processor_time
+from tests.support.processor_time import processor_time
 from tests.unit.engine.output.formats import (
     ANSWER,
     HERMES,

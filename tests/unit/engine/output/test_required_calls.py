@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.processor_time import processor_time
+from tests.support.processor_time import processor_time
 from tests.unit.engine.output.formats import FORCED, Event, merged, parser, read, split_at
 from vlm_server.protocol import ToolCallDelta
 

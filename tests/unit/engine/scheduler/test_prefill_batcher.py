@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.whole_run import few_of
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import FakeMemory, answer_text, prepared, prompt, texts
-from tests.whole import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import State
 from vlm_server.interfaces import SchedulerOutput, StepResult

@@ -18,7 +18,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.daemons import is_alive
+from tests.support.daemons import is_alive
 from vlm_server.errors import InternalError, InvalidRequest
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM, Schema

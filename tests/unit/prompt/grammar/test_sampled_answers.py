@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from tests.whole import examples
+from tests.support.whole_run import examples
 from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.platform.child.cancellation import Cancellation

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image as PillowImage
 
-from tests.pictures import heic, slow_jpeg
+from tests.support.image_files import heic, slow_jpeg
 from vlm_server import settings
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
 from vlm_server.platform.child import launch

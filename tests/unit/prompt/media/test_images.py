@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
-from tests.unit.prompt.media.pictures import blocks, encoded, image_of
-from tests.whole import examples
+from tests.support.image_files import image_of, submitted
+from tests.support.images import random_image
+from tests.support.whole_run import examples
 from vlm_server.api.parsing.media import image_bounds, image_header
 from vlm_server.errors import InvalidImage
 from vlm_server.prompt.media import png as png_rows
@@ -35,7 +36,7 @@ def pixels(image: Image) -> np.ndarray:
 
 
 def rgb(mode: str = "RGB") -> PillowImage.Image:
-    return blocks(5, WIDTH, HEIGHT).convert(mode)
+    return random_image(5, WIDTH, HEIGHT).convert(mode)
 
 
 def distance(a: np.ndarray, b: PillowImage.Image) -> float:
@@ -48,23 +49,25 @@ def distance(a: np.ndarray, b: PillowImage.Image) -> float:
 @pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "LA"])
 def test_png_modes_decode_to_rgb(mode: str):
     source = rgb(mode)
-    assert distance(pixels(encoded(source)), source.convert("RGB")) == 0
+    assert distance(pixels(submitted(source)), source.convert("RGB")) == 0
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_modes_decode_to_rgb(mode: str):
-    assert distance(pixels(encoded(rgb(mode), "JPEG", quality=95)), rgb(mode).convert("RGB")) < NEAR
+    assert (
+        distance(pixels(submitted(rgb(mode), "JPEG", quality=95)), rgb(mode).convert("RGB")) < NEAR
+    )
 
 
 @pytest.mark.parametrize("name", ["WEBP", "GIF"])
 def test_webp_and_gif_decode_to_rgb(name: str):
     options = {"lossless": True} if name == "WEBP" else {}
-    assert distance(pixels(encoded(rgb(), name, **options)), rgb()) < NEAR
+    assert distance(pixels(submitted(rgb(), name, **options)), rgb()) < NEAR
 
 
 def test_sixteen_bit_grey_is_scaled_to_eight_bits():
     values = np.linspace(0, 65535, WIDTH * HEIGHT).reshape(HEIGHT, WIDTH).astype(np.uint16)
-    found = pixels(encoded(PillowImage.fromarray(values)))
+    found = pixels(submitted(PillowImage.fromarray(values)))
     assert np.abs(found[..., 0] - values / 257).max() <= 0.51
     assert (found.min(), found.max()) == (0, 255)
     assert (found[..., 0] == found[..., 2]).all()
@@ -73,13 +76,13 @@ def test_sixteen_bit_grey_is_scaled_to_eight_bits():
 def test_transparent_pixels_become_white():
     source = PillowImage.new("RGBA", (WIDTH, HEIGHT), (255, 0, 0, 0))
     source.paste((0, 0, 255, 255), (0, 0, 10, 10))
-    found = pixels(encoded(source))
+    found = pixels(submitted(source))
     assert found[5, 5].tolist() == [0, 0, 255]
     assert found[20, 20].tolist() == [255, 255, 255]
 
 
 def test_half_transparent_pixels_blend_with_white():
-    found = pixels(encoded(PillowImage.new("RGBA", (4, 4), (0, 0, 0, 128))))
+    found = pixels(submitted(PillowImage.new("RGBA", (4, 4), (0, 0, 0, 128))))
     assert abs(int(found[0, 0, 0]) - 127) <= 1
 
 
@@ -89,9 +92,9 @@ def test_grey_and_palette_alpha_become_white(mode: str):
     source.putpixel((0, 0), (0, 255))
     if mode == "PA":
         source = source.convert("RGBA").convert("PA")
-        image = encoded(source.convert("RGBA").quantize(4))
+        image = submitted(source.convert("RGBA").quantize(4))
     else:
-        image = encoded(source)
+        image = submitted(source)
     found = pixels(image)
     assert found[0, 0].tolist() == [0, 0, 0]
     assert found[5, 5].tolist() == [255, 255, 255]
@@ -115,7 +118,7 @@ def test_png_trns_color_becomes_white(mode: str):
         source.putpalette([9, 9, 9, 200, 0, 0])
     source.putpixel((0, 0), 1 if mode != "RGB" else (200, 0, 0))
     key: object = (9, 9, 9) if mode == "RGB" else 0
-    found = pixels(encoded(source, transparency=key))
+    found = pixels(submitted(source, transparency=key))
     assert found[5, 5].tolist() == [255, 255, 255]
     assert found[0, 0].tolist() != [255, 255, 255] or mode == "1"
 
@@ -160,7 +163,7 @@ def test_gif_transparency_becomes_white():
     source = PillowImage.new("P", (8, 8), 0)
     source.putpalette([0, 0, 0, 200, 0, 0])
     source.putpixel((0, 0), 1)
-    found = pixels(encoded(source, "GIF", transparency=0))
+    found = pixels(submitted(source, "GIF", transparency=0))
     assert found[5, 5].tolist() == [255, 255, 255]
     assert found[0, 0].tolist() == [200, 0, 0]
 
@@ -184,7 +187,7 @@ def test_tiff_modes_and_compressions_decode_to_rgb(mode: str, compression: str |
     shown = source.convert("RGB")
     if mode.startswith("I"):
         source = source.convert("I").point(lambda value: value * 257).convert(mode)
-    found = pixels(encoded(source, "TIFF", compression=compression))
+    found = pixels(submitted(source, "TIFF", compression=compression))
     assert distance(found, shown) < (2 * NEAR if compression == "jpeg" else 1)
 
 
@@ -192,26 +195,28 @@ def test_tiff_modes_and_compressions_decode_to_rgb(mode: str, compression: str |
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
 def test_bmp_avif_and_heic_decode_to_rgb(name: str, mode: str):
     source = rgb(mode)
-    assert distance(pixels(encoded(source, name)), source.convert("RGB")) < 2 * NEAR
+    assert distance(pixels(submitted(source, name)), source.convert("RGB")) < 2 * NEAR
 
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC", "TIFF"])
 def test_avif_heic_and_tiff_transparency_becomes_white(name: str):
     source = PillowImage.new("RGBA", (WIDTH, HEIGHT), (255, 0, 0, 0))
-    assert distance(pixels(encoded(source, name)), PillowImage.new("RGB", source.size, "white")) < 2
+    assert (
+        distance(pixels(submitted(source, name)), PillowImage.new("RGB", source.size, "white")) < 2
+    )
 
 
 def test_tiff_decodes_first_page():
     pages = [PillowImage.new("L", (WIDTH, HEIGHT), level) for level in (200, 90)]
-    assert set(pixels(encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:])).flat) == {
-        200
-    }
+    assert set(
+        pixels(submitted(pages[0], "TIFF", save_all=True, append_images=pages[1:])).flat
+    ) == {200}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_tiff_orientation_is_applied_once(orientation: int):
     stored = as_stored(rgb(), orientation)
-    data = encoded(stored, "TIFF", exif=orientation_exif(orientation)).data
+    data = submitted(stored, "TIFF", exif=orientation_exif(orientation)).data
     header = image_header.read(data, "p", 1 << 30)
     found = pixels(image_of(data, "TIFF", header.width, header.height))
     assert distance(found, rgb()) == 0
@@ -220,7 +225,7 @@ def test_tiff_orientation_is_applied_once(orientation: int):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_avif_orientation_follows_its_boxes(orientation: int):
     stored = as_stored(rgb(), orientation)
-    image = encoded(stored, "AVIF", exif=orientation_exif(orientation), quality=100)
+    image = submitted(stored, "AVIF", exif=orientation_exif(orientation), quality=100)
     assert distance(pixels(image), rgb()) < NEAR
 
 
@@ -229,7 +234,7 @@ def test_heic_rotation_follows_its_boxes(quarters: int):
     """Counterclockwise; its header has the size before the rotation, and its EXIF is ignored."""
     source = rgb()
     source.info["exif"] = orientation_exif(6).tobytes()  # makes the box
-    data = encoded(source, "HEIC").data
+    data = submitted(source, "HEIC").data
     angle = data.index(b"irot") + 4
 
     def found(turns: int) -> np.ndarray:
@@ -243,19 +248,19 @@ def test_heic_rotation_follows_its_boxes(quarters: int):
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_tiff_with_unknown_value_range_is_refused(mode: str):
     with pytest.raises(InvalidImage, match="rare kind"):
-        decode_rgb(encoded(rgb("L").convert(mode), "TIFF"))
+        decode_rgb(submitted(rgb("L").convert(mode), "TIFF"))
 
 
 def test_sixteen_bit_tiff_with_white_at_zero_is_refused():
     """Pillow shows it with black for white."""
     source = rgb("L").convert("I;16")
     with pytest.raises(InvalidImage, match="rare kind"):
-        decode_rgb(encoded(source, "TIFF", tiffinfo={262: 0}))
+        decode_rgb(submitted(source, "TIFF", tiffinfo={262: 0}))
 
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC"])
 def test_picture_larger_than_its_boxes_is_refused(name: str):
-    whole = encoded(rgb(), name).data
+    whole = submitted(rgb(), name).data
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole, name, WIDTH, HEIGHT - 1))
 
@@ -267,7 +272,7 @@ def test_picture_larger_than_its_boxes_is_refused(name: str):
 def test_animation_decodes_first_frame(name: str):
     frames = [PillowImage.new("RGB", (WIDTH, HEIGHT), colour) for colour in ("red", "lime", "blue")]
     options = {"lossless": True} if name == "WEBP" else {}
-    animation = encoded(frames[0], name, save_all=True, append_images=frames[1:], **options)
+    animation = submitted(frames[0], name, save_all=True, append_images=frames[1:], **options)
     assert distance(pixels(animation), frames[0]) == 0
 
 
@@ -300,7 +305,7 @@ def as_stored(upright: PillowImage.Image, orientation: int) -> PillowImage.Image
 def test_exif_orientation_is_applied(orientation: int, name: str):
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(name, {})
     stored = as_stored(rgb(), orientation)
-    image = encoded(stored, name, exif=orientation_exif(orientation), **options)
+    image = submitted(stored, name, exif=orientation_exif(orientation), **options)
     found = pixels(image)
     assert found.shape == (HEIGHT, WIDTH, 3)
     assert distance(found, rgb()) < NEAR
@@ -333,7 +338,7 @@ BROKEN_EXIFS = {
 def test_orientation_in_broken_exif_is_applied(kind: str, name: str):
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(name, {})
     stored = as_stored(rgb(), 6)
-    found = pixels(encoded(stored, name, exif=BROKEN_EXIFS[kind], **options))
+    found = pixels(submitted(stored, name, exif=BROKEN_EXIFS[kind], **options))
     assert distance(found, rgb()) < NEAR
 
 
@@ -342,7 +347,7 @@ def test_orientation_in_broken_exif_is_applied(kind: str, name: str):
     [b"Exif\0\0", b"Exif\0\0garbage", tiff((0x0112, 3, 1, 99)), tiff((0x0112, 2, 4, 0x41)), b"\0"],
 )
 def test_unreadable_exif_leaves_picture_unrotated(exif: bytes):
-    found = pixels(encoded(rgb(), "JPEG", exif=exif, quality=95, subsampling=0))
+    found = pixels(submitted(rgb(), "JPEG", exif=exif, quality=95, subsampling=0))
     assert distance(found, rgb()) < NEAR
 
 
@@ -374,7 +379,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_truncated_picture_is_refused(kind: str, eighth: int):
     name, options = KINDS[kind]
-    whole = encoded(noise(), name, **options)
+    whole = submitted(noise(), name, **options)
     part = image_of(whole.data[: len(whole.data) * eighth // 8], name, 120, 90)
     with pytest.raises(InvalidImage) as caught:
         decode_rgb(part)
@@ -392,7 +397,7 @@ JPEGS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("kind", JPEGS)
 def test_jpeg_cut_before_end_marker_is_refused(kind: str, mode: str):
-    whole = encoded(noise().convert(mode), "JPEG", **JPEGS[kind]).data
+    whole = submitted(noise().convert(mode), "JPEG", **JPEGS[kind]).data
     headers = whole.index(b"\xff\xda") + 14
     for share in (0.0, 0.3, 0.6, 0.9):
         length = headers + int(share * (len(whole) - headers))
@@ -412,7 +417,7 @@ def scan_ends(jpeg: bytes) -> list[int]:
 
 def scan_for_each_component(picture: PillowImage.Image, **options: object) -> bytes:
     """A baseline JPEG whose Y, Cb and Cr come one after the other."""
-    planes = [encoded(band, "JPEG", **options).data for band in picture.convert("YCbCr").split()]
+    planes = [submitted(band, "JPEG", **options).data for band in picture.convert("YCbCr").split()]
     frame = planes[0].index(b"\xff\xc0")
     head = planes[0][planes[0].index(b"\xff\xdb") : frame]  # no JFIF
     frame_header = planes[0][frame + 4 : frame + 9] + bytes((3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0))
@@ -425,7 +430,7 @@ def scan_for_each_component(picture: PillowImage.Image, **options: object) -> by
 
 
 SCANS = {
-    "progressive": lambda: encoded(noise(), "JPEG", progressive=True).data,
+    "progressive": lambda: submitted(noise(), "JPEG", progressive=True).data,
     "a scan for each component": lambda: scan_for_each_component(noise()),
 }
 
@@ -453,8 +458,8 @@ def test_jpeg_with_incomplete_scan_is_refused(kind: str):
 
 BEHIND = {
     "an end": b"more\xff\xd9",
-    "a picture": encoded(blocks(1, 40, 30), "JPEG").data,
-    "a progressive picture": encoded(blocks(1, 40, 30), "JPEG", progressive=True).data,
+    "a picture": submitted(random_image(1, 40, 30), "JPEG").data,
+    "a progressive picture": submitted(random_image(1, 40, 30), "JPEG", progressive=True).data,
     "fill": b"\xff" * (64 << 10),
 }
 CUT = {
@@ -468,7 +473,7 @@ CUT = {
 def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
     """Such as the second picture of an MPO or Ultra HDR file."""
     scans = scan_for_each_component(noise())
-    whole = encoded(noise(), "JPEG", **JPEGS[kind]).data if kind in JPEGS else scans
+    whole = submitted(noise(), "JPEG", **JPEGS[kind]).data if kind in JPEGS else scans
     image_bounds.check(whole + BEHIND[behind])
     shown = decode_rgb(image_of(whole + BEHIND[behind], "JPEG", 120, 90))
     assert shown.tobytes() == decode_rgb(image_of(whole, "JPEG", 120, 90)).tobytes()
@@ -480,7 +485,7 @@ def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
 
 
 def test_mpo_with_truncated_first_picture_is_refused():
-    whole = encoded(noise(), "MPO", save_all=True, append_images=[noise()]).data
+    whole = submitted(noise(), "MPO", save_all=True, append_images=[noise()]).data
     second = whole.index(b"\xff\xd9\xff\xd8") + 2
     assert pixels(image_of(whole, "JPEG", 120, 90)).shape == (90, 120, 3)
     for end in CUT.values():
@@ -490,7 +495,7 @@ def test_mpo_with_truncated_first_picture_is_refused():
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_jpeg_cut_at_restart_marker_is_refused(progressive: bool):
-    whole = encoded(noise(), "JPEG", restart_marker_rows=1, progressive=progressive).data
+    whole = submitted(noise(), "JPEG", restart_marker_rows=1, progressive=progressive).data
     restarts = [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", whole)]
     assert len(restarts) >= 5
     for restart in restarts:
@@ -501,7 +506,7 @@ def test_jpeg_cut_at_restart_marker_is_refused(progressive: bool):
 @pytest.mark.parametrize("colour", ["red", (200, 30, 90), "white"])
 def test_jpeg_missing_subsampled_last_row_is_refused(colour: object):
     """Only one row of its last blocks is visible, and colours are stored at half the size."""
-    whole = encoded(PillowImage.new("RGB", (160, 65), colour), "JPEG").data
+    whole = submitted(PillowImage.new("RGB", (160, 65), colour), "JPEG").data
     assert pixels(image_of(whole, "JPEG", 160, 65)).shape == (65, 160, 3)
     for missing in range(12, 80, 4):
         cut = whole[:-missing].rstrip(b"\xff")
@@ -514,7 +519,7 @@ def test_jpeg_missing_subsampled_last_row_is_refused(colour: object):
 def test_uniform_grey_jpeg_is_accepted_as_complete(kind: str, mode: str):
     """Also with something after its end."""
     grey = PillowImage.new("L", (120, 90), 128).convert(mode)
-    whole = encoded(grey, "JPEG", **JPEGS[kind]).data
+    whole = submitted(grey, "JPEG", **JPEGS[kind]).data
     for data in (whole, whole + b"more", whole + whole):
         assert set(pixels(image_of(data, "JPEG", 120, 90)).flat) <= {127, 128, 129}
 
@@ -529,7 +534,7 @@ def test_truncated_interlaced_png_is_refused(eighth: int):
 
 @pytest.mark.parametrize(("width", "height"), [(121, 90), (120, 91), (90, 120), (1, 1)])
 def test_picture_size_unlike_header_is_refused(width: int, height: int):
-    whole = encoded(noise())
+    whole = submitted(noise())
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole.data, "PNG", width, height))
 
@@ -560,7 +565,7 @@ def test_mutated_picture_decodes_within_size_or_is_refused(
     kind: str, places: list[tuple[float, int]]
 ):
     name, options = KINDS[kind]
-    data = bytearray(encoded(noise(24, 18), name, **options).data)
+    data = bytearray(submitted(noise(24, 18), name, **options).data)
     for place, value in places:
         data[int(place * (len(data) - 1))] = value
     try:
@@ -656,7 +661,7 @@ def test_png_with_visible_last_row_is_inflated_once(monkeypatch: pytest.MonkeyPa
         raise AssertionError("inflated again")
 
     monkeypatch.setattr(png_rows, "_counts_all_rows", fail)
-    assert decode_rgb(encoded(noise())).size == (120, 90)
+    assert decode_rgb(submitted(noise())).size == (120, 90)
     with pytest.raises(AssertionError):
         decode_rgb(image_of(adam7_png(), "PNG", 64, 64))
 

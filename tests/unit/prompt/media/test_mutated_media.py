@@ -19,9 +19,9 @@ from functools import cache
 import pytest
 from PIL import Image as PillowImage
 
-from tests import clips
-from tests.pictures import heic
-from tests.unit.prompt.media.pictures import blocks
+from tests.support import video_files
+from tests.support.image_files import heic
+from tests.support.images import random_image
 from vlm_server import settings
 from vlm_server.api.parsing.media import image_header, video_header
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
@@ -69,14 +69,14 @@ def decoders() -> Iterator[Decoders]:
 def originals(kind: str) -> tuple[bytes, ...]:
     """Two files of a kind, so that parts of one can be spliced into the other."""
     if kind in CLIPS:
-        frames = (clips.noise(seed, 8) for seed in (1, 2))
-        return tuple(clips.encode(clip, kind, options={"g": "4"}) for clip in frames)
+        frames = (video_files.noise(seed, 8) for seed in (1, 2))
+        return tuple(video_files.encode(clip, kind, options={"g": "4"}) for clip in frames)
     return tuple(_encoded(kind, seed) for seed in (1, 2))
 
 
 def _encoded(kind: str, seed: int) -> bytes:
-    shown, buffer = blocks(seed, *SIZE), io.BytesIO()
-    more = {"save_all": True, "append_images": [blocks(seed + 2, *SIZE)]}
+    shown, buffer = random_image(seed, *SIZE), io.BytesIO()
+    more = {"save_all": True, "append_images": [random_image(seed + 2, *SIZE)]}
     match kind:
         case "APNG":
             shown.save(buffer, "PNG", **more)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests import clips
-from tests.whole import few_of
+from tests.support import video_files
+from tests.support.whole_run import few_of
 from vlm_server.api.parsing.media import video_header
 from vlm_server.errors import InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation, Cancelled
@@ -69,7 +69,9 @@ def levels(shown: Clip) -> list[float]:
 )
 def test_video_formats_decode_frames_in_order(container: str, codec: str) -> None:
     options = {"log-level": "none"} if codec == "libx265" else None
-    data = clips.encode(clips.moving("right", 30), container, codec, fps=10, options=options)
+    data = video_files.encode(
+        video_files.moving("right", 30), container, codec, fps=10, options=options
+    )
     shown = decode(data, FORMATS[container])
     assert shown.frames.shape == (6, 240, 320, 3)
     assert shown.frames.dtype == np.uint8
@@ -80,14 +82,14 @@ def test_video_formats_decode_frames_in_order(container: str, codec: str) -> Non
 
 @pytest.mark.parametrize(("container", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9")])
 def test_video_seeking_by_key_frames_gives_right_frames(container: str, codec: str) -> None:
-    frames = clips.greys(range(10, 250), (64, 48))
-    data = clips.encode(frames, container, codec, fps=10, options={"g": "12"})
+    frames = video_files.greys(range(10, 250), (64, 48))
+    data = video_files.encode(frames, container, codec, fps=10, options={"g": "12"})
     shown = decode(data, FORMATS[container], max_frames=8)
     assert levels(shown) == pytest.approx(np.linspace(10, 249, 8), abs=6)
 
 
 def test_gif_frames_build_on_previous_frame() -> None:
-    data = clips.encode(clips.moving("down", 100, (128, 128), 16), "gif", fps=10)
+    data = video_files.encode(video_files.moving("down", 100, (128, 128), 16), "gif", fps=10)
     shown = decode(data, "GIF", max_frames=4)
     for frame in shown.frames:
         assert 0.02 < (frame[..., 1] < 100).mean() < 0.09  # one disc, and no trace of others
@@ -95,7 +97,7 @@ def test_gif_frames_build_on_previous_frame() -> None:
 
 def test_variable_frame_rate_is_sampled_by_time() -> None:
     times = [0, 4000, 4100, 4200, 4300, 8000]
-    data = clips.encode(clips.greys([0, 50, 100, 150, 200, 250]), "mp4", times_ms=times)
+    data = video_files.encode(video_files.greys([0, 50, 100, 150, 200, 250]), "mp4", times_ms=times)
     shown = decode(data, fps=1)
     assert shown.seconds == pytest.approx(np.linspace(0, 8, len(shown.seconds)))
     assert levels(shown)[:3] == pytest.approx([0, 0, 0], abs=6)
@@ -105,26 +107,31 @@ def test_variable_frame_rate_is_sampled_by_time() -> None:
 @pytest.mark.parametrize(("rotation", "corner"), [(0, (0, 0)), (90, (1, 0)), (180, (1, 1))])
 def test_video_rotation_is_applied(rotation: int, corner: tuple[int, int]) -> None:
     """The corner that becomes dark, as (row, column), if the stored top left is dark."""
-    picture = clips.greys([250], (64, 48))[0]
+    picture = video_files.greys([250], (64, 48))[0]
     picture.paste((0, 0, 0), (0, 0, 20, 20))
-    shown = decode(clips.encode([picture] * 4, rotation=rotation))
+    shown = decode(video_files.encode([picture] * 4, rotation=rotation))
     assert shown.frames.shape[1:3] == ((64, 48) if rotation == 90 else (48, 64))
     assert shown.frames[0][-corner[0], -corner[1]].max() < 60
 
 
 def test_video_frames_are_downscaled_with_aspect_ratio() -> None:
-    assert decode(clips.encode(clips.greys([9] * 4, (640, 360)))).frames.shape == (4, 288, 512, 3)
+    assert decode(video_files.encode(video_files.greys([9] * 4, (640, 360)))).frames.shape == (
+        4,
+        288,
+        512,
+        3,
+    )
 
 
 def test_gif_still_is_one_frame() -> None:
-    assert decode(clips.encode(clips.greys([9]), "gif"), "GIF").seconds == (0.0,)
+    assert decode(video_files.encode(video_files.greys([9]), "gif"), "GIF").seconds == (0.0,)
 
 
 # ---- what is refused -----------------------------------------------------------------
 
 
 def test_damaged_video_is_refused() -> None:
-    whole = bytearray(clips.encode(clips.noise(1, 40, (320, 240))))
+    whole = bytearray(video_files.encode(video_files.noise(1, 40, (320, 240))))
     start = whole.index(b"mdat")
     whole[start + 800 : start + 30_000] = os.urandom(29_200)
     assert "damaged" in (message := refusal(bytes(whole))) or "decode" in message
@@ -133,16 +140,18 @@ def test_damaged_video_is_refused() -> None:
 @pytest.mark.parametrize("eighths", few_of(range(8), (0, 2, 7)))
 @pytest.mark.parametrize("container", ["mp4", "webm", "gif"])
 def test_truncated_video_raises_only_invalid_video(container: str, eighths: int) -> None:
-    data = clips.encode(clips.noise(2, 6), container)
+    data = video_files.encode(video_files.noise(2, 6), container)
     with suppress(InvalidVideo):
         decode(data[: 8 + len(data) * eighths // 8], FORMATS[container])
 
 
 STREAMED = {
-    "mp4": lambda frames: clips.index_first(clips.encode(frames, options={"bf": "0", "g": "99"})),
-    "webm": lambda frames: clips.encode(frames, "webm"),
-    "matroska": lambda frames: clips.encode(frames, "matroska", "mpeg4"),
-    "gif": lambda frames: clips.encode(frames, "gif"),
+    "mp4": lambda frames: video_files.index_first(
+        video_files.encode(frames, options={"bf": "0", "g": "99"})
+    ),
+    "webm": lambda frames: video_files.encode(frames, "webm"),
+    "matroska": lambda frames: video_files.encode(frames, "matroska", "mpeg4"),
+    "gif": lambda frames: video_files.encode(frames, "gif"),
 }
 
 
@@ -155,7 +164,7 @@ STREAMED = {
 )
 def test_truncated_video_shows_whole_frames_and_is_cut(container: str, share: float) -> None:
     """Cut to `share` of its size, or without the end of its last packet."""
-    whole = STREAMED[container](clips.moving("right", 30))
+    whole = STREAMED[container](video_files.moving("right", 30))
     all_of_it = decode(whole, FORMATS[container])
     assert not all_of_it.is_cut
     size = whole.rindex(b"\x1c\x53\xbb\x6b") if FORMATS[container] == "WEBM" else len(whole)
@@ -170,7 +179,7 @@ def test_truncated_video_shows_whole_frames_and_is_cut(container: str, share: fl
 
 @pytest.mark.parametrize("container", STREAMED)
 def test_video_with_broken_last_packet_shows_earlier_frames(container: str) -> None:
-    whole = STREAMED[container](clips.noise(1, 12))
+    whole = STREAMED[container](video_files.noise(1, 12))
     with av.open(io.BytesIO(whole)) as opened:
         last = [bytes(packet) for packet in opened.demux(video=0) if packet.size][-1]
     broken = whole.replace(last, bytes(len(last)))
@@ -183,7 +192,7 @@ def test_video_with_broken_last_packet_shows_earlier_frames(container: str) -> N
 
 @pytest.mark.parametrize("container", STREAMED)
 def test_video_without_whole_frame_is_refused(container: str) -> None:
-    whole = STREAMED[container](clips.noise(1, 12))
+    whole = STREAMED[container](video_files.noise(1, 12))
     with av.open(io.BytesIO(whole)) as opened:
         first = next(bytes(packet) for packet in opened.demux(video=0) if packet.size)
     with pytest.raises(InvalidVideo):
@@ -211,16 +220,16 @@ def test_audio_only_file_is_refused_as_video() -> None:
 
 
 def test_unsupported_video_codec_is_refused() -> None:
-    data = clips.encode(clips.greys([9] * 4), "matroska", "ffv1")
+    data = video_files.encode(video_files.greys([9] * 4), "matroska", "ffv1")
     assert "codec" in refusal(data, "WEBM")
 
 
 def test_video_beyond_max_pixels_is_refused() -> None:
-    assert "3000 pixels" in refusal(clips.encode(clips.greys([9] * 4)), max_pixels=3000)
+    assert "3000 pixels" in refusal(video_files.encode(video_files.greys([9] * 4)), max_pixels=3000)
 
 
 def test_gif_with_huge_header_size_is_refused() -> None:
-    data = bytearray(clips.encode(clips.greys([9] * 4), "gif"))
+    data = bytearray(video_files.encode(video_files.greys([9] * 4), "gif"))
     data[6:10] = struct.pack("<HH", 16_384, 16_384)
     assert "pixels" in refusal(bytes(data), "GIF")
 
@@ -234,7 +243,7 @@ def test_gif_with_huge_header_size_is_refused() -> None:
 def test_false_mp4_header_fields_are_refused_or_ignored(
     box: bytes, offset: int, value: int
 ) -> None:
-    data = bytearray(clips.encode(clips.noise(1, 6)))
+    data = bytearray(video_files.encode(video_files.noise(1, 6)))
     struct.pack_into(">I", data, data.index(box) + 4 + offset, value)
     started = time.monotonic()
     with suppress(InvalidVideo):
@@ -244,7 +253,7 @@ def test_false_mp4_header_fields_are_refused_or_ignored(
 
 @pytest.mark.parametrize("times", [[0, 500, 36_000_000], [0, 500, 700_000]])
 def test_video_beyond_max_duration_is_refused(times: list[int]) -> None:
-    data = clips.encode(clips.greys([9] * 3), "matroska", "mpeg4", times_ms=times)
+    data = video_files.encode(video_files.greys([9] * 3), "matroska", "mpeg4", times_ms=times)
     assert "600 seconds" in refusal(data, "WEBM")
 
 
@@ -311,14 +320,14 @@ def test_dying_video_decoder_fails_request(
 
 def test_video_decoder_process_is_not_reused() -> None:
     """So nothing of one video can appear in the next."""
-    decode(clips.encode(clips.moving("up", 10)))
+    decode(video_files.encode(video_files.moving("up", 10)))
     assert not DECODERS._videos.num_idle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
 def test_video_decoder_memory_is_bounded() -> None:
     """The frames take 300 MB."""
-    data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
+    data = video_files.encode(video_files.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
     small_pool = Decoders(
         ImageSettings(), replace(VideoSettings(), decode_memory_bytes=200 << 20), 1
@@ -330,7 +339,9 @@ def test_video_decoder_memory_is_bounded() -> None:
 @pytest.mark.parametrize("container", ["mp4", "webm"])
 def test_video_without_key_frame_is_refused(container: str) -> None:
     """The other frames only describe changes of the missing one."""
-    source = av.open(io.BytesIO(clips.encode(clips.noise(1, 12), container, options={"g": "99"})))
+    source = av.open(
+        io.BytesIO(video_files.encode(video_files.noise(1, 12), container, options={"g": "99"}))
+    )
     buffer = io.BytesIO()
     with source, av.open(buffer, "w", format=container) as output:
         stream = output.add_stream_from_template(source.streams.video[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.processor_time import processor_time
+from tests.support.processor_time import processor_time
 from vlm_server.prompt.template.tool_turns import (
     MakeId,
     given_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from tests.whole import few_of
+from tests.support.whole_run import few_of
 from vlm_server.runner.backends import cpu
 from vlm_server.runner.backends.cpu import attention_on_cpu
 

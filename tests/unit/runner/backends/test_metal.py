@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from tests.active_memory import active_bytes
+from tests.support.active_memory import active_bytes
 from tests.unit.runner.backends.test_cpu import SCALE, theirs
 from vlm_server.runner.backends import backend_of, metal
 from vlm_server.runner.backends.cpu import CpuAttention

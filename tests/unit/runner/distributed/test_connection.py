@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 from vlm_server import settings
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol.commands import Rank

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import mlx.core as mx
 import pytest
 
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.errors import ModelLoadError

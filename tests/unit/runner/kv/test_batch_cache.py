@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_vlm.models.cache import KVCache
 from numpy.typing import NDArray
 
-from tests.whole import examples
+from tests.support.whole_run import examples
 from vlm_server.runner.kv.batch_cache import RowsKVCache, filtered, joined
 
 HEADS, SIZE = 2, 3

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import KVCache
 
-from tests.active_memory import active_bytes
+from tests.support.active_memory import active_bytes
 from vlm_server.runner.kv.segments import SequenceState
 
 NUM_TOKENS = 240

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tests.unit.api.parsing.media.pictures import encoded
+from tests.support.image_files import image_file
 from tests.unit.api.scripted_engine import Step
 from vlm_server.protocol import Delta, FinishReason, Tokens, ToolCallDelta
 
 ROUTE = "/v1/messages"
 COUNT_ROUTE = "/v1/messages/count_tokens"
-PNG = base64.b64encode(encoded("PNG")).decode()
+PNG = base64.b64encode(image_file("PNG")).decode()
 PICTURE: dict[str, Any] = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": PNG},

@@ -12,13 +12,13 @@ import httpx
 import ollama
 import pytest
 
+from tests.support.image_files import image_file
 from tests.unit.api.conftest import listening
 from tests.unit.api.dialects.ollama.steps import called, thought
-from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, text
 from vlm_server.protocol import ImagePart, ModelFacts, TextPart, ToolCall
 
-JPEG = encoded("JPEG")
+JPEG = image_file("JPEG")
 FACTS = ModelFacts(
     family="qwen3_vl",
     digest="0" * 64,

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.unit.api.parsing.media.pictures import encoded
+from tests.support.image_files import image_file
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.scripted_engine import ScriptedEngine, failed, text
 from vlm_server.protocol import ImagePart, SamplingParams, TextPart, ToolCall
@@ -204,7 +204,7 @@ async def test_ollama_picture_may_be_a_data_url(
 ) -> None:
     await client.post(CHAT, json=chat({"role": "user", "images": [PNG_URL]}))
     assert engine.submitted[0].messages[0].content == (ImagePart(0),)
-    assert engine.submitted[0].images[0].data == encoded("PNG")
+    assert engine.submitted[0].images[0].data == image_file("PNG")
     await client.post(GENERATE, json=generate(prompt=None, images=[PNG_URL]))
     assert engine.submitted[1].messages[0].content == (ImagePart(0),)
 

@@ -12,9 +12,9 @@ import ollama
 import pytest
 from ollama import AsyncClient, Client, ResponseError
 
+from tests.support.image_files import image_file
 from tests.unit.api.conftest import listening
 from tests.unit.api.dialects.ollama.steps import called, thought
-from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, never, scored
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import (
@@ -29,7 +29,7 @@ from vlm_server.protocol import (
 )
 from vlm_server.settings import Server, Settings
 
-PNG = encoded("PNG")
+PNG = image_file("PNG")
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 FACTS = ModelFacts(
     family="qwen3_vl",

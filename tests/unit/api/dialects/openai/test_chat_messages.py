@@ -7,15 +7,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import clips
+from tests.support import video_files
+from tests.support.image_files import data_url, image_file
 from tests.unit.api.conftest import Connect
-from tests.unit.api.parsing.media.pictures import data_url, encoded
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import ImagePart, Message, TextPart, VideoPart
 from vlm_server.settings import Limits, Settings
 
-VIDEO = clips.encode(clips.noise(1, 3))
+VIDEO = video_files.encode(video_files.noise(1, 3))
 ECHOED = {
     "role": "assistant",
     "content": "A cat.",
@@ -39,7 +39,7 @@ async def refusal(
 async def test_a_conversation_reaches_the_engine_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    jpeg = data_url(encoded("JPEG", (8, 6)))
+    jpeg = data_url(image_file("JPEG", (8, 6)))
     answer = await client.post(
         ROUTE,
         json=chat(
@@ -122,7 +122,7 @@ async def test_contradictory_pixel_limits_are_refused(
 async def test_a_video_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, as_object: bool
 ) -> None:
-    url = clips.data_url(VIDEO)
+    url = video_files.data_url(VIDEO)
     part = {"type": "video_url", "video_url": {"url": url} if as_object else url}
     answer = await client.post(ROUTE, json=chat(user(picture(), part, text("What?"))))
     assert answer.status_code == 200, answer.text
@@ -151,14 +151,14 @@ async def test_a_bad_video_is_refused_by_its_path(
 
 
 async def test_videos_are_refused_outside_user_messages(client: httpx.AsyncClient) -> None:
-    part = {"type": "video_url", "video_url": clips.data_url(VIDEO)}
+    part = {"type": "video_url", "video_url": video_files.data_url(VIDEO)}
     error = await refusal(client, user("hi"), {"role": "assistant", "content": [part]}, user("?"))
     assert (error["param"], error["code"]) == ("messages[1].content[0]", "invalid_value")
 
 
 async def test_the_number_of_videos_is_limited(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_videos=1)))
-    part = {"type": "video_url", "video_url": clips.data_url(VIDEO)}
+    part = {"type": "video_url", "video_url": video_files.data_url(VIDEO)}
     error = await refusal(client, user(part, part))
     assert error["param"] == "messages"
     assert "1 videos" in error["message"]

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests import clips
+from tests.support import video_files
 from tests.unit.api.conftest import Connect
 from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
 from tests.unit.api.requests import PNG_URL
@@ -289,7 +289,10 @@ async def test_incomplete_response_is_continued(
 async def test_input_video_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    video = {"type": "input_video", "video_url": clips.data_url(clips.encode(clips.noise(1, 3)))}
+    video = {
+        "type": "input_video",
+        "video_url": video_files.data_url(video_files.encode(video_files.noise(1, 3))),
+    }
     await send(client, asking([user(video)]))
     assert engine.submitted[0].messages[0].content == (VideoPart(0),)
 

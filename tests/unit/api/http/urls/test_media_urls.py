@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.image_files import image_file
 from tests.unit.api.conftest import Connect
 from tests.unit.api.http.urls.test_fetch import NAMES
 from tests.unit.api.http.urls.tls_server import Serve, TlsServer, page, tls_server
-from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.http.urls.media_urls import MediaUrls
@@ -21,7 +21,7 @@ from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
 from vlm_server.settings import Limits, Settings, Urls
 
-PNG = encoded("PNG", (40, 30))
+PNG = image_file("PNG", (40, 30))
 LIMIT = 100_000
 
 
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "pictures"
     folder.mkdir()
     (folder / "a.png").write_bytes(PNG)
-    (folder / "b.jpg").write_bytes(encoded("JPEG", (8, 8)))
+    (folder / "b.jpg").write_bytes(image_file("JPEG", (8, 8)))
     (folder / "notes.txt").write_text("swordfish")
     return folder
 
@@ -68,7 +68,7 @@ async def test_file_images_keep_their_place_among_images(
 async def test_a_file_has_the_cache_key_of_its_bytes(
     open_client: httpx.AsyncClient, engine: ScriptedEngine, root: Path
 ) -> None:
-    (root / "a.png").write_bytes(encoded("PNG"))
+    (root / "a.png").write_bytes(image_file("PNG"))
     for url in (PNG_URL, file_url(root)):
         await open_client.post(ROUTE, json=chat(user(picture(url))))
     from_file, other = engine.submitted

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import clips
-from tests.unit.api.parsing.media.pictures import animated, data_url, encoded
-from tests.whole import examples
+from tests.support import video_files
+from tests.support.image_files import animated, data_url, image_file
+from tests.support.whole_run import examples
 from vlm_server.api.parsing.media import data_url as urls
 from vlm_server.api.parsing.media import image_bounds, image_header, video_header
 from vlm_server.api.parsing.media.external import MediaUrl
@@ -19,10 +19,10 @@ from vlm_server.api.parsing.media.parse import parse_image
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge
 
 PICTURES = [
-    *(encoded(name, (9, 7)) for name in ("PNG", "JPEG", "WEBP", "GIF")),
+    *(image_file(name, (9, 7)) for name in ("PNG", "JPEG", "WEBP", "GIF")),
     *(animated(name) for name in ("PNG", "WEBP", "GIF")),
 ]
-CLIP = clips.encode(clips.noise(1, 3))
+CLIP = video_files.encode(video_files.noise(1, 3))
 HEAD = st.sampled_from(
     ["data:image/png;base64,", "DATA:;BASE64,", "data:,", "data:;charset=x,", ""]
 )

@@ -9,8 +9,8 @@ import zlib
 import pytest
 from PIL import Image, PngImagePlugin
 
-from tests.processor_time import processor_time
-from tests.unit.api.parsing.media.pictures import animated, encoded, png, png_chunk
+from tests.support.image_files import animated, image_file, png, png_chunk
+from tests.support.processor_time import processor_time
 from vlm_server.api.parsing.media import image_bounds, image_header
 from vlm_server.errors import InvalidImage
 
@@ -19,9 +19,9 @@ SECONDS = 2.0
 """Readers take 5 to 70 for each of these files; the walk a tenth of one, on an idle machine."""
 
 PNG = png(*SIZE, pixels=bytes(48 * 193))
-JPEG = encoded("JPEG", SIZE)
-GIF = encoded("GIF", SIZE)
-WEBP = encoded("WEBP", SIZE)
+JPEG = image_file("JPEG", SIZE)
+GIF = image_file("GIF", SIZE)
+WEBP = image_file("WEBP", SIZE)
 
 
 def inserted(data: bytes, position: int, unit: bytes, mebibytes: int = 20) -> bytes:
@@ -166,7 +166,7 @@ def long_film() -> bytes:
         large_profile(),
         long_film(),
         tiff_of_strips(10_000),
-        *(encoded(name, SIZE) for name in ("TIFF", "BMP", "AVIF", "HEIC")),
+        *(image_file(name, SIZE) for name in ("TIFF", "BMP", "AVIF", "HEIC")),
         *(animated(name) for name in ("PNG", "GIF", "WEBP")),
         inserted(JPEG, len(JPEG), bytes(1), 1),
         *(inserted(data, len(data), b"\xff", 1) for data in (JPEG, progressive())),
@@ -182,14 +182,14 @@ def test_ordinary_files_pass_the_bounds(data: bytes) -> None:
 
 
 def test_bounds_of_a_mebibyte_take_milliseconds() -> None:
-    data = encoded("JPEG", (64, 48))[:-2] + bytes(range(256)) * 4096 + b"\xff\xd9"
+    data = image_file("JPEG", (64, 48))[:-2] + bytes(range(256)) * 4096 + b"\xff\xd9"
     with processor_time() as measured:
         image_bounds.check(data)
     assert measured.seconds < 0.2
 
 
 @pytest.mark.parametrize(
-    "data", [PNG, JPEG, GIF, WEBP, encoded("TIFF", (8, 6)), with_much_else()[:2000]]
+    "data", [PNG, JPEG, GIF, WEBP, image_file("TIFF", (8, 6)), with_much_else()[:2000]]
 )
 def test_truncated_file_is_walked_to_its_end(data: bytes) -> None:
     for end in range(len(data)):

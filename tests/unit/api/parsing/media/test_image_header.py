@@ -9,7 +9,7 @@ import zlib
 import pytest
 from PIL import Image
 
-from tests.unit.api.parsing.media.pictures import animated, encoded, png, png_chunk
+from tests.support.image_files import animated, image_file, png, png_chunk
 from vlm_server.api.parsing.media import image_header
 from vlm_server.api.parsing.media.image_header import ImageHeader
 from vlm_server.errors import InvalidImage
@@ -27,7 +27,7 @@ def read(data: bytes, max_pixels: int = 50_000_000) -> ImageHeader:
 def test_header_of_every_format_is_read(file_format: str) -> None:
     # HEVC has whole blocks, which are clipped afterwards.
     size = (64, 64) if file_format == "HEIC" else (40, 30)
-    assert read(encoded(file_format, (40, 30))) == ImageHeader(file_format, *size)
+    assert read(image_file(file_format, (40, 30))) == ImageHeader(file_format, *size)
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "GIF"])
@@ -44,22 +44,22 @@ def test_jpeg_with_a_second_picture_is_a_jpeg() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 1000), (52800, 44)])
 def test_odd_sizes_are_read(size: tuple[int, int]) -> None:
-    assert read(encoded("PNG", size)) == ImageHeader("PNG", *size)
+    assert read(image_file("PNG", size)) == ImageHeader("PNG", *size)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
 def test_header_of_every_png_mode_is_read(mode: str) -> None:
-    assert read(encoded("PNG", mode=mode)).format == "PNG"
+    assert read(image_file("PNG", mode=mode)).format == "PNG"
 
 
 def test_cmyk_jpeg_is_read() -> None:
-    assert read(encoded("JPEG", mode="CMYK")).format == "JPEG"
+    assert read(image_file("JPEG", mode="CMYK")).format == "JPEG"
 
 
 @pytest.mark.parametrize("file_format", ["EPS", "ICO", "PDF", "PPM", "TGA"])
 def test_unsupported_format_error_names_the_supported_ones(file_format: str) -> None:
     with pytest.raises(InvalidImage, match=READABLE) as caught:
-        read(encoded(file_format))
+        read(image_file(file_format))
     assert caught.value.param == PARAM
 
 
@@ -94,7 +94,7 @@ def test_non_pictures_are_refused(data: bytes) -> None:
         (b"II*\0\x08\0\0\0" + bytes(64), "TIFF"),
         (b"\0\0\0\x18ftypmif1\0\0\0\0mif1avif" + bytes(64), "AVIF"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), "HEIC"),
-        (encoded("AVIF")[:150], "AVIF"),
+        (image_file("AVIF")[:150], "AVIF"),
     ],
 )
 def test_damaged_header_is_reported_as_damaged(data: bytes, name: str) -> None:
@@ -109,7 +109,7 @@ def test_heic_without_its_extra_is_refused_with_the_extra(
 ) -> None:
     monkeypatch.setattr(image_header, "_HAS_HEIC", False)
     with pytest.raises(InvalidImage, match=r"vlm-server\[heic\]") as caught:
-        read(encoded("HEIC"))
+        read(image_file("HEIC"))
     assert caught.value.param == PARAM
 
 
@@ -117,7 +117,7 @@ def test_heic_without_its_extra_is_refused_with_the_extra(
 @pytest.mark.parametrize("size", [(9000, 9000), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1)])
 def test_largest_picture_of_a_file_counts(name: str, size: tuple[int, int]) -> None:
     """HEIC readers run in a process of their own, so the size comes from the file's boxes."""
-    data = bytearray(encoded(name, (64, 48)))
+    data = bytearray(image_file(name, (64, 48)))
     struct.pack_into(">II", data, data.index(b"ispe") + 8, *size)
     with pytest.raises(InvalidImage, match="more than 50000000 pixels"):
         read(bytes(data))
@@ -139,9 +139,9 @@ def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]) -> N
 
 
 def test_the_pixel_limit_is_exact() -> None:
-    assert read(encoded("PNG", (10, 10)), max_pixels=100).width == 10
+    assert read(image_file("PNG", (10, 10)), max_pixels=100).width == 10
     with pytest.raises(InvalidImage):
-        read(encoded("PNG", (10, 10)), max_pixels=99)
+        read(image_file("PNG", (10, 10)), max_pixels=99)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_compressed_chunks_are_not_decompressed(chunk: bytes) -> None:
 
 @pytest.mark.parametrize("file_format", ALLOWED)
 def test_truncated_picture_header_is_read_or_refused(file_format: str) -> None:
-    data = encoded(file_format, (64, 48))
+    data = image_file(file_format, (64, 48))
     for eighth in range(1, 8):
         with contextlib.suppress(InvalidImage):
             assert read(data[: len(data) * eighth // 8]) == ImageHeader(file_format, 64, 48)
 
 
 def test_polyglot_has_the_format_of_its_first_bytes() -> None:
-    assert read(encoded("PNG") + encoded("GIF")).format == "PNG"
-    assert read(encoded("GIF") + b"%PDF-1.7").format == "GIF"
+    assert read(image_file("PNG") + image_file("GIF")).format == "PNG"
+    assert read(image_file("GIF") + b"%PDF-1.7").format == "GIF"

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from tests import clips
-from tests.unit.api.parsing.media.pictures import data_url, encoded
+from tests.support import video_files
+from tests.support.image_files import data_url, image_file
 from vlm_server.api.parsing.media.parse import parse_image, parse_video
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
 from vlm_server.settings import Limits
@@ -14,7 +14,7 @@ PARAM = "messages[0].content[0]"
 
 
 def test_parsed_image_keeps_its_bytes_and_their_hash() -> None:
-    data = encoded("PNG", (40, 30))
+    data = image_file("PNG", (40, 30))
     image = parse_image(data_url(data), PARAM, Limits())
     assert image.data == data
     assert image.content_hash == hashlib.sha256(data).hexdigest()
@@ -22,12 +22,12 @@ def test_parsed_image_keeps_its_bytes_and_their_hash() -> None:
 
 
 def test_image_format_comes_from_bytes_despite_mime_type() -> None:
-    image = parse_image(data_url(encoded("JPEG"), "image/png"), PARAM, Limits())
+    image = parse_image(data_url(image_file("JPEG"), "image/png"), PARAM, Limits())
     assert image.format == "JPEG"
 
 
 def test_images_of_equal_pixels_and_other_sizes_have_different_hashes() -> None:
-    wide, tall = encoded("PNG", (40, 30)), encoded("PNG", (30, 40))
+    wide, tall = image_file("PNG", (40, 30)), image_file("PNG", (30, 40))
     keys = {parse_image(data_url(data), PARAM, Limits()).content_hash for data in (wide, tall)}
     assert len(keys) == 2
 
@@ -38,12 +38,12 @@ def test_images_of_equal_pixels_and_other_sizes_have_different_hashes() -> None:
 )
 def test_parsed_image_obeys_the_limits(limits: Limits, error: type[Exception]) -> None:
     with pytest.raises(error):
-        parse_image(data_url(encoded("PNG", (40, 30))), PARAM, limits)
+        parse_image(data_url(image_file("PNG", (40, 30))), PARAM, limits)
 
 
 def test_parsed_video_has_the_hash_of_its_bytes() -> None:
-    data = clips.encode(clips.noise(1, 3), "webm")
-    video = parse_video(clips.data_url(data, "mp4"), PARAM, Limits())
+    data = video_files.encode(video_files.noise(1, 3), "webm")
+    video = parse_video(video_files.data_url(data, "mp4"), PARAM, Limits())
     assert (video.data, video.format, video.param) == (data, "WEBM", PARAM)
     assert video.content_hash == hashlib.sha256(data).hexdigest()
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests import clips
+from tests.support import video_files
 from vlm_server.api.parsing.media import video_header
 from vlm_server.api.parsing.media.video_header import VideoHeader
 from vlm_server.errors import InvalidVideo
@@ -16,7 +16,7 @@ CODECS = {"mov": "mpeg4", "matroska": "mpeg4"}
 
 
 def encoded(container: str) -> bytes:
-    return clips.encode(clips.noise(1, 5), container, CODECS.get(container))
+    return video_files.encode(video_files.noise(1, 5), container, CODECS.get(container))
 
 
 def read(data: bytes) -> VideoHeader:
@@ -48,7 +48,7 @@ def test_video_missing_one_byte_is_marked_truncated(container: str) -> None:
     data = encoded(container)[:-1]
     if CONTAINERS[container] == "MP4":  # its index is at the end
         assert "is truncated" in refusal(data)
-        data = clips.index_first(encoded(container))
+        data = video_files.index_first(encoded(container))
         assert not read(data).is_cut
         data = data[:-1]
     assert read(data).is_cut

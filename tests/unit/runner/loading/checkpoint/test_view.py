@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from tests.planted import Planted
+from tests.support.planted_code import Planted
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.loading.checkpoint.view import no_code_of
 

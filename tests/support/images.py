@@ -1,17 +1,19 @@
-"""Test pictures, drawn with Pillow, and messages with them."""
+"""Test images, drawn with Pillow, and messages with them."""
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tests.support.image_files import data_url, encoded
+
 Size = tuple[int, int]
 Point = tuple[float, float]
+
+BLOCK_PIXELS = 20
 
 RGB = {
     "red": (214, 39, 40),
@@ -29,9 +31,9 @@ def canvas(size: Size = (448, 448), background: str | tuple[int, int, int] = "wh
     return Image.new("RGB", size, background)
 
 
-def draw_shape(picture: Any, shape: str, color: str, center: Point, radius: float) -> Any:
-    """Draw a filled shape at `center` (pixels); returns the picture."""
-    draw, fill = ImageDraw.Draw(picture), RGB[color]
+def draw_shape(image: Any, shape: str, color: str, center: Point, radius: float) -> Any:
+    """Draw a filled shape at `center` (pixels); returns the image."""
+    draw, fill = ImageDraw.Draw(image), RGB[color]
     x, y = center
     match shape:
         case "circle":
@@ -45,49 +47,44 @@ def draw_shape(picture: Any, shape: str, color: str, center: Point, radius: floa
             draw.polygon(_around(x, y, [radius, radius * 0.42] * 5), fill)
         case _:
             raise ValueError(shape)
-    return picture
+    return image
 
 
 def one_shape(shape: str, color: str, size: Size = (448, 448), background: Any = "white") -> Any:
     """One large shape in the middle."""
     width, height = size
-    picture = canvas(size, background)
-    return draw_shape(picture, shape, color, (width / 2, height / 2), min(size) * 0.28)
+    image = canvas(size, background)
+    return draw_shape(image, shape, color, (width / 2, height / 2), min(size) * 0.28)
 
 
 def word(text: str, size: Size = (448, 224), font_size: int = 72) -> Any:
-    picture = canvas(size)
+    image = canvas(size)
     font = ImageFont.load_default(font_size)
     anchor = (size[0] / 2, size[1] / 2)
-    ImageDraw.Draw(picture).text(anchor, text, fill=(20, 20, 20), font=font, anchor="mm")
-    return picture
+    ImageDraw.Draw(image).text(anchor, text, fill=(20, 20, 20), font=font, anchor="mm")
+    return image
 
 
-def noise(seed: int, size: Size = (448, 448)) -> Any:
-    """A picture of random 20-pixel blocks, new for each seed."""
-    width, height = size
-    rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (height // 20 + 1, width // 20 + 1, 3), dtype=np.uint8)
-    return Image.fromarray(np.kron(blocks, np.ones((20, 20, 1), np.uint8))[:height, :width])
+def random_image(seed: int, width: int = 84, height: int = 84) -> Image.Image:
+    """An RGB image of blocks of random colours, the same for the same seed."""
+    rows, columns = -(-height // BLOCK_PIXELS), -(-width // BLOCK_PIXELS)
+    colours = np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    block = np.ones((BLOCK_PIXELS, BLOCK_PIXELS, 1), dtype=np.uint8)
+    return Image.fromarray(np.kron(colours, block)[:height, :width])
 
 
-def encoded(picture: Any, image_format: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, image_format)
-    return buffer.getvalue()
+def noise(seed: int, size: Size = (448, 448)) -> Image.Image:
+    """A larger `random_image`."""
+    return random_image(seed, *size)
 
 
-def data_url(picture: Any, image_format: str = "PNG") -> str:
-    text = base64.b64encode(encoded(picture, image_format)).decode()
-    return f"data:image/{image_format.lower()};base64,{text}"
-
-
-def image_part(picture: Any, image_format: str = "PNG") -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url(picture, image_format)}}
+def image_part(image: Any, image_format: str = "PNG") -> dict[str, Any]:
+    url = data_url(encoded(image, image_format), f"image/{image_format.lower()}")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def user(*content: Any) -> dict[str, Any]:
-    """A user message of strings and pictures, in order."""
+    """A user message of strings and images, in order."""
     parts = [
         {"type": "text", "text": part} if isinstance(part, str) else image_part(part)
         for part in content

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 CORE = (
     "qwen3_vl",
@@ -88,7 +88,7 @@ def group_of(item: pytest.Item) -> str:
         return str(own.args[0])
     if folder == "integration" and (family := family_of(item)):
         return f"family {family}"
-    from tests.daemons import kind_of  # as late as pytest, which rewrites its asserts
+    from tests.support.daemons import kind_of  # as late as pytest, which rewrites its asserts
 
     if kind := kind_of(item):
         return f"daemon {kind}"
@@ -137,7 +137,7 @@ def choose(names: Sequence[str], columns: Collection[str] | None) -> set[str]:
     """
     core = [name for name in CORE if name in names]
     if columns is None:
-        from tests.mechanisms import COLUMNS
+        from tests.support.mechanisms import COLUMNS
 
         return {*core, *cover(names, COLUMNS, core), rotating(head())}
     chosen = cover(names, columns, cover(core, columns))
@@ -161,8 +161,8 @@ def cover(
 
 
 def mechanisms_of(name: str, columns: Collection[str]) -> frozenset[str]:
-    """See `tests.mechanisms`, which only tests of models can import in time."""
-    from tests import mechanisms
+    """See `tests.support.mechanisms`, which only tests of models can import in time."""
+    from tests.support import mechanisms
 
     return mechanisms.mechanisms_of(name, columns)
 

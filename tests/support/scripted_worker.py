@@ -1,5 +1,6 @@
-"""An engine without a model, `python -m tests.scripted_worker FD`: each request's text says what
-becomes of it.
+"""An engine without a model, `python -m tests.support.scripted_worker FD`.
+
+Each request's text is the script of its answer:
 
     accept encode prefill token finish      events, in this order
     wait                                    nothing

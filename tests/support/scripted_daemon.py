@@ -1,7 +1,7 @@
-"""`vlm-server` whose engines are scripted: `python -m tests.scripted_daemon serve ...`.
+"""`vlm-server` whose engines are scripted: `python -m tests.support.scripted_daemon serve ...`.
 
 It is the real program, ready in under a second, for tests in which no model answers: what its
-engines do is said by the requests (`tests.scripted_worker`).
+engines do is said by the requests (`tests.support.scripted_worker`).
 
 It looks at its files more often than the program does, so that tests need not wait for it.
 """
@@ -23,7 +23,7 @@ class ScriptedSupervisor(Supervisor):
     """Keeps a scripted engine running."""
 
     async def _start_process(self, environment: dict[str, str]) -> EngineProcess:
-        return await EngineProcess.start("tests.scripted_worker", environment)
+        return await EngineProcess.start("tests.support.scripted_worker", environment)
 
 
 class ScriptedModels(ModelPool):

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from tests.scale.fleet import Daemons
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.02
-PROGRAM, SCRIPTED = "vlm_server.cli", "tests.scripted_daemon"
+PROGRAM, SCRIPTED = "vlm_server.cli", "tests.support.scripted_daemon"
 
 
 @dataclass
@@ -160,7 +160,7 @@ def running_daemon(
     """A daemon that has its own log in `folder`, and is gone afterwards.
 
     It is started in the working folder `cwd`; `environment` is added to ours. `api_key` is what we
-    ask it with. With the `program` SCRIPTED its engines are scripted: see `tests.scripted_daemon`.
+    ask it with. With the `program` SCRIPTED its engines are scripted: see `scripted_daemon`.
     """
     log = folder / "daemon.log"
     port = free_port()
