@@ -99,7 +99,7 @@ def ask(daemon: Daemon, model: str, **fields: Any) -> Any:
 
 
 @pytest.mark.whole
-def test_each_model_gives_its_own_answers(roomy: Daemon) -> None:
+def test_models_give_their_own_answers(roomy: Daemon) -> None:
     assert set(states(roomy).values()) == {"unloaded"}
     for name in ("one", "nonsense-b"):
         answer, shape = ask(roomy, name)

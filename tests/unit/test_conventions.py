@@ -1,12 +1,18 @@
-"""README's tree stands in the order of import-linter's layers."""
+"""README's tree stands in the order of import-linter's layers; names of tests begin with nouns."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_PRONOUNS = re.compile(
+    r"test_(it|its|one|who|what|nobody|nothing|everybody|there|they|those|these|only|that|another"
+    r"|each|none|neither|others?)_|_(who|what)(_|$)"
+)
+"""Subjects that say nothing in a list of failed tests."""
 
 
 def test_readme_tree_is_in_import_order() -> None:
@@ -17,3 +23,14 @@ def test_readme_tree_is_in_import_order() -> None:
     names = re.findall(r"^  ([a-z]+)(?:/|\.py) ", tree, re.MULTILINE)
     assert sorted(names) == sorted(rank_of)
     assert names == sorted(names, key=rank_of.__getitem__)
+
+
+def test_test_names_have_nouns_as_subjects() -> None:
+    names = [
+        f"{path.relative_to(ROOT)}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and _PRONOUNS.search(node.name)
+    ]
+    assert names == []

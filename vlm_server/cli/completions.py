@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """Script for `shell`."""
+    """The script for `shell`."""
     import shtab
 
     from vlm_server.cli.main import build_parser

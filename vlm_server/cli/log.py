@@ -76,7 +76,7 @@ class _Recent:
 
 
 class LogRate(logging.Filter):
-    """Filter that passes `lines` lines of a kind within `seconds`, and counts the others.
+    """A filter that passes `lines` lines of a kind within `seconds`, and counts the others.
 
     A kind is a logger, a level and the beginning of the text before its values are filled in.
     """

@@ -101,7 +101,7 @@ def list_models(arguments: argparse.Namespace) -> int:
 
 
 def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
-    """State of each model served by the daemon; empty if none runs, or if it is not reported."""
+    """The state of each model served by the daemon; empty if none runs or reports it."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
             if arguments.url or daemon.is_there():

@@ -80,7 +80,7 @@ def add_unchecked_option(group: argparse._ActionsContainer) -> None:
 
 
 def parse_settings(words: Sequence[str]) -> argparse.Namespace:
-    """Options of model and settings in a service's command line. Raises ConfigError."""
+    """The options of model and settings in a service's command line. Raises ConfigError."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_model_option(parser)
     add_config_options(parser)
@@ -91,7 +91,7 @@ def parse_settings(words: Sequence[str]) -> argparse.Namespace:
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
-    """Settings from `--config`, `--set`, `--model`, `--host` and `--port`; a later one wins.
+    """The settings from `--config`, `--set`, `--model`, `--host` and `--port`; a later one wins.
 
     `model.path` becomes the folder of a checkpoint on this machine, else the name to download;
     `model.name` its name in the API. Raises ConfigError, also if there is no checkpoint or the key

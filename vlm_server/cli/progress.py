@@ -19,7 +19,7 @@ _FIGURE_COLUMNS = 15
 
 
 class ProgressLine:
-    """Progress on `stream`: a bar on a terminal, log lines elsewhere.
+    """The progress on `stream`: a bar on a terminal, log lines elsewhere.
 
     A terminal that can't move its cursor (TERM=dumb) gets a line for each stage. A stage that
     advances in small steps, such as a download, gets a log line every 5 %.

@@ -146,7 +146,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def commands_of(parser: Parser) -> list[tuple[str, Parser]]:
-    """Summary and parser of each subcommand of `parser`, if any."""
+    """The summary and parser of each subcommand of `parser`, if any."""
     return [
         (str(shown.help), action.choices[shown.dest])
         for action in parser._actions

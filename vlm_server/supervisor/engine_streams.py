@@ -35,7 +35,7 @@ class EngineStreams:
 
         Raises RequestTooCostly if it is refused, and EngineUnavailable: see `Trials.turn`.
         """
-        is_alone = await self._trials.turn(request_id, partial(self._is_suspect, shape))
+        is_alone = await self._trials.wait_for_turn(request_id, partial(self._is_suspect, shape))
         self._quarantine.admit(request_id, shape, alone=is_alone)
         queue = self._queues[request_id] = asyncio.Queue[RequestEvent]()
         return queue

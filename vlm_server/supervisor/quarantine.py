@@ -125,9 +125,9 @@ class Quarantine:
         self._done.clear()
         self._alone = None
         for load, was_alone in blamed.items() if is_crash else ():
-            self._note(load, was_alone=was_alone)
+            self._record_crash(load, was_alone=was_alone)
 
-    def _note(self, load: DeviceLoad, *, was_alone: bool) -> None:
+    def _record_crash(self, load: DeviceLoad, *, was_alone: bool) -> None:
         logger.warning(
             "the engine crashed while it was %s %s%s",
             "encoding" if isinstance(load, EncoderLoad) else "prefilling",

@@ -24,7 +24,7 @@ class Trials:
         self._answering: set[str] = set()
         self._changed = asyncio.Event()
 
-    async def turn(self, request_id: str, is_suspect: Callable[[], bool]) -> bool:
+    async def wait_for_turn(self, request_id: str, is_suspect: Callable[[], bool]) -> bool:
         """Wait until a request may be sent; returns whether it is tried alone.
 
         `is_suspect` is called once no other trial is under way; its errors are raised.

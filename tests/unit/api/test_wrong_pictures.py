@@ -92,7 +92,7 @@ async def refusal(
 
 
 @pytest.mark.parametrize("write", [*OF_URLS, *OF_BASE64], ids=lambda write: write.__name__)
-async def test_wrong_picture_error_says_what_was_sent(
+async def test_wrong_image_error_names_sent_media(
     client: httpx.AsyncClient, engine: ScriptedEngine, write: Write
 ) -> None:
     sent = {words: base64_of(data) for words, data in FILES.items()} | NO_BASE64

@@ -27,19 +27,19 @@ async def settled(task: asyncio.Task[bool]) -> bool:
 
 
 def turn(made: Trials, name: str, is_suspect: bool = False) -> asyncio.Task[bool]:
-    return asyncio.create_task(made.turn(name, suspect if is_suspect else innocent))
+    return asyncio.create_task(made.wait_for_turn(name, suspect if is_suspect else innocent))
 
 
 async def test_requests_do_not_wait_without_a_suspect() -> None:
     made = Trials()
     for name in "abc":
-        assert not await made.turn(name, innocent)
+        assert not await made.wait_for_turn(name, innocent)
 
 
 async def test_suspect_waits_for_running_requests_and_blocks_later_ones() -> None:
     made = Trials()
-    await made.turn("starting", innocent)
-    await made.turn("answering", innocent)
+    await made.wait_for_turn("starting", innocent)
+    await made.wait_for_turn("answering", innocent)
     made.record_token("answering")
     tried, later = turn(made, "tried", True), turn(made, "later")
     assert not await settled(tried)
@@ -60,8 +60,8 @@ async def test_trial_waits_for_prompts_but_not_long_for_answers(
 ) -> None:
     monkeypatch.setattr(trials, "_PATIENCE_SECONDS", 0.05)
     made = Trials()
-    await made.turn("starting", innocent)
-    await made.turn("answering", innocent)
+    await made.wait_for_turn("starting", innocent)
+    await made.wait_for_turn("answering", innocent)
     made.record_token("answering")
     tried = turn(made, "tried", True)
     await asyncio.sleep(0.2)
@@ -73,8 +73,8 @@ async def test_trial_waits_for_prompts_but_not_long_for_answers(
 async def test_trials_run_in_turn_and_the_next_is_rechecked() -> None:
     made = Trials()
     answers = iter([True, False])
-    first = asyncio.create_task(made.turn("first", lambda: next(answers)))
-    second = asyncio.create_task(made.turn("second", lambda: next(answers)))
+    first = asyncio.create_task(made.wait_for_turn("first", lambda: next(answers)))
+    second = asyncio.create_task(made.wait_for_turn("second", lambda: next(answers)))
     assert await settled(first)
     assert not await settled(second)
     made.record_token("first")
@@ -84,16 +84,16 @@ async def test_trials_run_in_turn_and_the_next_is_rechecked() -> None:
 
 async def test_cancelled_suspect_unblocks_waiting_requests() -> None:
     made = Trials()
-    await made.turn("busy", innocent)
+    await made.wait_for_turn("busy", innocent)
     tried, later = turn(made, "tried", True), turn(made, "later")
     assert not await settled(later)
     tried.cancel()
     assert await settled(later)
     made.remove("busy")
     made.remove("later")
-    assert await made.turn("tried again", suspect)
+    assert await made.wait_for_turn("tried again", suspect)
     made.remove("tried again")
-    assert not await made.turn("last", innocent)
+    assert not await made.wait_for_turn("last", innocent)
 
 
 async def test_refused_suspect_blocks_no_later_request() -> None:
@@ -102,13 +102,13 @@ async def test_refused_suspect_blocks_no_later_request() -> None:
 
     made = Trials()
     with pytest.raises(RequestTooCostly):
-        await made.turn("refused", refused)
-    assert not await made.turn("next", innocent)
+        await made.wait_for_turn("refused", refused)
+    assert not await made.wait_for_turn("next", innocent)
 
 
 async def test_engine_end_releases_all_waiting_requests() -> None:
     made = Trials()
-    await made.turn("busy", innocent)
+    await made.wait_for_turn("busy", innocent)
     tried, later = turn(made, "tried", True), turn(made, "later")
     assert not await settled(tried)
     made.clear()

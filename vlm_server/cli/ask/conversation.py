@@ -57,7 +57,7 @@ class ChatSession:
         self._messages, self._picture, self._key = [], None, ""
 
     async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> ChatReply:
-        """Answer to `question`; `on_text` gets its pieces. Raises CommandFailed.
+        """The answer to `question`; `on_text` gets its pieces. Raises CommandFailed.
 
         An answer cut off by an interrupt is kept in the conversation; a failed question is not.
         """

@@ -80,7 +80,7 @@ class Medium:
 
 
 def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) -> Medium:
-    """Medium in a file or standard input. Raises CommandFailed if the daemon would refuse it."""
+    """The medium in a file or stdin. Raises CommandFailed if the daemon would refuse it."""
     name = "standard input" if word == STDIN else word
     try:
         data = (stdin or _stdin)() if word == STDIN else Path(word).read_bytes()

@@ -20,7 +20,7 @@ _WAITING = "waiting for the answer"
 
 
 class Screen:
-    """Answer on stdout; a spinner on a terminal's stderr until the first text."""
+    """The answer on stdout; a spinner on a terminal's stderr until the first text."""
 
     def __init__(self) -> None:
         self._waiting = ProgressLine(sys.stderr)

@@ -60,7 +60,7 @@ class Region:
 
 
 def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND)) -> list[Region]:
-    """Regions in `text`; `scale` is the right and lower edge of the picture in the model's units.
+    """The regions in `text`; `scale` is the right and lower edge of the image in the model's units.
 
     Boxes with y first (box_2d, to 1000) and Molmo's points (percent) have scales of their own.
     """
@@ -103,7 +103,7 @@ def _region(match: re.Match[str], scale: tuple[float, float], label: str) -> Reg
 
 
 def _label_of(text: str, match: re.Match[str]) -> str:
-    """Label in the JSON object around the match."""
+    """The label in the JSON object around the match."""
     start, end = text.rfind("{", 0, match.start() + 1), text.find("}", match.start())
     around = text[start : end if end >= 0 else None] if start >= 0 else ""
     found = _LABEL.search(around)
@@ -111,7 +111,7 @@ def _label_of(text: str, match: re.Match[str]) -> str:
 
 
 def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:
-    """Picture in `data`, upright, with `regions` marked and labelled."""
+    """The image in `data`, upright, with `regions` marked and labelled."""
     with Image.open(io.BytesIO(data)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     side = math.sqrt(image.width * image.height)
@@ -132,7 +132,7 @@ def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels of the picture in `data`, as its orientation says."""
+    """The width and height in pixels of the image in `data`, as its orientation says."""
     with Image.open(io.BytesIO(data)) as opened:
         return ImageOps.exif_transpose(opened).size
 
@@ -181,7 +181,7 @@ def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
 
 
 def sequence(image: Image.Image, protocol: Protocol, columns: int) -> str:
-    """Escape sequence that shows `image` in a terminal of `columns`."""
+    """The escape sequence that shows `image` in a terminal of `columns`."""
     small = image.copy()
     small.thumbnail((_MAX_SIDE_PIXELS, _MAX_SIDE_PIXELS))
     png = io.BytesIO()

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def question_of(files: Sequence[str], question: str | None) -> str:
-    """Question of the command line, or of standard input. Raises CommandFailed and ConfigError."""
+    """The question of the command line, or of stdin. Raises CommandFailed and ConfigError."""
     if question is not None and question != media.STDIN:
         return question
     if media.STDIN in files:
@@ -123,7 +123,7 @@ def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings)
 def _chosen(
     listed: Sequence[ServedModel], wanted: str | None, settings: Settings
 ) -> ServedModel | None:
-    """Model that is `wanted`, else that of the settings, else the first."""
+    """The model that is `wanted`, else that of the settings, else the first."""
     names = {wanted or settings.model.name}
     if wanted and (found := find.find(wanted, settings.model.search_paths)):
         names.add(found.name)

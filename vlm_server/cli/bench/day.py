@@ -188,8 +188,8 @@ def median_ttft(kind: str, samples: Sequence[DaySample]) -> float | None:
 
 
 def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
-    """Slowness of each part of the day, 1.0 being normal: median over `kinds` of the median TTFT in
-    the part, divided by that of the whole day. For `FIXED_WORK`, the machine's slowness.
+    """The slowness of each part of the day, 1.0 being normal: median over `kinds` of the median
+    TTFT in the part, divided by that of the whole day. For `FIXED_WORK`, the machine's slowness.
     """
     whole = {kind: median_ttft(kind, samples) for kind in kinds}
     return [

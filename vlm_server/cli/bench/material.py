@@ -65,7 +65,7 @@ def data_url(png: bytes) -> str:
 
 
 class Material:
-    """Images and words of a scenario in a round: the same for every server, new in every round."""
+    """The images and words of a scenario: the same for every server, new in every round."""
 
     def __init__(self, size: tuple[int, int], seed: int, scenario: str, round_: int) -> None:
         self._size = size

@@ -99,7 +99,7 @@ def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """Scale from values, `low` to `high`, to pixels, `start` to `end`."""
+    """A scale from values, `low` to `high`, to pixels, `start` to `end`."""
 
     low: float
     high: float

@@ -31,7 +31,7 @@ Key = tuple[str, str, Unit]
 
 
 class BenchPlan(msgspec.Struct, frozen=True):
-    """Scenarios to run, by name; size of images in pixels (width, height); length of a day."""
+    """The scenarios to run, by name; size of images in pixels (width, height); length of a day."""
 
     scenarios: tuple[str, ...]
     rounds: int
@@ -100,7 +100,7 @@ def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[Ben
 
 
 def progress(run: BenchRun) -> str:
-    """Line for a run that has ended."""
+    """The line for a run that has ended."""
     failures = sum(answer.error is not None for answer in run.answers)
     trouble = f", {failures} of {len(run.answers)} requests failed" if failures else ""
     name = f"round {run.round} {run.scenario}" if run.round else run.scenario

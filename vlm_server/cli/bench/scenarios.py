@@ -139,7 +139,7 @@ async def _conversation(
     max_tokens: int = 12,
     max_pictures: int | None = None,
 ) -> list[TimedAnswer]:
-    """Answers in a conversation with a new picture in each turn.
+    """The answers in a conversation with a new image in each turn.
 
     Beyond `max_pictures`, all but the latest `_KEPT` pictures are taken out; their words stay. The
     prompt then differs from the first of them on, and is prefilled again from there.

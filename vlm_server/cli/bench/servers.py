@@ -114,7 +114,7 @@ async def find_model(target: BenchTarget) -> BenchTarget:
 async def started(
     name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[BenchTarget]:
-    """Ready server of `kind` on a free port, ended when the block is left. `model` is absolute."""
+    """A ready server of `kind` on a free port, ended with the block. `model` is absolute."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -19,7 +19,7 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Events that `received` completes. Comments and fields other than `data` are dropped."""
+        """The events that `received` completes, without comments and fields other than `data`."""
         lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         events = []
@@ -65,7 +65,7 @@ class AnswerUsage(msgspec.Struct):
 
     @property
     def last_seen(self) -> tuple[int, int] | None:
-        """Width and height in pixels of the last image as the model saw it."""
+        """The width and height in pixels of the last image as the model saw it."""
         match self.images:
             case [*_, {"width": int(width), "height": int(height)}]:
                 return width, height
@@ -107,7 +107,7 @@ class ChunkReader:
         self.has_ended = False
 
     def feed(self, received: bytes) -> list[Chunk]:
-        """Chunks that `received` completes; other events become chunks with an error."""
+        """The chunks that `received` completes; other events become chunks with an error."""
         chunks = []
         for data in self._events.feed(received):
             if data == b"[DONE]":
@@ -151,7 +151,7 @@ def failed(reason: str, total_seconds: float) -> TimedAnswer:
 
 
 def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -> TimedAnswer:
-    """Answer in the (seconds, bytes) that were `received`. A broken stream gives an error."""
+    """The answer in the (seconds, bytes) that were `received`. A broken stream gives an error."""
     reader = ChunkReader()
     texts: list[str] = []
     arrivals: list[float] = []
@@ -180,5 +180,5 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
 
 
 def error_message(error: Any) -> str:
-    """Message in an error of OpenAI's shape; all of an error of another shape."""
+    """The message in an error of OpenAI's shape; all of an error of another shape."""
     return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)

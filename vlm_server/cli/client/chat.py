@@ -30,7 +30,7 @@ class DaemonBusy(CommandFailed):
 
 
 class Response:
-    """Response to one request. `received` may be iterated once."""
+    """The response to one request. `received` may be iterated once."""
 
     def __init__(self, response: httpx.Response, sent: float) -> None:
         self._response = response
@@ -45,7 +45,7 @@ class Response:
 
 
 class ChatClient:
-    """Client of the server at `base_url`, which ends in `/v1`; the other options are httpx's."""
+    """A client of the server at `base_url`, which ends in `/v1`; the other options are httpx's."""
 
     def __init__(
         self, base_url: str, *, api_key: str | None, timeout: httpx.Timeout | None, trust_env: bool
@@ -69,7 +69,7 @@ class ChatClient:
     async def post(
         self, content: bytes | AsyncIterable[bytes], num_bytes: int, key: str = ""
     ) -> AsyncIterator[Response]:
-        """Response to a body of `num_bytes`; leaving the block early closes the connection.
+        """The response to a body of `num_bytes`; leaving the block early closes the connection.
 
         `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and as `content`.
         """
@@ -111,7 +111,7 @@ async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGene
 
 
 def routing_key(messages: Sequence[dict[str, Any]]) -> str:
-    """Key by which a gateway sends all turns of a conversation to one worker, in hex.
+    """The key by which a gateway sends all turns of a conversation to one worker, in hex.
 
     The SHA-256 of the first picture or video if one comes before the first answer, else of the
     messages until then. For a picture in a data URL it equals the daemon's own

@@ -32,7 +32,7 @@ OnStage = Callable[[str, float], None]
 
 
 class Readiness(NamedTuple):
-    """State in `/health/ready`, and the stage of loading with its fraction from 0 to 1."""
+    """The state in `/health/ready`, and the stage of loading with its fraction from 0 to 1."""
 
     state: str
     stage: str = ""
@@ -197,7 +197,7 @@ def read_key(path: Path) -> str:
 
 
 def authorization(key: str | None) -> dict[bytes, bytes]:
-    """Header with an API key, in UTF-8 as the daemon reads it."""
+    """The header with an API key, in UTF-8 as the daemon reads it."""
     return {b"Authorization": f"Bearer {key}".encode()} if key else {}
 
 

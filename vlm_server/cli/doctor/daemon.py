@@ -74,7 +74,7 @@ def host_header(server: Server) -> dict[str, str]:
 
 
 def owner(port: int) -> str:
-    """Program that listens on `port`, if the system tells."""
+    """The program that listens on `port`, if the system tells."""
     if sys.platform == "darwin":
         said = output_of(("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")) or ""
         return owner_in_lsof(said)
@@ -90,7 +90,7 @@ def owner(port: int) -> str:
 
 
 def owner_in_lsof(output: str) -> str:
-    """Program in the output of `lsof -Fpc`: `p` is the process's id, `c` its command."""
+    """The program in the output of `lsof -Fpc`: `p` is the process's id, `c` its command."""
     fields = {line[0]: line[1:] for line in reversed(output.splitlines()) if line}
     if "p" not in fields:
         return "a program of another user"
@@ -98,7 +98,7 @@ def owner_in_lsof(output: str) -> str:
 
 
 def listening(port: int, root: Path = Path("/")) -> Iterator[tuple[str, int]]:
-    """Inode and user of each socket that listens on `port` (Linux)."""
+    """The inode and user of each socket that listens on `port` (Linux)."""
     for name in ("tcp", "tcp6"):
         try:
             lines = (root / "proc/net" / name).read_text().splitlines()[1:]

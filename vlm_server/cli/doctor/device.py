@@ -58,7 +58,7 @@ def versions() -> Finding:
 
 
 def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
-    """Packages that are missing, or of another version than `distribution` requires."""
+    """The packages that are missing, or of another version than `distribution` requires."""
     try:
         needed = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -108,7 +108,7 @@ def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
 
 
 def wired_limit(said: str | None, memory: MemorySettings, found: DeviceReport) -> Finding:
-    """Memory that a Mac's GPU may use: `said` is `iogpu.wired_limit_mb`, None without a limit."""
+    """The memory that a Mac's GPU may use; `said` is `iogpu.wired_limit_mb`, or None."""
     limit_mb = int(said) if said and said.strip().isdecimal() else 0
     allowed = limit_mb << 20 if limit_mb else found.suitable_bytes
     chosen = f"iogpu.wired_limit_mb is {limit_mb}" if limit_mb else "the system's own choice"

@@ -47,20 +47,20 @@ class Check:
     """A check: a function that examines one thing, and its time limit in seconds."""
 
     name: str
-    look: Callable[[Situation], Finding | Sequence[Finding]]
+    examine: Callable[[Situation], Finding | Sequence[Finding]]
     seconds: float = 20.0
 
     def run(self, situation: Situation) -> Sequence[Finding]:
         """The findings of the check; a problem if it fails or takes too long."""
 
-        def look() -> Finding | Sequence[Finding]:
+        def examine() -> Finding | Sequence[Finding]:
             try:
-                return self.look(situation)
+                return self.examine(situation)
             except Exception as error:  # noqa: BLE001  what is broken must not hide the rest
                 text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 return problem(self.name, f"could not be checked: {text}", "please report this")
 
-        found = within(self.seconds, look)
+        found = within(self.seconds, examine)
         if found is None:
             advice = "something that it asks does not answer: a disk, the daemon, a system service"
             found = problem(self.name, f"no result within {self.seconds:.0f} s", advice)

@@ -164,6 +164,6 @@ def temporary_folder() -> Path:
 
 
 def free_in(folder: Path) -> tuple[int, int | None]:
-    """Bytes and files that may be written; None where a file system does not count files."""
+    """The bytes and files that may be written; None where a file system does not count files."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None

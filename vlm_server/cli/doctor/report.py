@@ -113,7 +113,7 @@ def running(server: Server) -> dict[str, Any]:
 
 
 def _changed(situation: Situation) -> dict[str, Any]:
-    """Settings that were given, by name; API keys as their number only."""
+    """The settings that were given, by name; API keys as their number only."""
     return {
         name: setting["value"]
         for section in described(situation.settings, situation.sources)

@@ -45,7 +45,7 @@ _RUN = re.compile(r"[A-Za-z0-9+/_=-]{40,}")
 
 
 class Redactor:
-    """Mask for `secrets`, for text in the form of a secret, and for the user's home folder."""
+    """A mask for `secrets`, for text in the form of a secret, and for the user's home folder."""
 
     def __init__(self, secrets: Iterable[str], home: Path) -> None:
         known = {secret for secret in secrets if len(secret) >= _MIN_CHARS}
@@ -111,7 +111,7 @@ def _path(url: str) -> str:
 
 
 def _in_key_file(path: Path) -> Iterator[str]:
-    """Keys in the file; in an invalid file, all quoted words."""
+    """The keys in the file; in an invalid file, all quoted words."""
     try:
         yield from (entry.key for entry in key_file.read(path).values())
     except ConfigError:

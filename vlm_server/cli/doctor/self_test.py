@@ -46,7 +46,7 @@ def ask_embedded(_: Situation) -> Finding:
 
 
 def ask_own_daemon(arguments: argparse.Namespace, start_seconds: float) -> Finding:
-    """Answer of a daemon with the settings of `arguments`, started here and ended afterwards."""
+    """The answer of a daemon with the settings of `arguments`, which is ended afterwards."""
     began = time.monotonic()
     with tempfile.TemporaryFile() as log:
         try:
@@ -88,7 +88,7 @@ def _asked(daemon: Daemon, before: str) -> Finding:
 
 
 def _last_line(log: IO[bytes]) -> str:
-    """Message with which the daemon ended."""
+    """The message with which the daemon ended."""
     log.seek(0)
     lines = log.read()[-8192:].decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("vlm-server: ")[:300] if lines else ""

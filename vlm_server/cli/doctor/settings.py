@@ -44,7 +44,7 @@ def settings(situation: Situation) -> Finding:
 
 
 def unknown_names(path: Path | None) -> Iterator[str]:
-    """Unknown names in a settings file, each with the nearest setting."""
+    """The unknown names in a settings file, each with the nearest setting."""
     sections = {field.name: field for field in msgspec.structs.fields(Settings)}
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}

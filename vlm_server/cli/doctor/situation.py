@@ -38,7 +38,7 @@ class Situation:
 
 
 def examine(arguments: argparse.Namespace) -> Situation:
-    """Situation by the command line, else by the installed service. Never raises for settings."""
+    """The situation by the command line, else by the service. Never raises for settings."""
     bare = unread(arguments, "")
     given, origin = bare.arguments, "no file"
     if given.config is not None:
@@ -64,7 +64,7 @@ def unread(arguments: argparse.Namespace, fault: str) -> Situation:
 
 
 def _named(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options of model and settings that were given."""
+    """The options of model and settings that were given."""
     names = vars(options.parse_settings([]))
     return {name: value for name in names if (value := getattr(arguments, name, None))}
 

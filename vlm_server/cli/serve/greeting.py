@@ -30,7 +30,7 @@ def first_words(url: str, model_name: str, stream: TextIO) -> str:
 
 
 def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> str:
-    """Text for a person at a terminal when the model is ready."""
+    """The text for a person at a terminal when the model is ready."""
     words = [_program(), "ask"]
     if url != _DEFAULT_URL:
         words += ["--url", url]
@@ -50,7 +50,7 @@ def _program() -> str:
 
 
 def _bold(stream: TextIO) -> Callable[[str], str]:
-    """Function that makes text bold, if `stream` is a terminal with styles."""
+    """A function that makes text bold, if `stream` is a terminal with styles."""
     has_styles = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if not has_styles or os.environ.get("NO_COLOR"):
         return str
@@ -58,7 +58,7 @@ def _bold(stream: TextIO) -> Callable[[str], str]:
 
 
 def greeting(url: str, model_name: str, settings: Settings) -> str:
-    """Text for a program when the model is ready: the address, and an example request."""
+    """The text for a program when the model is ready: the address, and an example request."""
     return (
         f"Ready: {model_name} is served at {url}\n\n"
         f"Try it with a small image of a red circle:\n\n"

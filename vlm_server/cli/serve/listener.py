@@ -57,7 +57,7 @@ class Listener:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Host and port of each socket."""
+        """The host and port of each socket."""
         return [_address(sock) for sock in self.sockets]
 
     def hand_over(self, environment: MutableMapping[str, str]) -> None:
@@ -71,7 +71,7 @@ class Listener:
 
 
 def listen(server: Server, environment: MutableMapping[str, str], launchd: str | None) -> Listener:
-    """Sockets that were handed over, else one bound to `server.host` and `server.port`.
+    """The sockets that were handed over, else one bound to `server.host` and `server.port`.
 
     `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for unusable
     settings or sockets, and for inherited sockets that other machines can reach without a key;
@@ -165,7 +165,7 @@ def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
 
 
 def _descriptors(environment: MutableMapping[str, str]) -> list[int]:
-    """Descriptors handed to this process; no child reads their variables."""
+    """The descriptors handed to this process; no child reads their variables."""
     count, pid = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
     environment.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()):

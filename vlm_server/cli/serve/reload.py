@@ -30,7 +30,7 @@ Version = tuple[int, int, int]
 
 
 class Shutdown:
-    """Request to end the daemon, which calls `wake`. A stop outweighs a restart."""
+    """A request to end the daemon, which calls `wake`. A stop outweighs a restart."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

@@ -166,14 +166,14 @@ def _check_installed(manager: ServiceManager) -> None:
 
 
 def _settings_of(manager: ServiceManager) -> Settings:
-    """Settings in the installed files. Raises ConfigError, or CommandFailed if there are none."""
+    """The settings in the installed files. Raises ConfigError, or CommandFailed without files."""
     _check_installed(manager)
     return options.load_settings(options.parse_settings(manager.read_words()[2:]))
 
 
 @contextlib.contextmanager
 def locked(manager: ServiceManager) -> Iterator[None]:
-    """Lock on the service, by the folder of its files. Raises CommandFailed if it is taken."""
+    """A lock on the service, by the folder of its files. Raises CommandFailed if it is taken."""
     folder = manager.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

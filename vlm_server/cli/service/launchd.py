@@ -76,14 +76,14 @@ class Launchd(ServiceManager):
         self._bootstrap()
 
     def unload(self) -> None:
-        if job := self._look():
+        if job := self._find_loaded():
             self.run(("launchctl", "bootout", job.target))
 
     def forget(self) -> None:
         """Nothing to do: launchd has forgotten the service at `bootout`."""
 
     def start(self) -> None:
-        if job := self._look():
+        if job := self._find_loaded():
             self._try("launchctl", "kickstart", job.target)
         else:
             self._bootstrap()
@@ -94,20 +94,20 @@ class Launchd(ServiceManager):
 
     def restart(self) -> None:
         """See `ServiceManager`. launchd listens during the restart."""
-        job = self._look()
+        job = self._find_loaded()
         if job and job.is_running:
             self.check("launchctl", "kill", "SIGTERM", job.target)
             self._wait_until_gone(job.pid)
         self.start()
 
     def is_running(self) -> bool:
-        return bool((job := self._look()) and job.is_running)
+        return bool((job := self._find_loaded()) and job.is_running)
 
     def is_listening(self) -> bool:
-        return self._look() is not None
+        return self._find_loaded() is not None
 
     def state(self) -> ServiceState:
-        job = self._look()
+        job = self._find_loaded()
         if job is None:
             return ServiceState("stopped")
         last_exit, pid = job.last_exit, job.pid
@@ -129,7 +129,7 @@ class Launchd(ServiceManager):
         first, other = (f"{name}/{os.getuid()}" for name in _DOMAINS)
         return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
-    def _look(self) -> _LoadedService | None:
+    def _find_loaded(self) -> _LoadedService | None:
         for name in _DOMAINS:
             target = f"{name}/{os.getuid()}/{LABEL}"
             if (result := self.run(("launchctl", "print", target))).returncode == 0:
@@ -158,7 +158,7 @@ class Launchd(ServiceManager):
         """
         waited, limit = 0.0, _DRAIN_SECONDS
         while waited < limit:
-            job = self._look()
+            job = self._find_loaded()
             if job is None or (pid is not None and job.pid != pid):
                 return
             if told := _EXIT_TIMEOUT.search(job.text):

@@ -34,7 +34,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class ServiceCommand:
-    """Command line of a service, and the IP address and port at which its manager listens for it.
+    """The command line of a service, and the IP address and port where its manager listens for it.
 
     Raises CommandFailed for words with control characters, or bytes that are not UTF-8.
     """
@@ -118,10 +118,10 @@ class ServiceManager(Protocol):
         return {path: path.read_bytes() for path in self.paths if path.exists()}
 
     def read_words(self) -> list[str]:
-        """Command line in the installed file, empty without one. Raises OSError."""
+        """The command line in the installed file, empty without one. Raises OSError."""
 
     def read_address(self) -> str:
-        """Address in the installed files; empty if they name none. Raises OSError."""
+        """The address in the installed files; empty if they name none. Raises OSError."""
 
     def load(self, *, is_moved: bool) -> None:
         """Read the files anew and start the service, now and at every login. Raises CommandFailed.
@@ -152,7 +152,7 @@ class ServiceManager(Protocol):
     def state(self) -> ServiceState: ...
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """Command that prints the end of the log."""
+        """A command that prints the end of the log."""
 
     def check(self, *command: str) -> None:
         """Run `command`. Raises CommandFailed if it does not succeed."""
@@ -165,7 +165,7 @@ def join_address(host: str, port: int | str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of what `join_address` returned; 0 for no port."""
+    """The host and port of what `join_address` returned; 0 for no port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port or 0)
 

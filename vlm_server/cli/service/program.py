@@ -33,7 +33,7 @@ _TEMPORARY = (
 
 
 def installed_program() -> Path:
-    """Path for a service's file. Raises CommandFailed without a permanent one."""
+    """A path for a service's file. Raises CommandFailed without a permanent one."""
     folders = [
         str(Path(sys.executable).absolute().parent),
         sysconfig.get_path("scripts"),

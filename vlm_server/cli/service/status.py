@@ -127,7 +127,7 @@ def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
 
 
 def _answer(daemon: Daemon) -> str | None:
-    """Answer to a test question; None if the daemon is too busy for it. Raises CommandFailed."""
+    """The answer to a test question; None if the daemon is too busy. Raises CommandFailed."""
     try:
         return answer_about(next(picture_questions()), daemon, _ANSWER_SECONDS)
     except DaemonBusy:

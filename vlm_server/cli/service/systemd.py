@@ -160,7 +160,7 @@ def _last_exit(shown: dict[str, str]) -> str | None:
 
 
 def systemd_socket(command: ServiceCommand) -> bytes:
-    """User unit that listens for the daemon, also while it restarts."""
+    """A user unit that listens for the daemon, also while it restarts."""
     return f"""\
 [Unit]
 Description=Address of the vision-language model server

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from vlm_server.protocol import MemoryStats
+from vlm_server.settings import GIB
 
 SAMPLE_SECONDS = 10
 HISTORY_SECONDS = 3600
@@ -76,7 +77,6 @@ def reason_of_end(status: int | None, hung: str | None) -> str:
     return f"ended with status {status}"
 
 
-_GIB = 1 << 30
 MAX_FAILED_STARTS = 3
 """Failed starts in a row: a passing cause may end one, but not three."""
 
@@ -115,7 +115,7 @@ class FailedStarts:
         if status == -signal.SIGKILL:
             return (
                 "the last was killed (SIGKILL), as the system does when memory runs out: this "
-                f"process may use {self._memory_bytes / _GIB:.2f} GiB. Serve a smaller or a "
+                f"process may use {self._memory_bytes / GIB:.2f} GiB. Serve a smaller or a "
                 "quantized checkpoint, or free memory"
             )
         return f"the last {reason_of_end(status, None)}: the log says why"

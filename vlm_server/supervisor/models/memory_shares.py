@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from vlm_server.errors import ModelDoesNotFit, ModelLoadError
 from vlm_server.hub.examination import Examination, ExaminationRequest
-from vlm_server.settings import MIB, MemorySettings
+from vlm_server.settings import GIB, MIB, MemorySettings
 from vlm_server.supervisor.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class MemoryShares:
         """Whether others have to be unloaded before a checked model can be loaded."""
         return sum(map(self._needed, (model, *self.loaded))) > self._limit_bytes
 
-    async def claim(self, model: ServedModel) -> int:
+    async def shrink_others_for(self, model: ServedModel) -> int:
         """Shrink the loaded models to make room for one more, and return its limit.
 
         Running requests keep their reserved memory. The wait for an idle engine to report that it
@@ -125,7 +125,6 @@ def _is_within(model: ServedModel, limit_bytes: int) -> bool:
 
 _LEAST_ROOM_BYTES = 256 * MIB
 _ROOM_FRACTION = 1 / 8
-_GIB = 1 << 30
 
 
 def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) -> int:
@@ -153,8 +152,8 @@ def check_fit(name: str, needed: int, staying: Mapping[str, int], limit_bytes: i
     held = sum(staying.values())
     if needed + held <= limit_bytes:
         return
-    others = f", and {', '.join(staying)} keep {held / _GIB:.2f} GiB of it" if staying else ""
+    others = f", and {', '.join(staying)} keep {held / GIB:.2f} GiB of it" if staying else ""
     raise ModelDoesNotFit(
-        f"The model `{name}` needs {needed / _GIB:.2f} GiB of device memory, with room for "
-        f"requests; the limit is {limit_bytes / _GIB:.2f} GiB{others}."
+        f"The model `{name}` needs {needed / GIB:.2f} GiB of device memory, with room for "
+        f"requests; the limit is {limit_bytes / GIB:.2f} GiB{others}."
     )

@@ -293,7 +293,7 @@ class ModelPool:
             if not victim.is_idle:
                 model.set_waiting(f"waiting until `{victim.name}` makes room")
             await self._unload_or_wait(victim)
-        return await self._shares.claim(model) if model.is_wanted else 0
+        return await self._shares.shrink_others_for(model) if model.is_wanted else 0
 
     def _victim(self) -> ServedModel:
         """The model to unload next; `MemoryShares.check` ensures that there is one."""

@@ -74,11 +74,11 @@ def accepted(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
         assert decode_command(frame[MESSAGE_HEADER.size :]) == parsed.submit
     assert all(name.isascii() and name.isprintable() for name in parsed.ignored)
     if dialect.name == "responses":
-        check_what_may_be_stored(dialect, parsed)
+        check_stored_turn_continues(dialect, parsed)
     return parsed
 
 
-def check_what_may_be_stored(dialect: Hostile, parsed: ParsedRequest) -> None:
+def check_stored_turn_continues(dialect: Hostile, parsed: ParsedRequest) -> None:
     """Assert that the stored turn is JSON and that a later turn can continue it."""
     options = msgspec.msgpack.decode(parsed.options, type=Options)
     json.loads(options.echo)

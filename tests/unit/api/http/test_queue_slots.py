@@ -126,7 +126,7 @@ def test_fair_share_forgets_clients_without_requests() -> None:
     assert not share._wants
 
 
-def test_one_slot_is_reserved_for_a_client_wanting_one() -> None:
+def test_slot_is_reserved_for_waiting_client() -> None:
     queue = Queue(max_requests=8)
     queue.fill("a")
     assert not queue.take("b")

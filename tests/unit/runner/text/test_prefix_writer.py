@@ -40,7 +40,7 @@ class Store:
         self.stored.append(arguments)
 
 
-class Ground:
+class WriterHarness:
     def __init__(self, *, errors_come_late: bool = True) -> None:
         self.groups, self.store = Groups(), Store()
         self.faults = Faults(come_late=errors_come_late)
@@ -49,14 +49,14 @@ class Ground:
 
 
 def test_answers_of_known_sequences_are_stored_and_others_ignored():
-    ground = Ground()
+    ground = WriterHarness()
     ground.writer.store_answer(SEQ)
     ground.writer.store_answer(SeqId("gone", 0))
     assert ground.store.stored == [("key", "state", "salt")]
 
 
 def test_late_step_error_stores_nothing_and_is_raised_once():
-    ground = Ground()
+    ground = WriterHarness()
     ground.groups.error = LATE
     ground.writer.store_answer(SEQ)
     assert not ground.store.stored
@@ -69,7 +69,7 @@ def test_late_step_error_stores_nothing_and_is_raised_once():
 
 
 def test_late_error_met_elsewhere_is_attributed_to_running_sequences():
-    ground = Ground()
+    ground = WriterHarness()
     ground.faults.request_error(LATE, "")
     ground.writer.store_answer(SEQ)
     assert not ground.store.stored
@@ -78,7 +78,7 @@ def test_late_error_met_elsewhere_is_attributed_to_running_sequences():
 
 
 def test_late_error_after_synchronization_is_not_attributed_to_sequences():
-    ground = Ground()
+    ground = WriterHarness()
     ground.faults.request_error(LATE, "")
     ground.errors.attribute_to_others()
     ground.errors.check()
@@ -87,21 +87,21 @@ def test_late_error_after_synchronization_is_not_attributed_to_sequences():
 
 
 def test_synchronize_is_skipped_where_errors_come_at_once():
-    ground = Ground(errors_come_late=False)
+    ground = WriterHarness(errors_come_late=False)
     ground.groups.error = LATE
     ground.errors.synchronize()
     ground.errors.check()
 
 
 def test_unstorable_state_fails_no_request():
-    ground = Ground()
+    ground = WriterHarness()
     ground.store.error = LATE
     ground.writer.store_answer(SEQ)
     ground.errors.check()
 
 
 def test_engine_broken_error_is_raised_by_the_prefix_writer():
-    ground = Ground()
+    ground = WriterHarness()
     ground.store.error = EngineBroken("a rank is gone")
     with pytest.raises(EngineBroken):
         ground.writer.store_answer(SEQ)

@@ -40,7 +40,7 @@ GB = 10**9
 LOAD_SECONDS = 0.02
 
 
-class World:
+class FakeMachine:
     """All fake engines, and the memory that they hold."""
 
     def __init__(self, limit_bytes: int, weights: dict[str, int]) -> None:
@@ -85,8 +85,8 @@ class World:
 class FakeEngine:
     """Stands in for `Supervisor`; fills its memory limit with evictable bytes."""
 
-    def __init__(self, world: World, settings: Settings) -> None:
-        self.world = world
+    def __init__(self, machine: FakeMachine, settings: Settings) -> None:
+        self.machine = machine
         self.name = settings.model.name
         self.limit_bytes = settings.memory.limit_bytes
         self.is_alive = False
@@ -100,14 +100,14 @@ class FakeEngine:
         self.disk_path = settings.cache.disk_path
 
     async def start(self) -> None:
-        assert self.world.held_bytes + self.world.weights[self.name] <= self.world.limit_bytes
-        self.world.loads[self.name] += 1
+        assert self.machine.held_bytes + self.machine.weights[self.name] <= self.machine.limit_bytes
+        self.machine.loads[self.name] += 1
         self.is_alive, self.state = True, "starting"
-        self.held_bytes = self.world.weights[self.name]
+        self.held_bytes = self.machine.weights[self.name]
 
     async def wait_ready(self) -> None:
-        await asyncio.sleep(self.world.load_seconds)
-        if self.name in self.world.broken:
+        await asyncio.sleep(self.machine.load_seconds)
+        if self.name in self.machine.broken:
             raise ModelLoadError("it is broken")
         self.state = "ready"
 
@@ -142,19 +142,19 @@ class FakeEngine:
 
 
 def pool_of(
-    world: World,
+    machine: FakeMachine,
     listed: dict[str, ListedModel] | None = None,
     queue_seconds: float = 600.0,
     **model: Any,
 ) -> ModelPool:
-    tables = listed if listed is not None else {name: table() for name in world.weights}
+    tables = listed if listed is not None else {name: table() for name in machine.weights}
     settings = Settings(
         model=ModelSettings(**model),
         models=tables,
         memory=MemorySettings(model_room_bytes=GB),
         deadlines=DeadlineSettings(queue_seconds=queue_seconds),
     )
-    return ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.examine)
+    return ModelPool(settings, lambda _stage, _fraction: None, machine.make_engine, machine.examine)
 
 
 def table(**fields: Any) -> ListedModel:
@@ -170,7 +170,7 @@ async def use(pool: ModelPool, name: str, seconds: float = 0.0, request_id: str 
         engine.in_use += 1
         try:
             engine.fill()
-            engine.world.check()
+            engine.machine.check()
             await asyncio.sleep(seconds)
             assert engine.is_alive
         finally:
@@ -185,28 +185,28 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_concurrent_requests_load_their_model_once() -> None:
-    world = World(100 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(100 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     await pool.start()
-    assert world.loads == {}
+    assert machine.loads == {}
     await asyncio.gather(*(use(pool, "a") for _ in range(20)), *(use(pool, "b") for _ in range(5)))
-    assert world.loads == {"a": 1, "b": 1}
+    assert machine.loads == {"a": 1, "b": 1}
     assert {pool.status(name).state for name in pool.names} == {"ready"}
     await pool.stop()
-    assert world.loaded() == set()
+    assert machine.loaded() == set()
 
 
 async def test_pinned_model_is_loaded_at_start_and_stays() -> None:
-    world = World(5 * GB, {"a": GB, "b": GB, "c": GB})
-    pool = pool_of(world, {"a": table(), "b": table(pinned=True), "c": table()})
+    machine = FakeMachine(5 * GB, {"a": GB, "b": GB, "c": GB})
+    pool = pool_of(machine, {"a": table(), "b": table(pinned=True), "c": table()})
     await pool.start()
     with pytest.raises(EngineUnavailable, match="not ready"):
         await use(pool, "b")
     await pool.wait_ready()
-    assert world.loads == {"b": 1}
+    assert machine.loads == {"b": 1}
     await use(pool, "a")
     await use(pool, "c")
-    assert world.loaded() == {"b", "c"}
+    assert machine.loaded() == {"b", "c"}
     with pytest.raises(Conflict):
         await pool.unload("b")
     await pool.stop()
@@ -215,66 +215,66 @@ async def test_pinned_model_is_loaded_at_start_and_stays() -> None:
 async def test_settings_of_a_model_that_is_not_served_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = World(5 * GB, {"a": GB})
-    pool_of(world, search_paths=("/models",))
+    machine = FakeMachine(5 * GB, {"a": GB})
+    pool_of(machine, search_paths=("/models",))
     assert caplog.text == ""
-    pool_of(world, dtype="float16", max_context_tokens=9)
+    pool_of(machine, dtype="float16", max_context_tokens=9)
     assert "no effect: model.dtype, model.max_context_tokens" in caplog.text
 
 
 async def test_least_recently_used_idle_model_is_unloaded() -> None:
-    world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
+    pool = pool_of(machine)
     for name in ("a", "b", "c"):
         await use(pool, name)
     await use(pool, "a")
     await use(pool, "d")
-    assert world.loaded() == {"a", "c", "d"}
+    assert machine.loaded() == {"a", "c", "d"}
     await pool.stop()
 
 
 async def test_model_with_large_kv_minimum_gets_room_for_requests() -> None:
     """Without this room, its engine would end: not even a short request fits."""
-    world = World(6 * GB, {"a": GB, "b": GB})
-    world.least_kv["b"] = 2 * GB
-    pool = pool_of(world)
+    machine = FakeMachine(6 * GB, {"a": GB, "b": GB})
+    machine.least_kv["b"] = 2 * GB
+    pool = pool_of(machine)
     await use(pool, "a")
     await use(pool, "b")
-    assert world.loaded() == {"b"}
+    assert machine.loaded() == {"b"}
     await use(pool, "a")
-    assert world.loaded() == {"a"}
+    assert machine.loaded() == {"a"}
     await pool.stop()
 
 
 async def test_busy_model_is_unloaded_only_after_idle_models() -> None:
-    world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
+    pool = pool_of(machine)
     busy = asyncio.create_task(use(pool, "a", 0.3))
     for name in ("b", "c", "d"):
         await use(pool, name)
-    assert world.loaded() == {"a", "c", "d"}
+    assert machine.loaded() == {"a", "c", "d"}
     await busy
     await pool.stop()
 
 
 async def test_model_to_unload_is_chosen_again_after_a_wait() -> None:
-    world = World(4 * GB, {"a": GB, "b": GB, "c": GB})
-    world.load_seconds = 0.5
-    pool = pool_of(world)
+    machine = FakeMachine(4 * GB, {"a": GB, "b": GB, "c": GB})
+    machine.load_seconds = 0.5
+    pool = pool_of(machine)
     long = asyncio.create_task(use(pool, "a", 2.0))
     await until(lambda: pool.status("a").is_ready)
-    world.load_seconds = LOAD_SECONDS
+    machine.load_seconds = LOAD_SECONDS
     short = asyncio.create_task(use(pool, "b", 0.1))
     await until(lambda: pool.status("b").is_ready)
     await use(pool, "c")  # `a` was used longest ago, but `b` is idle by now
-    assert world.loaded() == {"a", "c"}
+    assert machine.loaded() == {"a", "c"}
     await asyncio.gather(long, short)
     await pool.stop()
 
 
 async def test_unloading_model_finishes_its_requests_and_later_ones_wait() -> None:
-    world = World(3 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(3 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     ends = []
 
     async def ask(name: str, seconds: float) -> None:
@@ -289,14 +289,14 @@ async def test_unloading_model_finishes_its_requests_and_later_ones_wait() -> No
     late = asyncio.create_task(ask("a", 0.0))
     await asyncio.gather(first, other, late)
     assert ends == ["a", "b", "a"]
-    assert world.loads == {"a": 2, "b": 1}
+    assert machine.loads == {"a": 2, "b": 1}
     await pool.stop()
 
 
 async def test_alternating_models_serve_requests_between_loads() -> None:
-    world = World(3 * GB, {"a": GB, "b": GB})
-    world.load_seconds = 0.05
-    pool = pool_of(world)
+    machine = FakeMachine(3 * GB, {"a": GB, "b": GB})
+    machine.load_seconds = 0.05
+    pool = pool_of(machine)
     stop = asyncio.get_running_loop().time() + 1.5
     served = Counter[str]()
 
@@ -306,7 +306,7 @@ async def test_alternating_models_serve_requests_between_loads() -> None:
             served[name] += 1
 
     await asyncio.gather(agent("a"), agent("a"), agent("b"), agent("b"))
-    assert world.loads.total() <= 1.5 / (2 * world.load_seconds) + 2
+    assert machine.loads.total() <= 1.5 / (2 * machine.load_seconds) + 2
     assert min(served["a"], served["b"]) > 20
     await pool.stop()
 
@@ -315,7 +315,7 @@ async def test_restarting_unsurveyed_model_counts_towards_memory(
     tmp_path: Path,
 ) -> None:
     """A single model is never examined, so its memory is only known from its engine."""
-    world = World(20 * GB, {"demo": 8 * GB, "org/b": GB})
+    machine = FakeMachine(20 * GB, {"demo": 8 * GB, "org/b": GB})
     settings = Settings(
         model=ModelSettings(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
         memory=MemorySettings(model_room_bytes=GB),
@@ -324,49 +324,49 @@ async def test_restarting_unsurveyed_model_counts_towards_memory(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"0")
-    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.examine)
+    pool = ModelPool(settings, lambda _stage, _fraction: None, machine.make_engine, machine.examine)
     await pool.start()
     await pool.wait_ready()
-    world.engines[0].state, world.engines[0].tells = "restarting", False
+    machine.engines[0].state, machine.engines[0].tells = "restarting", False
     assert pool.add("org/b") == "org/b"
     await use(pool, "org/b")
-    assert world.engines[0].limit_bytes >= 13 * GB
+    assert machine.engines[0].limit_bytes >= 13 * GB
     await pool.stop()
 
 
 async def test_loaded_models_shrink_before_another_model_loads() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     await use(pool, "a")
-    (engine,) = world.engines
+    (engine,) = machine.engines
     assert engine.held_bytes == 20 * GB
     engine.gives_back_after = 0.1
     await use(pool, "b")
     assert engine.limit_bytes == 10 * GB
-    world.check()
+    machine.check()
     await pool.unload("b")
     assert engine.limit_bytes == 20 * GB
     await pool.stop()
 
 
 async def test_unresponsive_engine_still_counts_its_memory() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     await use(pool, "a")
-    (engine,) = world.engines
+    (engine,) = machine.engines
     engine.state, engine.gives_back_after = "unresponsive", 0.2
     await use(pool, "b")
-    world.check()
+    machine.check()
     await pool.stop()
 
 
 async def test_model_facts_are_kept_during_a_reload() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     async with pool.lease("a", "1"):
-        world.engines[0].facts = ModelFacts(family="shapes")
+        machine.engines[0].facts = ModelFacts(family="shapes")
     await pool.unload("a")
-    world.load_seconds = 0.2
+    machine.load_seconds = 0.2
     loading = asyncio.create_task(use(pool, "a"))
     await until(lambda: pool.status("a").state == "starting")
     assert pool.status("a").model_facts.family == "shapes"
@@ -375,9 +375,9 @@ async def test_model_facts_are_kept_during_a_reload() -> None:
 
 
 async def test_oversized_model_is_refused_with_figures_without_unloading_others() -> None:
-    world = World(6 * GB, {"a": 2 * GB, "b": GB, "c": 9 * GB, "d": 3 * GB})
+    machine = FakeMachine(6 * GB, {"a": 2 * GB, "b": GB, "c": 9 * GB, "d": 3 * GB})
     tables = {"a": table(pinned=True), "b": table(), "c": table(), "d": table()}
-    pool = pool_of(world, tables)
+    pool = pool_of(machine, tables)
     await pool.start()
     await pool.wait_ready()
     await use(pool, "b")
@@ -389,58 +389,58 @@ async def test_oversized_model_is_refused_with_figures_without_unloading_others(
     assert pool.status("c").state == "unloaded"
     with pytest.raises(ModelDoesNotFit, match=r"`d` needs .* and a keep 2\.79 GiB of it"):
         await use(pool, "d")
-    assert world.loaded() == {"a", "b"}
+    assert machine.loaded() == {"a", "b"}
     await pool.stop()
 
 
 async def test_idle_model_is_unloaded_after_its_keep_alive() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB, "c": GB})
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB, "c": GB})
     tables = {
         "a": table(keep_alive_seconds=0.6),
         "b": table(keep_alive_seconds=-1),
         "c": table(keep_alive_seconds=0),
     }
-    pool = pool_of(world, tables)
+    pool = pool_of(machine, tables)
     for name in tables:
         await use(pool, name)
-    await until(lambda: world.loaded() == {"a", "b"})
+    await until(lambda: machine.loaded() == {"a", "b"})
     for _ in range(4):  # each use begins the time anew
         await asyncio.sleep(0.2)
         await use(pool, "a")
-    assert world.loads["a"] == 1
-    await until(lambda: world.loaded() == {"b"})
+    assert machine.loads["a"] == 1
+    await until(lambda: machine.loaded() == {"b"})
     assert pool.status("a").state == "unloaded"
     await pool.stop()
 
 
 async def test_request_sets_the_models_keep_alive() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     async with pool.lease("a", "1", keep_alive_seconds=0.0):
         pass
-    await until(lambda: world.loaded() == set())
+    await until(lambda: machine.loaded() == set())
     await pool.touch("a", "2", -1.0)
     assert pool.status("a").expires_at is None
-    assert world.loaded() == {"a"}
+    assert machine.loaded() == {"a"}
     await use(pool, "a")  # as clients that can't say it: it is as was said last
     assert pool.status("a").expires_at is None
     await pool.touch("a", "3", 0.0)
-    await until(lambda: world.loaded() == set())
+    await until(lambda: machine.loaded() == set())
     await use(pool, "a")
     assert pool.status("a").expires_at is not None  # as its table says again
     await pool.unload("a")
     await pool.touch("a", "4", 0.0)
-    assert world.loads["a"] == 3
+    assert machine.loads["a"] == 3
     await pool.stop()
 
 
 async def test_zero_keep_alive_keeps_a_shared_model_for_others() -> None:
     """A shared model stays as long as its load took; a sole user unloads it at once."""
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     async with pool.lease("a", "alone", keep_alive_seconds=0.0):
         pool._models["a"].load_seconds = 60.0
-    await until(lambda: world.loaded() == set())
+    await until(lambda: machine.loaded() == set())
     for _ in range(2):
         await use(pool, "a")
     pool._models["a"].load_seconds = 60.0
@@ -449,14 +449,14 @@ async def test_zero_keep_alive_keeps_a_shared_model_for_others() -> None:
     assert expires_at is not None
     assert expires_at > time.time() + 30
     await pool.unload("a")  # who operates the server need not wait
-    assert world.loaded() == set()
+    assert machine.loaded() == set()
     await pool.stop()
 
 
 async def test_queued_load_names_its_blocker_and_times_out() -> None:
-    world = World(10 * GB, {"a": 6 * GB, "b": 6 * GB, "c": GB})
-    world.load_seconds = 0.6
-    pool = pool_of(world, queue_seconds=0.2)
+    machine = FakeMachine(10 * GB, {"a": 6 * GB, "b": 6 * GB, "c": GB})
+    machine.load_seconds = 0.6
+    pool = pool_of(machine, queue_seconds=0.2)
     busy, done = asyncio.Event(), asyncio.Event()
 
     async def stream() -> None:
@@ -465,7 +465,7 @@ async def test_queued_load_names_its_blocker_and_times_out() -> None:
             await done.wait()
 
     streaming = asyncio.create_task(stream())
-    await until(lambda: world.loaded() == {"a"})
+    await until(lambda: machine.loaded() == {"a"})
     with pytest.raises(QueueTimeout, match="it was waiting until `a` is loaded"):
         await pool.load("c")
     await busy.wait()
@@ -474,43 +474,43 @@ async def test_queued_load_names_its_blocker_and_times_out() -> None:
     done.set()
     await streaming
     await until(lambda: pool.status("b").state == "unloaded")
-    assert world.loads == {"a": 1}, "nobody waits for others any more"
+    assert machine.loads == {"a": 1}, "nobody waits for others any more"
     await pool.load("b")  # takes longer than its deadline, but has begun
-    assert world.loaded() == {"b"}
+    assert machine.loaded() == {"b"}
     await pool.stop()
 
 
 async def test_unready_pinned_model_is_not_reported_as_loaded() -> None:
-    world = World(20 * GB, {"a": GB})
-    pool = pool_of(world, {"a": table(pinned=True)})
+    machine = FakeMachine(20 * GB, {"a": GB})
+    pool = pool_of(machine, {"a": table(pinned=True)})
     await pool.start()
     await pool.wait_ready()
     await pool.touch("a", "1")
-    world.engines[0].state = "restarting"
+    machine.engines[0].state = "restarting"
     with pytest.raises(EngineUnavailable, match="restarting"):
         await pool.touch("a", "2")
-    world.engines[0].state = "ready"
+    machine.engines[0].state = "ready"
     await pool.touch("a", "3")
     await pool.stop()
 
 
 async def test_zero_keep_alive_unloads_a_busy_model_when_idle() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     busy = asyncio.create_task(use(pool, "a", 0.1))
     await asyncio.sleep(2 * LOAD_SECONDS)
     await pool.touch("a", "1", 0.0)
     assert pool.status("a").expires_at is None  # not as long as it is used
     await busy
-    await until(lambda: world.loaded() == set())
+    await until(lambda: machine.loaded() == set())
     await pool.stop()
 
 
 async def test_later_keep_alive_cancels_a_pending_unload() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     await use(pool, "a")
-    world.load_seconds = 0.2
+    machine.load_seconds = 0.2
     loading = asyncio.create_task(use(pool, "b"))
     await asyncio.sleep(0.05)
     await pool.touch("a", "1", 0.0)
@@ -518,29 +518,29 @@ async def test_later_keep_alive_cancels_a_pending_unload() -> None:
     await pool.touch("a", "2", -1.0)
     await loading
     await asyncio.sleep(0.05)
-    assert world.loaded() == {"a", "b"}
+    assert machine.loaded() == {"a", "b"}
     await pool.stop()
 
 
 async def test_explicit_unload_waits_for_requests_in_progress() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     busy = asyncio.create_task(use(pool, "a", 0.2))
     await asyncio.sleep(2 * LOAD_SECONDS)
     await pool.touch("a", "1", 0.0)
     unloading = asyncio.create_task(pool.unload("a"))
     await asyncio.sleep(0.05)
-    assert world.loaded() == {"a"}
+    assert machine.loaded() == {"a"}
     await busy
     await unloading
-    assert world.loaded() == set()
+    assert machine.loaded() == set()
     await pool.stop()
 
 
 async def test_cancelled_requests_during_a_load_are_forgotten() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    world.load_seconds = 0.1
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    machine.load_seconds = 0.1
+    pool = pool_of(machine)
     waiting = [asyncio.create_task(use(pool, "a", request_id=f"r{i}")) for i in range(3)]
     await asyncio.sleep(0.03)
     waiting[0].cancel()
@@ -555,8 +555,8 @@ async def test_cancelled_requests_during_a_load_are_forgotten() -> None:
 
 
 async def test_cancelled_request_does_not_load_its_model() -> None:
-    world = World(3 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(3 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     busy = asyncio.create_task(use(pool, "a", 0.2))
     await asyncio.sleep(2 * LOAD_SECONDS)
     gone = asyncio.create_task(use(pool, "b"))
@@ -566,15 +566,15 @@ async def test_cancelled_request_does_not_load_its_model() -> None:
     await busy
     await late
     await asyncio.sleep(0.05)
-    assert world.loads["b"] <= 1
+    assert machine.loads["b"] <= 1
     await use(pool, "b")
     await pool.stop()
 
 
 async def test_failed_load_fails_all_waiters_and_is_retried_later() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    world.broken.add("a")
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    machine.broken.add("a")
+    pool = pool_of(machine)
     outcomes = await asyncio.gather(*(use(pool, "a") for _ in range(3)), return_exceptions=True)
     assert all(isinstance(outcome, EngineUnavailable) for outcome in outcomes)
     assert (pool.status("a").state, pool.status("a").error) == ("failed", "it is broken")
@@ -582,8 +582,8 @@ async def test_failed_load_fails_all_waiters_and_is_retried_later() -> None:
         await use(pool, "a")
     assert "broken" not in caught.value.message
     assert caught.value.retry_after_seconds is not None
-    assert world.num_examinations == 1
-    world.broken.clear()
+    assert machine.num_examinations == 1
+    machine.broken.clear()
     await pool.load("a")  # whoever asks for it expressly need not wait
     assert pool.status("a").is_ready
     await use(pool, "b")
@@ -591,22 +591,26 @@ async def test_failed_load_fails_all_waiters_and_is_retried_later() -> None:
 
 
 async def test_failed_pinned_model_ends_the_start() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    world.broken.add("b")
-    pool = pool_of(world, {"a": table(), "b": table(pinned=True)})
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    machine.broken.add("b")
+    pool = pool_of(machine, {"a": table(), "b": table(pinned=True)})
     await pool.start()
     with pytest.raises(ModelLoadError, match="it is broken"):
         await pool.wait_ready()
-    assert world.loaded() == set()
+    assert machine.loaded() == set()
     await pool.stop()
 
 
 async def test_single_model_has_all_memory_and_is_not_surveyed() -> None:
-    world = World(20 * GB, {"demo": GB})
-    pool = pool_of(world, {})
+    machine = FakeMachine(20 * GB, {"demo": GB})
+    pool = pool_of(machine, {})
     await pool.start()
     await pool.wait_ready()
-    assert (pool.names, world.num_examinations, world.engines[0].limit_bytes) == (("demo",), 0, 0)
+    assert (pool.names, machine.num_examinations, machine.engines[0].limit_bytes) == (
+        ("demo",),
+        0,
+        0,
+    )
     await use(pool, "demo")
     with pytest.raises(ModelNotFound):
         pool.add("org/nowhere")
@@ -619,8 +623,8 @@ async def test_single_model_has_all_memory_and_is_not_surveyed() -> None:
 async def test_relative_folder_is_not_added_as_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(20 * GB, {"demo": GB})
-    pool = pool_of(world, {})
+    machine = FakeMachine(20 * GB, {"demo": GB})
+    pool = pool_of(machine, {})
     (tmp_path / "org" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for path in ("org", "org/here", "org/../org", "org/here/../.."):
@@ -630,27 +634,27 @@ async def test_relative_folder_is_not_added_as_a_model(
 
 
 def test_models_with_the_same_name_are_refused(tmp_path: Path) -> None:
-    world = World(20 * GB, {})
+    machine = FakeMachine(20 * GB, {})
     with pytest.raises(ConfigError, match="`demo`"):
-        pool_of(world, {"demo": table()}, path=str(tmp_path), name="demo")
+        pool_of(machine, {"demo": table()}, path=str(tmp_path), name="demo")
 
 
 @pytest.mark.parametrize("disk_path", ["", "/there"])
 async def test_models_have_separate_disk_cache_folders(disk_path: str) -> None:
     """`cache.disk_bytes` are for each of them."""
-    world = World(100 * GB, {"demo": GB, "a": GB, "../b": GB})
+    machine = FakeMachine(100 * GB, {"demo": GB, "a": GB, "../b": GB})
     settings = Settings(
         models={"a": table(), "../b": table()},
         model=ModelSettings(path=str(EMBEDDED), name="demo"),
         cache=CacheSettings(disk_bytes=GB, disk_path=disk_path),
         memory=MemorySettings(model_room_bytes=GB),
     )
-    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.examine)
+    pool = ModelPool(settings, lambda _stage, _fraction: None, machine.make_engine, machine.examine)
     await pool.start()
     await pool.wait_ready()
     for name in pool.names:
         await use(pool, name)
-    folders = [Path(engine.disk_path) for engine in world.engines]
+    folders = [Path(engine.disk_path) for engine in machine.engines]
     assert folders[0] == Path(disk_path)
     assert len({*folders}) == 3
     assert all(folder.parent == Path(disk_path) for folder in folders[1:])
@@ -659,25 +663,25 @@ async def test_models_have_separate_disk_cache_folders(disk_path: str) -> None:
 
 
 async def test_stop_fails_waiting_requests_and_unloads_everything() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    world.load_seconds = 5.0
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    machine.load_seconds = 5.0
+    pool = pool_of(machine)
     waiting = asyncio.create_task(use(pool, "a"))
     await asyncio.sleep(0.05)
     await asyncio.wait_for(pool.stop(), 2)
     with pytest.raises(EngineUnavailable):
         await waiting
-    assert world.loaded() == set()
+    assert machine.loaded() == set()
 
 
 async def test_clear_caches_reaches_the_loaded_models() -> None:
-    world = World(20 * GB, {"a": GB, "b": GB})
-    pool = pool_of(world)
+    machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine)
     with pytest.raises(EngineUnavailable):
         pool.clear_caches("a")
     await use(pool, "a")
     pool.clear_caches("a")
-    assert world.engines[0].cleared == 1
+    assert machine.engines[0].cleared == 1
     await pool.stop()
 
 
@@ -686,10 +690,10 @@ async def test_any_mix_of_clients_is_served_within_the_limit(seed: int) -> None:
     """Random sizes, clients, pauses and cancellations lose no request and leave nothing."""
     draw = random.Random(seed)
     weights = {name: draw.randint(1, 4) * GB for name in "abcde"}
-    world = World(draw.randint(6, 14) * GB, weights)
-    world.load_seconds = 0.005
+    machine = FakeMachine(draw.randint(6, 14) * GB, weights)
+    machine.load_seconds = 0.005
     tables = {name: table(keep_alive_seconds=draw.choice([-1, 0, 0.02, 300])) for name in weights}
-    pool = pool_of(world, tables)
+    pool = pool_of(machine, tables)
     outcomes = Counter[str]()
 
     async def client(number: int) -> None:
@@ -704,11 +708,11 @@ async def test_any_mix_of_clients_is_served_within_the_limit(seed: int) -> None:
                 outcomes["served"] += 1
             except asyncio.CancelledError:
                 outcomes["left"] += 1
-            world.check()
+            machine.check()
             await asyncio.sleep(draw.uniform(0, 0.01))
 
     await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(8))), 60)
     assert outcomes.total() == 96
     assert pool.num_in_flight == 0
     await pool.stop()
-    assert world.held_bytes == 0
+    assert machine.held_bytes == 0
