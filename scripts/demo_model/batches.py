@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from demo_model.conversations import Mix, on_groups, on_one_picture, text_only
 from demo_model.encode import IGNORED, Conversation, Encoded, Encoder, merged_tokens
 from demo_model.fonts import FontBook, Words
+from demo_model.multi_image import on_frames, on_several, on_video
 from demo_model.scenes import Artist
-from demo_model.several import on_frames, on_several, on_video
 from demo_model.shape import BLOCK, MAX_PIXELS, MIN_PIXELS, PATCH
 from demo_model.tools import on_tool_series, on_tools
 

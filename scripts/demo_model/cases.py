@@ -17,8 +17,8 @@ from demo_model.conversations import Mix, on_one_picture, text_only
 from demo_model.drawing import Picture
 from demo_model.encode import IMAGE_MARK, Conversation
 from demo_model.fonts import DEFAULT_FONT, FontBook, Words, find_fonts
+from demo_model.multi_image import on_frames, on_several
 from demo_model.scenes import Artist
-from demo_model.several import on_frames, on_several
 from demo_model.tools import on_tools
 
 FIRST_SEED = 10**9

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts.release import asking, built, places, tools
+from scripts.release import artifacts, environments, questions, tools
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,23 +22,23 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="release-check-") as scratch:
         folder = Path(scratch)
         try:
-            wheel = built.build(ROOT, arguments.out or folder / "dist")
+            wheel = artifacts.build(ROOT, arguments.out or folder / "dist")
             if arguments.tools:
                 tools.check(wheel, folder / "tools")
-            with places.place(arguments.debian, folder) as place:
+            with environments.place(arguments.debian, folder) as place:
                 place.refuses_without_backend(wheel)
-                ask = asking.in_browser if arguments.browser else asking.over_http
+                ask = questions.in_browser if arguments.browser else questions.over_http
                 rounds = [place.timed(wheel, ask) for _ in range(arguments.rounds)]
-        except built.CheckFailed as failure:
+        except artifacts.CheckFailed as failure:
             print(f"failed: {failure}", file=sys.stderr)
             return 1
     report(rounds)
     return 0
 
 
-def report(rounds: list[places.Times]) -> None:
+def report(rounds: list[environments.Times]) -> None:
     """One line for each step: its median, and the least and most."""
-    for step in places.Times._fields:
+    for step in environments.Times._fields:
         seconds = [getattr(times, step) for times in rounds]
         print(
             f"{step:8} {statistics.median(seconds):6.1f} s"

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.release import asking
-from scripts.release.built import CheckFailed
+from scripts.release import questions
+from scripts.release.artifacts import CheckFailed
 
 
 def check(wheel: Path, folder: Path) -> None:
@@ -27,26 +27,26 @@ def check(wheel: Path, folder: Path) -> None:
     }
     package = f"{wheel.absolute()}[cpu]"
     service = ("service", "install", "--dry-run")
-    (folder / "square.png").write_bytes(asking.picture())
+    (folder / "square.png").write_bytes(questions.picture())
     # A port on which no daemon listens: it starts one of its own.
-    ask = ("ask", "--set", "server.port=9", f"{folder}/square.png", asking.QUESTION)
+    ask = ("ask", "--set", "server.port=9", f"{folder}/square.png", questions.QUESTION)
     try:
         said = run(environment, f"{own}/bin/uvx", "--from", package, "vlm-server", *service, code=1)
         expect("uvx", said, "uv tool install")
         words = (f"{own}/bin/uvx", "--from", package, "vlm-server", *ask)
-        expect("uvx", run(environment, *words), asking.ANSWER)
+        expect("uvx", run(environment, *words), questions.ANSWER)
         words = (f"{own}/bin/pipx", "run", "--spec", package, "vlm-server", *service)
         expect("pipx run", run(environment, *words, code=1), "pipx install")
         run(environment, f"{own}/bin/uv", "tool", "install", package)
         program = f"{home}/uv/tools/vlm-server/bin/vlm-server"
         expect("uv tool install", run(environment, f"{home}/uv/bin/vlm-server", *service), program)
         said = run(environment, f"{home}/uv/bin/vlm-server", *ask)
-        expect("uv tool install", said, asking.ANSWER)
+        expect("uv tool install", said, questions.ANSWER)
         run(environment, f"{own}/bin/pipx", "install", package)
         program = f"{home}/pipx/venvs/vlm-server/bin/vlm-server"
         expect("pipx install", run(environment, f"{home}/pipx-bin/vlm-server", *service), program)
         said = run(environment, f"{home}/pipx-bin/vlm-server", *ask)
-        expect("pipx install", said, asking.ANSWER)
+        expect("pipx install", said, questions.ANSWER)
     finally:
         subprocess.run(["rm", "-rf", str(home)], check=False)
 

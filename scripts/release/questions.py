@@ -10,7 +10,7 @@ import time
 import urllib.request
 from subprocess import Popen
 
-from scripts.release.built import CheckFailed
+from scripts.release.artifacts import CheckFailed
 from tests.browser.files import ask, give
 from tests.support.images import encoded, one_shape
 

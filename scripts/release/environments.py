@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.release.asking import wait_ready
-from scripts.release.built import CheckFailed
+from scripts.release.artifacts import CheckFailed
+from scripts.release.questions import wait_ready
 
 PACKAGES = "python3,python3-venv,ca-certificates"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
