@@ -92,7 +92,8 @@ def _measure(wanted: argparse.Namespace, number: int) -> Iterator[Figures]:
 
     for ask in (None, pictures, stream):
         with tempfile.TemporaryDirectory() as empty:
-            environment = {"XDG_CACHE_HOME": empty} if wanted.cold else {}
+            folders = ("XDG_CACHE_HOME", "TMPDIR") if wanted.cold else ()
+            environment = dict.fromkeys(folders, empty)
             yield _load(wanted, environment) if ask is None else _serve(wanted, environment, ask)
 
 
