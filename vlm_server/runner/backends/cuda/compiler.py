@@ -61,9 +61,14 @@ using Strides = Sizes<int64_t>;
 """What our kernels need of them: types, with MLX's layout of shapes and strides."""
 _TYPES = {
     mx.bool_: "bool",
+    mx.int8: "int8_t",
+    mx.int16: "int16_t",
     mx.int32: "int32_t",
-    mx.uint32: "uint32_t",
+    mx.int64: "int64_t",
     mx.uint8: "uint8_t",
+    mx.uint16: "uint16_t",
+    mx.uint32: "uint32_t",
+    mx.uint64: "uint64_t",
     mx.float16: "__half",
     mx.bfloat16: "__nv_bfloat16",
     mx.float32: "float",
