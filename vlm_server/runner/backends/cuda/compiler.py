@@ -1,11 +1,11 @@
 """Compiles our CUDA kernels into MLX's folder of kernels, where MLX looks before it compiles.
 
 MLX compiles a custom kernel in seconds at each start, as its headers are large; no other thread can
-launch meanwhile; and it keeps only its own kernels on disk. Ours need few headers, are compiled in
-a tenth of that, several at a time, and are kept. The name of a kernel's file contains the hash of
-the source that MLX makes of it, which is made here, too. If another MLX makes another one, it finds
-no file and compiles the kernel itself. That the arguments are those of MLX, `kernels.can_be_used`
-checks.
+launch meanwhile; and it keeps only its own kernels on disk. Ours need few headers, so that they are
+compiled in a fraction of that, several at a time, and are kept. The name of a kernel's file
+contains the hash of the source that MLX makes of it, which is made here, too. If another MLX makes
+another one, it finds no file and compiles the kernel itself. That the arguments are those of MLX,
+`kernels.can_be_used` checks.
 """
 
 from __future__ import annotations
