@@ -498,6 +498,15 @@ def test_model_changing_embeddings_is_not_piggybacked(load_tiny: Load):
     assert plain_embedding(load_tiny("qwen2_5_vl")[0].model) is not None
 
 
+def test_shapes_of_one_request_are_precompiled_first(load_tiny: Load):
+    model = new_model(Compiled, load_tiny("qwen2_5_vl")[0], 640)
+    numbers = [shape.rows for shape in model._shapes((16,))]
+    likely = [number for number in numbers if number <= 8]
+    assert numbers[: numbers.count(1)] == [1] * numbers.count(1)
+    assert numbers[: len(likely)] == likely
+    assert max(numbers) == 32
+
+
 def test_uncompilable_model_runs_uncompiled(load_tiny: Load):
     served = load_tiny("paddleocr_vl")
     engine, model = compiled(served)

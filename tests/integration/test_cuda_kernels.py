@@ -5,6 +5,8 @@ They run only where there is a CUDA GPU: `pytest -m gpu tests/integration/test_c
 
 from __future__ import annotations
 
+import time
+
 import mlx.core as mx
 import pytest
 
@@ -300,3 +302,13 @@ def test_row_kernel_arranges_rows_as_mlx(dtype: mx.Dtype, size: int, runs: list[
 def test_rows_without_wide_alignment_are_left_to_mlx():
     side = normal(1, 2, 8, 12, dtype=mx.bfloat16)
     assert not kernels.takes_rows([(side, side)])
+
+
+def test_mlx_loads_the_code_that_is_compiled_here():
+    """MLX would compile it in seconds, if it looked for another file."""
+    x, weight = normal(3, 128, dtype=mx.bfloat16), normal(72, 128, dtype=mx.bfloat16)
+    mx.eval(x, weight)
+    parts = kernels.skinny_linear(x, weight, None, (24, 48))  # compiles it
+    started = time.perf_counter()
+    mx.eval(parts)
+    assert time.perf_counter() - started < 0.5

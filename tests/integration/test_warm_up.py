@@ -52,7 +52,7 @@ def test_warm_up_encodes_media_and_leaves_nothing(
     grown = {}
     for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         before = units_encoded(served.caches)
-        warm_up(served.loop, stage)
+        assert warm_up(served.loop, stage)
         grown[stage.name] = units_encoded(served.caches) - before
     assert grown == {"text": 0, "a video": 1, "a picture": 1, "a cached prompt": 0}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -151,7 +151,7 @@ def test_warm_up_video_that_breaks_the_loop_is_tolerated(load_tiny: Callable[[st
             raise EngineBroken("1 steps in a row failed")
 
     served.loop.__class__ = Breaks
-    warm_up(served.loop, video)
+    assert not warm_up(served.loop, video)
     text = stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)[0]
     with pytest.raises(EngineBroken):
         warm_up(served.loop, text)

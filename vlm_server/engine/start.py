@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,18 +41,24 @@ from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.text.batched_prefill import can_batch_prefills
 from vlm_server.runner.vision.encoder import ImageEncoder
+from vlm_server.runner.warm_up_record import WarmUpRecord
 
 logger = logging.getLogger(__name__)
 
-_PRECOMPILED_BEFORE_READY = 56
-"""Shapes; some 30 ms each, on devices with compiled steps."""
+_PRECOMPILE_SECONDS = 0.5
+"""Time before ready for the likeliest shapes, some 30 ms each, on devices with compiled steps."""
 
 MIN_REQUEST_TOKENS = 1024
 """Tokens of the shortest request that must fit into memory, with its answer."""
 
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
-    """Load, warm up and send `Ready`. Raises ModelLoadError."""
+    """Load, warm up and send `Ready`. Raises ModelLoadError.
+
+    The first start of a model on a machine compiles its kernels; later ones find them on disk, and
+    only check that the model answers. Further shapes are compiled while the engine is idle.
+    """
+    started = time.monotonic()
     device = current_device()
     if start.rank is not None:
         channel.send(Loading("waiting for the other ranks", 0.0))
@@ -64,15 +71,21 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     loop = build_engine(start, loaded, governor, caches, channel.inbox, channel.send, group)
     host = loaded.spec
+    record = WarmUpRecord(start.model, device.name)
+    needs_more = loaded.backend.compiles_kernels or not loaded.family.is_checked
     first = stages(
-        is_thorough=loaded.backend.compiles_kernels or not loaded.family.is_checked,
+        is_thorough=needs_more and not record.exists(),
         compiles=loaded.backend.compiles_kernels,
         with_video=host.video_token_id is not None,
         context_tokens=host.context_tokens,
     )
+    loaded_at = time.monotonic()
+    have_answered = True
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
-        warm_up(loop, stage)
+        have_answered &= warm_up(loop, stage)
+    if have_answered:
+        record.write()
     _precompile(loop.runner)
     end_warm_up(loop, caches)
     _check_room(loop, loaded.spec.context_tokens)
@@ -80,6 +93,13 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
         warn_of_slow_products()
     gc.collect()
     gc.freeze()  # a full collection would take 30 ms during an answer
+    ready_at = time.monotonic()
+    logger.info(
+        "started in %.1f s: loaded in %.1f s, warmed up in %.1f s",
+        ready_at - started,
+        loaded_at - started,
+        ready_at - loaded_at,
+    )
     facts = model_facts(loaded, Path(start.model.path))
     channel.send(Ready(loaded.family.name, device.name, loaded.spec.context_tokens, facts))
     return loop, caches
@@ -105,10 +125,10 @@ def _check_room(loop: EngineLoop, context_tokens: int) -> None:
 
 
 def _precompile(runner: Runner) -> None:
-    """Compile steps and attention schedules of further shapes."""
-    for _ in range(_PRECOMPILED_BEFORE_READY):
-        if not runner.precompile_next():
-            return
+    """Compile the likeliest shapes; the others follow while the engine is idle."""
+    deadline = time.monotonic() + _PRECOMPILE_SECONDS
+    while time.monotonic() < deadline and runner.precompile_next():
+        pass
 
 
 def build_engine(

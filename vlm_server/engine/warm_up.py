@@ -1,4 +1,4 @@
-"""The warm-up of a new engine: requests that compile its kernels and read its files."""
+"""The warm-up of a new engine: requests that compile its kernels and check that it answers."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def stages(
 
     Only the last one hits the caches. Stages that may fail come first. `compiles` adds stages that
     compile the kernels of batched prefill, drafts and sampling. Unless `is_thorough`, a small
-    picture with a text is the only stage: a CPU compiles nothing, and the abilities of a checked
-    family are known. See docs/decisions/0033.
+    picture with a text is the only stage: it checks that the model answers. See
+    docs/decisions/0033 and 0062.
     """
     if not is_thorough:
         small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
@@ -130,8 +130,8 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:
     ]
 
 
-def warm_up(loop: EngineLoop, stage: WarmUpStage) -> None:
-    """Run a stage's requests to their ends, without sending events.
+def warm_up(loop: EngineLoop, stage: WarmUpStage) -> bool:
+    """Run a stage's requests to their ends, without sending events; returns whether all succeeded.
 
     Raises ModelLoadError if a needed stage fails.
     """
@@ -153,15 +153,16 @@ def warm_up(loop: EngineLoop, stage: WarmUpStage) -> None:
         if stage.is_needed:
             raise
         logger.warning("warming up on %s: %s", stage.name, error)
-        return
+        return False
     logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started)
     failed = next((event for event in events if isinstance(event, Failed)), None)
     if failed is None:
-        return
+        return True
     reason = f"the model can't answer {failed.request_id}: {failed.message}"
     if stage.is_needed:
         raise ModelLoadError(reason)
     logger.warning(reason)
+    return False
 
 
 def _picture(request_id: str, side_pixels: int) -> Submit:

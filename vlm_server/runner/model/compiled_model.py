@@ -110,13 +110,15 @@ class CompiledModel(TextModel):
         """Shapes to precompile."""
 
     def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
+        """The likeliest first: those of one request, then of some at the same time."""
         rows = range(1, _MAX_ROWS + 1)
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
         chunks = [_Shape(1, count, "chunk") for count in _CHUNKS]
         count = self._tokens_per_pass
         few = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
         mixed = [_Shape(number, count, "mixed") for number in few]
-        return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *mixed]
+        shapes = [*(_Shape(number, 1) for number in rows), *chunks, *wide, *mixed]
+        return sorted(shapes, key=lambda shape: (shape.rows > 1, shape.rows > MAX_DRAFTING_ROWS))
 
     def _supports(self, cache: list[Any]) -> bool:
         return self.can_compile and all(type(layer) in (KVCache, RowsKVCache) for layer in cache)

@@ -2,7 +2,7 @@
 // queries, a thread has two rows (`half`), and pairs of neighbours in them.
 
 constexpr int KEYS = 64;  // of a tile
-constexpr float INFINITE = cuda::std::numeric_limits<float>::infinity();
+#define INFINITE __int_as_float(0x7f800000)
 
 // Numbers of a tile's row: 16 bytes more than a head, so that eight rows lie in different banks.
 template <int D>

@@ -1,6 +1,6 @@
-"""Compiles our CUDA kernels, and holds the constants of attention_tiles.cuh.
+"""Makes our CUDA kernels from their sources, and holds the constants of attention_tiles.cuh.
 
-MLX compiles a kernel at its first use, and keeps it for the life of the process.
+A kernel is compiled when it is first used with inputs of such types: see `compiler`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
 import numpy as np
+
+from vlm_server.runner.backends.cuda.compiler import Kernel
 
 WARP = 32
 """Threads of a warp."""
@@ -33,20 +33,20 @@ def kernel(
     shared_memory: int = 0,
     *,
     is_strided: bool = True,
-) -> Any:
-    """A kernel of MLX that runs `body`, which calls functions of the files `sources`.
+) -> Kernel:
+    """A kernel that runs `body`, which calls functions of the files `sources`.
 
     `shared_memory`: bytes. `is_strided`: whether it takes inputs with any strides rather than
     contiguous.
     """
-    return mx.fast.cuda_kernel(
-        name=f"vlm_{name}",
-        input_names=inputs,
-        output_names=outputs,
-        source=body,
-        header="".join(_code(source) for source in sources),
-        ensure_row_contiguous=not is_strided,
+    return Kernel(
+        f"vlm_{name}",
+        inputs,
+        outputs,
+        body,
+        "".join(_code(source) for source in sources),
         shared_memory=shared_memory,
+        is_strided=is_strided,
     )
 
 
