@@ -25,12 +25,12 @@ from vlm_server.engine.start import build_engine
 from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.protocol import Event, Failed, SamplingParams, Start, Submit, Tokens
 from vlm_server.runner.caches import build_caches
+from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.sampling import SequenceSampler
-from vlm_server.runner.text import decode_batch
 from vlm_server.settings import (
     CacheSettings,
     EngineSettings,

@@ -30,7 +30,7 @@ from vlm_server.runner.distributed.messages import RankPlan, Stored, decode_mess
 from vlm_server.runner.distributed.prefixes import FollowerPrefixes, RankZeroPrefixes, SegmentLog
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
-from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.prefill.prefill import Prefill
 
 FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3")
 """One that appends its KV, one with recurrent states, one with windows of 64 tokens."""

@@ -38,6 +38,8 @@ from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.backends.cuda.kernels import Packing
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import KeysAndValues, Run
+from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv.batch_cache import joined
 from vlm_server.runner.loaded import LoadedModel
@@ -49,9 +51,7 @@ from vlm_server.runner.model.forward_pass import plain_embedding
 from vlm_server.runner.model.grids import Grid
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.model.towers import FrameTower
-from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.prefill import Prefill
-from vlm_server.runner.text.sequence import Sampled
+from vlm_server.runner.prefill.prefill import Prefill
 
 pytestmark = pytest.mark.families("rope")
 
@@ -376,7 +376,7 @@ def test_eager_chunk_after_a_mixed_step_writes_in_place(
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
     (prefill,) = engine.runner._prefills.values()
-    layer = prefill.cache[0]
+    layer = prefill.kv.cache[0]
     first_columns(layer)  # as on CUDA
     monkeypatch.setattr(CompiledModel, "prefill", lambda *_: None)
     engine.abort("long")

@@ -21,10 +21,10 @@ from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.errors import OutOfMemory, StepTooLong
 from vlm_server.protocol import Failed, Finished, Submit
 from vlm_server.runner.backends.cpu import CpuBackend
+from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.device import arrays
 from vlm_server.runner.kv import segments
-from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.vision import encoder
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
 

@@ -23,8 +23,8 @@ from vlm_server.interfaces import NewRequest, SchedulerOutput
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Finished, Start
 from vlm_server.runner import model_runner
+from vlm_server.runner.decode.wide_step import WideStep
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.text.wide_step import WideStep
 
 Loaded = tuple[LoadedModel, MultimodalPreparer]
 

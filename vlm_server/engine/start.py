@@ -38,7 +38,7 @@ from vlm_server.runner.distributed.leader import RankZero, SingleProcess
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
-from vlm_server.runner.text.batched_prefill import can_batch_prefills
+from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
 from vlm_server.runner.vision.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)

@@ -17,15 +17,16 @@ import mlx.core as mx
 
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.runner.decode.decode_groups import DecodeGroups
+from vlm_server.runner.decode.sequence import Sampled
+from vlm_server.runner.decode.speculation import speculation_of
+from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.prefill.batched_prefill import launch_batched
+from vlm_server.runner.prefill.prefill import Prefill
+from vlm_server.runner.prefix_writer import LateErrors, PrefixStore, PrefixWriter
 from vlm_server.runner.sampling import NO_TOKEN
-from vlm_server.runner.text.batched_prefill import launch_batched
-from vlm_server.runner.text.decode_groups import DecodeGroups
-from vlm_server.runner.text.prefill import Prefill, Prefilled
-from vlm_server.runner.text.prefix_writer import LateErrors, PrefixStore, PrefixWriter
-from vlm_server.runner.text.sequence import Sampled
-from vlm_server.runner.text.speculation import speculation_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class LaunchedStep:
     logits: mx.array | None = None
     """Logits of the last token of the chunk, or of each prompt of a batched prefill, (prompts,
     vocabulary), lazy; None without a chunk, or if it failed."""
-    batched: Mapping[str, Prefilled] = field(default_factory=dict)
+    batched: Mapping[str, PromptKV] = field(default_factory=dict)
     """The prompts of a batched prefill, by request."""
     prefill_started: float = 0.0
     """The start of launching the chunk, by `time.perf_counter`."""
@@ -64,7 +65,7 @@ class ModelRunner:
         """`num_draft_tokens`: the most drafts of a sequence that a step verifies; 0 for none."""
         self._loaded = loaded
         self._prefills: dict[str, Prefill] = {}
-        self._joined: dict[str, Prefilled] = {}
+        self._joined: dict[str, PromptKV] = {}
         """Prompts whose sequences have joined since the last launch; the next plan stores them."""
         self._state_size: StateSize | None = None
         self._groups = DecodeGroups(loaded, speculation_of(loaded, num_draft_tokens))
@@ -185,7 +186,7 @@ class ModelRunner:
         if work is None or plan.batched_prefills or not plan.decode:
             return None
         prompts = {request.request_id: request.prompt for request in plan.new}
-        prompt = prompts.get(work.request_id) or self._prefills[work.request_id].prompt
+        prompt = prompts.get(work.request_id) or self._prefills[work.request_id].kv.prompt
         if work.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
             return None  # the host better builds the chunk while the device decodes
         return work
@@ -248,18 +249,17 @@ class ModelRunner:
         if work is None or step.logits is None or work.request_id in step.failures:
             return Sampled()
         prefill = self._prefills[work.request_id]
+        kv = prefill.kv
         with self._chunk_faults(step, work):
             if work.is_last:
-                sampled = self._groups.join({work.request_id: prefill}, step.logits)
-                self._state_size = self._state_size or StateSize(
-                    prefill.cache, prefill.prompt.num_tokens
-                )
+                sampled = self._groups.join({work.request_id: kv}, step.logits)
+                self._state_size = self._state_size or StateSize(kv.cache, kv.prompt.num_tokens)
             elif not step.is_mixed:
                 prefill.wait()
         if sampled is None:
             return Sampled()
         del self._prefills[work.request_id]
-        self._joined[work.request_id] = prefill
+        self._joined[work.request_id] = kv
         return self._without_unsampled(sampled, step)
 
     @contextmanager

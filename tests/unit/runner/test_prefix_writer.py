@@ -9,7 +9,7 @@ import pytest
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
 from vlm_server.runner.device.arrays import Faults
-from vlm_server.runner.text.prefix_writer import LateErrors, PrefixWriter
+from vlm_server.runner.prefix_writer import LateErrors, PrefixWriter
 
 LATE = RuntimeError("Command buffer execution failed: of somebody")
 SEQ = SeqId("a", 0)
@@ -24,7 +24,7 @@ class Groups:
         if self.error is not None:
             raise self.error
 
-    def storable(self, seq: SeqId) -> tuple[str, str, str] | None:
+    def entry(self, seq: SeqId) -> tuple[str, str, str] | None:
         return ("key", "state", "salt") if seq == SEQ else None
 
 

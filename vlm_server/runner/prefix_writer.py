@@ -15,9 +15,10 @@ from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
+from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.device.arrays import Faults
-from vlm_server.runner.text.decode_groups import DecodeGroups
-from vlm_server.runner.text.prefill import Prefill, Prefilled, Storable
+from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
+from vlm_server.runner.prefill.prefill import Prefill
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +78,9 @@ class PrefixWriter:
         self._faults = faults
         self._errors = errors
 
-    def store_prompt(self, prefilled: Prefilled) -> None:
+    def store_prompt(self, prompt: PromptKV) -> None:
         """Store a prompt whose sequences have joined."""
-        are_free = not self._groups.runs_on(prefilled.cache)
-        self._write(partial(prefilled.storable, are_free=are_free))
+        self._write(partial(prompt.entry, is_unused=not self._groups.runs_on(prompt.cache)))
 
     def store_cancelled(self, prefill: Prefill) -> None:
         """Store a prompt up to where its prefill was cancelled."""
@@ -88,15 +88,15 @@ class PrefixWriter:
 
     def store_answer(self, seq: SeqId) -> None:
         """Store a sequence that is about to be removed, for the next turn of its conversation."""
-        self._write(partial(self._groups.storable, seq))
+        self._write(partial(self._groups.entry, seq))
 
-    def _write(self, storable: Callable[[], Storable | None]) -> None:
+    def _write(self, make_entry: Callable[[], PrefixEntry | None]) -> None:
         self._errors.synchronize()
         if not self._errors.is_clean:
             return
         try:
-            if (found := storable()) is not None:
-                self._store.store_prefix(*found)
+            if (entry := make_entry()) is not None:
+                self._store.store_prefix(*entry)
         except EngineBroken:
             raise
         except Exception as error:
