@@ -264,7 +264,7 @@ class RecordingRunner(ModelRunner):
 
     def finish(self, step: LaunchedStep) -> StepResult:
         result = super().finish(step)
-        if step.plan.prefill:
+        if step.plan.prefills:
             self.prompts_at_once.append(len(step.plan.prefills))
         if self.prefill_seconds is not None:
             result = replace(result, prefill_seconds=self.prefill_seconds)

@@ -41,7 +41,7 @@ def served(
     loaded, preparer = load_tiny(request.param)
     monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
-    monkeypatch.setattr(loaded.faults, "come_late", True)
+    monkeypatch.setattr(loaded.errors, "are_late", True)
     monkeypatch.setattr(arrays, "_LATE", WORDS)
     return loaded, preparer
 

@@ -289,8 +289,8 @@ class Engine:
     @property
     def chunks(self) -> list[tuple[str, int, int]]:
         """(request, start, end) of every chunk so far."""
-        works = [plan.prefill for plan in self.plans if plan.prefill]
-        return [(work.request_id, work.start, work.end) for work in works]
+        chunks = [plan.prefills[0] for plan in self.plans if plan.prefills]
+        return [(chunk.request_id, chunk.start, chunk.end) for chunk in chunks]
 
     @property
     def ended(self) -> list[str]:

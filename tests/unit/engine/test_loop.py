@@ -424,7 +424,7 @@ class WatchedRunner(FakeRunner):
 
     def launch(self, plan: SchedulerOutput) -> FakeStep:
         step = super().launch(plan)
-        if not plan.prefill:
+        if not plan.prefills:
             return step
         self.at_launch.append(announced(self.engine))
         result = step.result

@@ -66,10 +66,6 @@ class Planner:
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
         self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
-        self._disk_reading: str | None = None
-        """The request of the disk read under way; it may have ended."""
-        self._encode_overlaps_prefill = False
-        """Whether the encode under way began during a prompt's chunk: it is no measure."""
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._stored_prompts: list[str] = []
@@ -90,6 +86,7 @@ class Planner:
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         new, prefills = self._start_prefills(num_decoding=len(decode))
+        on_device = self._device_order.on_device(prefills)
         encode_during_step = self._start_encode_during_step(prefills)
         requests = self._requests.values()
         return SchedulerOutput(
@@ -102,8 +99,9 @@ class Planner:
             stored_answers=stored_answers,
             new=new,
             decode=decode,
-            prefill=prefills[0] if prefills else None,
-            batched_prefills=prefills[1:],
+            prefills=prefills,
+            on_device=on_device,
+            on_device_during_step=self._device_order.on_device(prefills),
             refused=refused,
             has_requests=bool(requests),
             waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),
@@ -138,8 +136,7 @@ class Planner:
         if len(works) == 1 and works[0].request_id not in result.failures:
             self._chunk_sizer.record(works[0].num_tokens, seconds, works[0].start)
         are_whole_prompts = bool(plan.new) and works[0].is_last
-        overlaps_encode = bool(self._device_order.encoding)
-        if are_whole_prompts and not overlaps_encode:
+        if are_whole_prompts and not self._device_order.is_encoding:
             self._prefill_batcher.record(
                 [self._requests[work.request_id] for work in works],
                 None if result.error else seconds,
@@ -169,25 +166,19 @@ class Planner:
 
     def on_disk_read(self) -> None:
         """Record the end of the disk read under way."""
-        self._disk_reading = None
+        self._device_order.finish_disk_read()
 
-    def on_encoded(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
+    def on_encoded(self, encodes: Sequence[EncodeWork], seconds: float | None) -> None:
         """Record the end of an encode; see `EncodeDone`."""
         self._device_order.finish_encode()
-        if not self._encode_overlaps_prefill:
-            self._encode_batcher.record(works, seconds)
+        if not self._device_order.encode_overlaps_chunk:
+            self._encode_batcher.record(encodes, seconds)
 
     @property
     def num_tracked(self) -> int:
         """Number of requests that are live or in work by a thread, and of finished sequences."""
-        known = self._requests.keys() | self._preparer_order.request_ids
-        return len(known | self._under_way) + len(self._finished_seqs)
-
-    @property
-    def _under_way(self) -> set[str]:
-        """Requests that the disk reader or the encoder works for; some may have ended."""
-        under_way = {work.request_id for work in self._device_order.encoding}
-        return under_way if self._disk_reading is None else under_way | {self._disk_reading}
+        preparing, on_device = self._preparer_order.request_ids, self._device_order.under_way
+        return len(self._requests.keys() | preparing | on_device) + len(self._finished_seqs)
 
     # ---- parts of a plan; each moves its requests ------------------------------------
 
@@ -200,7 +191,7 @@ class Planner:
         and encodes.
         """
         self._admission.make_room_for_reserved(self._requests.admitted)
-        some_are_ending |= not self._under_way <= self._requests.keys()
+        some_are_ending |= not self._device_order.under_way <= self._requests.keys()
         refused = dict[str, RequestError]()
         for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
             if not self._admission.fits_disk_read(request):
@@ -226,33 +217,37 @@ class Planner:
         return tuple(works)
 
     def _start_disk_read(self) -> DiskReadWork | None:
-        request = next(self._requests.in_state(State.READING_DISK), None)
-        if self._disk_reading is not None or request is None:
+        request = self._device_order.next_to_read_disk()
+        if request is None:
             return None
-        self._disk_reading = request.request_id
+        self._device_order.start_disk_read(request)
         return request.start_disk_read()
 
     def _start_encode(self, during: Request | None) -> tuple[EncodeWork, ...]:
         """Encodes to start now, or during the last chunk of `during`."""
+        request = self._next_to_encode(during)
+        if request is None:
+            return ()
+        encodes = [request.next_encode()]
+        if during is not None:
+            pair = (request, during)
+            if not self._admission.fit_concurrently(pair, self._requests.admitted):
+                return ()
+        elif not self._device_order.is_text_waiting:
+            turns = self._device_order.encodes_after(request)
+            encodes = self._encode_batcher.batch(encodes[0], turns)
+        self._device_order.start_encode(encodes, overlaps_chunk=during is not None)
+        for request_id in {encode.request_id for encode in encodes}:
+            self._requests[request_id].leave_queue()
+        return tuple(encodes)
+
+    def _next_to_encode(self, during: Request | None) -> Request | None:
+        """The request whose media are next; those whose media are all cached by now are skipped."""
         while request := self._device_order.next_to_encode(during):
-            request.rematch_prefix()  # may find all its media cached, as may `next_encode`
-            first = request.next_encode() if request.state is State.ENCODING else None
-            if first is None:
-                continue
-            works = [first]
-            if during is not None:
-                pair = (request, during)
-                if not self._admission.fit_concurrently(pair, self._requests.admitted):
-                    return ()
-            elif not self._device_order.is_text_waiting:
-                turns = self._device_order.encodes_after(request)
-                works = self._encode_batcher.batch(first, turns)
-            self._device_order.start_encode(works)
-            self._encode_overlaps_prefill = during is not None
-            for request_id in {work.request_id for work in works}:
-                self._requests[request_id].leave_queue()
-            return tuple(works)
-        return ()
+            request.rematch_caches()
+            if request.state is State.ENCODING:
+                return request
+        return None
 
     def _start_encode_during_step(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
         """Encodes to start once a step with `prefills` is launched."""
@@ -278,7 +273,7 @@ class Planner:
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
         request.rematch_prefix()
-        if self._device_order.encoding:
+        if self._device_order.is_encoding:
             return [request]
         batch = self._prefill_batcher.batch(
             request, self._prefills_after(request), others_decode=others_decode

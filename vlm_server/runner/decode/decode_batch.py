@@ -147,10 +147,10 @@ class DecodeBatch:
         """Whether `cache` is that of the only sequence here, rather than one that was copied."""
         return self._cache is cache
 
-    def fault(self, seq_id: SeqId) -> RequestError | None:
+    def grammar_error(self, seq_id: SeqId) -> RequestError | None:
         """The error with which a sequence's grammar ends it; None if it does not."""
         matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
-        return next((matcher.fault for matcher in matchers if matcher is not None), None)
+        return next((matcher.error for matcher in matchers if matcher is not None), None)
 
     def entry(self, seq_id: SeqId) -> PrefixEntry | None:
         """The prefix cache's entry of a sequence, valid until the next launch or removal.
@@ -162,7 +162,7 @@ class DecodeBatch:
                 answer = np.fromiter(seq.token_ids, dtype=np.int32)
                 token_ids = np.concatenate([seq.prompt.token_ids, answer])
                 now = snapshot(self._cache, row if len(self._seqs) > 1 else None)
-                waits = self._loaded.faults.come_late
+                waits = self._loaded.errors.are_late
                 state = SequenceState(self._cache, {len(token_ids): now}, row, waits_for_copy=waits)
                 key = PromptKey(token_ids, seq.prompt.spans)
                 return PrefixEntry(key, state, seq.prompt.cache_salt)

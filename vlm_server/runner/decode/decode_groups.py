@@ -69,9 +69,10 @@ class DecodeGroups:
     def runs_on(self, cache: list[Any]) -> bool:
         return any(batch.runs_on(cache) for batch in self._batches())
 
-    def fault(self, seq_id: SeqId) -> RequestError | None:
+    def grammar_error(self, seq_id: SeqId) -> RequestError | None:
         """The error with which a sequence's grammar ends it; None if it does not."""
-        return next((fault for batch in self._batches() if (fault := batch.fault(seq_id))), None)
+        errors = (batch.grammar_error(seq_id) for batch in self._batches())
+        return next((error for error in errors if error is not None), None)
 
     def entry(self, seq_id: SeqId) -> PrefixEntry | None:
         entries = (batch.entry(seq_id) for batch in self._batches())

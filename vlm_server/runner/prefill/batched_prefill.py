@@ -48,7 +48,7 @@ def launch_batched(
     logits: mx.array = output.logits[:, -1]
     shared = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
     mx.async_eval(logits, [layer.state for layer in shared])  # type: ignore[no-untyped-call]
-    waits = loaded.faults.come_late
+    waits = loaded.errors.are_late
     prompts_kv = {
         request.request_id: PromptKV(request, shared, row, waits_for_copy=waits)
         for row, request in enumerate(requests)

@@ -34,7 +34,7 @@ class Prefill:
         self._loaded = loaded
         self._prompt = request.prompt
         self._cache = make_prompt_cache(loaded.language_model)
-        self.kv = PromptKV(request, self._cache, waits_for_copy=loaded.faults.come_late)
+        self.kv = PromptKV(request, self._cache, waits_for_copy=loaded.errors.are_late)
         for layer in self._cache:
             if type(layer) is KVCache:  # allocated once for all chunks
                 layer.step = buffer_capacity(request.prompt.num_tokens)

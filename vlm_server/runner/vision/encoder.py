@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import EncodeWork, MediaInputs
-from vlm_server.runner.device.arrays import Faults, read
+from vlm_server.runner.device.arrays import DeviceErrors, read
 from vlm_server.runner.families import Deepstack
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.towers import TowerRows
@@ -73,7 +73,7 @@ class ImageEncoder:
 
         It is one call of the vision tower, or a call for each tile.
         """
-        return ImageEncoding(self._loaded.faults, _parts(self._loaded, works, self._tiles))
+        return ImageEncoding(self._loaded.errors, _parts(self._loaded, works, self._tiles))
 
 
 Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
@@ -83,8 +83,8 @@ Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
 class ImageEncoding:
     """The `EncodeCall` of spans of one size."""
 
-    def __init__(self, faults: Faults, parts: Parts) -> None:
-        self._faults = faults
+    def __init__(self, device_errors: DeviceErrors, parts: Parts) -> None:
+        self._device_errors = device_errors
         self._parts = parts
         self._launched: list[mx.array] = []
         """The arrays of the last `advance`."""
@@ -104,7 +104,7 @@ class ImageEncoding:
         with self._request_errors():
             self._launched = self._next_parts(self._parts_in_a_turn or self._measure())
             mx.async_eval(self._launched)  # type: ignore[no-untyped-call]
-            mx.eval(self._launched if self._faults.come_late else before)
+            mx.eval(self._launched if self._device_errors.are_late else before)
         return self._features is None
 
     def result(self) -> Sequence[ImageFeatures]:
@@ -130,7 +130,7 @@ class ImageEncoding:
             raise
         except Exception as error:
             logger.exception("encoding a picture failed")
-            raise self._faults.request_error(error, _FAILED) from error
+            raise self._device_errors.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
         """Run the first two parts; returns the number of parts that still fit into this turn.

@@ -222,9 +222,9 @@ def test_prompts_without_memory_do_not_end_the_engine():
 
     def failing(plan: SchedulerOutput) -> FakeStep:
         step = launch(plan)
-        if plan.prefill and plan.prefill.request_id != "other":
-            failure = OutOfMemory("none")
-            step.brings = StepResult(failures={plan.prefill.request_id: failure}, error="none")
+        if plan.prefills and plan.prefills[0].request_id != "other":
+            failures = {plan.prefills[0].request_id: OutOfMemory("none")}
+            step.brings = StepResult(failures=failures, error="none")
         return step
 
     engine.runner.launch = failing  # type: ignore[method-assign]
