@@ -321,7 +321,9 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     some: Served, monkeypatch: pytest.MonkeyPatch, *, is_precompiled: bool
 ):
     monkeypatch.setattr(compiled_model, "_MAX_KEYS", 600)
-    monkeypatch.setattr(sizing, "_ALONE_SECONDS", 60.0)  # chunks are as long on a busy machine
+    monkeypatch.setattr(
+        sizing, "_MAX_IDLE_CHUNK_SECONDS", 60.0
+    )  # chunks are as long on a busy machine
     monkeypatch.setattr(CpuAttention, "is_precompiled", lambda *_: is_precompiled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])

@@ -15,12 +15,9 @@ from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.requests import Requests
-from vlm_server.engine.scheduler.sizing import EncodeSizer, PrefillSizer
+from vlm_server.engine.scheduler.sizing import MAX_IDLE_BATCH_SECONDS, EncodeSizer, PrefillSizer
 from vlm_server.interfaces import EncodeWork
 
-_MAX_IDLE_BATCH_SECONDS = 0.25
-"""The maximum time of a batch while no sequence decodes, since a new request waits for it. While
-sequences decode, the limit is `max_step_seconds`."""
 _MAX_RECOMPUTED_TOKENS = 64
 """The maximum number of a prompt's cached tokens to compute again, to batch it with others."""
 
@@ -58,7 +55,7 @@ class EncodeBatcher:
         if len(works) == 1:
             return self._pair(first)
         is_decoding = any(self._requests.in_state(State.DECODE))
-        max_seconds = self._max_step_seconds if is_decoding else _MAX_IDLE_BATCH_SECONDS
+        max_seconds = self._max_step_seconds if is_decoding else MAX_IDLE_BATCH_SECONDS
         count = self._sizer.choose_num_images(first.num_tokens, len(works), max_seconds)
         while count > 1 and not self._fit(works[:count]):
             count //= 2
@@ -150,7 +147,7 @@ class PrefillBatcher:
             return [request]
         batch = [request, *islice(self._next_prompts(request, turns), self._max_prompts - 1)]
         longest = [_longest(batch[: count + 1]) for count in range(len(batch))]
-        max_seconds = self._max_step_seconds if others_decode else _MAX_IDLE_BATCH_SECONDS
+        max_seconds = self._max_step_seconds if others_decode else MAX_IDLE_BATCH_SECONDS
         count = self._sizer.choose_num_prompts(longest, max_seconds, others_decode=others_decode)
         while count > 1 and not self._fit(batch[:count]):
             count //= 2

@@ -7,7 +7,6 @@ here.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import Caches
@@ -60,7 +59,6 @@ class Planner:
         self._caches = caches
         self._admission = admission
         self._piggyback_tokens = piggyback_tokens
-        self._max_chunk_tokens = config.prefill_chunk_tokens
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
@@ -290,19 +288,13 @@ class Planner:
             yield turn
 
     def _next_chunk(self, request: Request, num_decoding: int) -> PrefillWork:
-        """The next chunk of `request`, in a step that decodes `num_decoding` sequences.
-
-        A piggybacked chunk has the size that the runner allows, any other that of `ChunkSizer`. A
-        chunk ends at the next snapshot point; the first one covers `atomic_prefill_tokens`.
-        """
+        """The next chunk of `request`, in a step that decodes `num_decoding` sequences."""
         self._device_order.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
-        left = request.num_prefill_tokens_left
-        piggybacked = self._piggyback_tokens(prompt, num_decoding) if num_decoding else 0
-        size = min(piggybacked, self._max_chunk_tokens)
-        if not size:
-            size = self._chunk_sizer.chunk_tokens(left, start, others_decode=num_decoding > 0)
-        end = start + min(left, size)
-        points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
-        end = max(prompt.atomic_prefill_tokens, min([end, *points[:1]]))
+        end = self._chunk_sizer.end(
+            prompt,
+            start,
+            piggyback_tokens=self._piggyback_tokens(prompt, num_decoding) if num_decoding else 0,
+            others_decode=num_decoding > 0,
+        )
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)

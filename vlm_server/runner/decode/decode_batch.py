@@ -262,6 +262,11 @@ class DecodeBatch:
             state += [array for step in logprobs for array in step.arrays]
             mx.async_eval(tokens, state)  # type: ignore[no-untyped-call]
 
+    def finish_late_step(self) -> None:
+        """Sample the tokens of a detached batch's step, whose masks are known by now."""
+        assert self._state is _State.WAITING
+        self.sample()
+
     def lower_priority(self) -> None:
         """Lower the priority of the processes that follow the grammars here."""
         for _, matcher in self._guided():

@@ -154,7 +154,7 @@ class DecodeGroups:
             return
         request = self._detached[ready] = self._detached.pop(ready)
         request.in_time += 1
-        request.batch.sample()
+        request.batch.finish_late_step()
         request.batch.forward()
 
     def _is_ready(self, request_id: str) -> bool:
@@ -165,8 +165,8 @@ class DecodeGroups:
 
     def _reattach(self) -> None:
         for request_id, request in list(self._detached.items()):
-            wanted = _STEPS_IN_TIME << min(self._num_detachments[request_id] - 1, 16)
-            if request.in_time >= wanted and not request.batch.late_requests(0.0):
-                request.batch.sample()
+            min_in_time = _STEPS_IN_TIME << min(self._num_detachments[request_id] - 1, 16)
+            if request.in_time >= min_in_time and not request.batch.late_requests(0.0):
+                request.batch.finish_late_step()
                 self._batch.reattach(request.batch)
                 del self._detached[request_id]
