@@ -13,7 +13,7 @@ from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.memory.governor import MIB, Governor
+from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.formats import Formats
 from vlm_server.engine.scheduler.config import (
     TYPICAL_TOKENS,
@@ -40,6 +40,7 @@ from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
 from vlm_server.runner.vision.encoder import ImageEncoder
+from vlm_server.settings import MIB
 
 logger = logging.getLogger(__name__)
 

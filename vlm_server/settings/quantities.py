@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 MIB = 1 << 20
+GIB = 1 << 30
 MIN_KEY_CHARS = 8
 MAX_FLOAT = 1e9
 MAX_INT = 1 << 53

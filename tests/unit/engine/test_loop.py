@@ -362,7 +362,7 @@ def test_stats_return_to_zero_when_idle():
         time.sleep(0.001)
     last = stats[-1]
     assert set(last.requests) == {
-        *("waiting", "preparing", "waiting_for_memory", "loading"),
+        *("waiting", "preparing", "waiting_for_memory", "reading_disk"),
         *("encoding", "prefill", "decode"),
     }
     assert not any(last.requests.values())

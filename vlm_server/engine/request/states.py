@@ -17,7 +17,7 @@ class State(Enum):
     """A preparer thread tokenizes it, and decodes its media."""
     WAITING_FOR_MEMORY = "waiting_for_memory"
     """Prepared, and not admitted yet."""
-    READING_DISK = "loading"
+    READING_DISK = "reading_disk"
     """Admitted; its disk read waits or is under way."""
     ENCODING = "encoding"
     """Admitted; some of its media are not encoded yet."""
@@ -78,7 +78,7 @@ def check_transition(old: State, new: State) -> None:
 
 _PHASES: dict[State, PhaseName] = {
     State.PREPARING: "prepare",
-    State.READING_DISK: "load",
+    State.READING_DISK: "disk_read",
     State.ENCODING: "encode",
     State.PREFILL: "prefill",
     State.DECODE: "decode",

@@ -30,9 +30,8 @@ from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
-from vlm_server.settings import ModelSettings
+from vlm_server.settings import MIB, ModelSettings
 
-_MIB = 1 << 20
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 """Types of safetensors, and their bytes, by their names in configurations; else bytes."""
 _FILES = ("*.safetensors", "config.json")
@@ -103,7 +102,7 @@ def _with_weights(found: Survey, model: ModelSettings, least_tokens: int) -> Sur
     least, refusal = min(least_tokens, found.context_tokens), ""
     if fitting < least:
         refusal = (
-            f"the model leaves no room for requests: beside its weights {free / _MIB:.0f} MiB of "
+            f"the model leaves no room for requests: beside its weights {free / MIB:.0f} MiB of "
             f"memory.limit_bytes are left, enough for {fitting} tokens, and {least} are needed: "
             "raise that, or serve a smaller or a quantized checkpoint"
         )

@@ -12,8 +12,8 @@ from vlm_server.hub.layout import read_weight_files
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.loading.checkpoint.files import check_weights
+from vlm_server.settings import GIB
 
-_GIB = 1 << 30
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 _SIZES |= {"I16": 2, "U16": 2}
 """Bytes of a number by type; one byte for other types."""
@@ -92,5 +92,5 @@ def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> s
 
 
 def _gib(size_bytes: int) -> str:
-    size = size_bytes / _GIB
+    size = size_bytes / GIB
     return f"{size:.1f} GiB" if size >= 1 else f"{1024 * size:.0f} MiB"
