@@ -198,7 +198,7 @@ def run(engine: EngineLoop, loaded: LoadedModel, kind: str, rows: int) -> tuple[
         engine.inbox.put(Submit(f"r{row}", (), (), params, prompt=work.prompt))
     replace(engine, send=take).run_until_idle()
     assert texts == answers, "something else was drawn"
-    counts = engine.scheduler.read()
+    counts = engine.scheduler.stats()
     right = counts.spec_accepted_tokens / max(counts.spec_draft_tokens, 1)
     return (len(times) - rows) / (times[-1] - times[0]), right
 

@@ -191,7 +191,7 @@ def test_compiled_steps_verify_drafts_without_changing_answers(
     monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
     found = run_all(engine, LONGER, 2)
     assert {name: found[name][: LONGER.max_tokens] for name in PROMPTS} == plain.tokens
-    assert engine.scheduler.read().spec_drafts > 0
+    assert engine.scheduler.stats().spec_drafts > 0
     assert model.num_steps
     assert bool(model.piggybacked) == bool(mixed_step_tokens)
 
@@ -404,7 +404,7 @@ def test_cancelled_piggybacked_prompt_is_stored(some: Served):
     engine, model = decoding(some, caches=caches_of(some))
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
-    progress = {each.request_id: each.done for each in engine.scheduler.read().progress}
+    progress = {each.request_id: each.done for each in engine.scheduler.stats().progress}
     engine.abort("pictures")
     engine.run()
     again = msgspec.structs.replace(asked("pictures", LONGER), request_id="again")
@@ -418,7 +418,7 @@ def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
 ):
     """The state of the prompt's chunk is unknown, so the request fails and stores nothing."""
     engine, model = decoding(some, caches=caches_of(some))
-    known = engine.caches.prefixes.read().entries
+    known = engine.caches.prefixes.stats().entries
     read = decode_batch.DecodeBatch.result
 
     def fail(batch: decode_batch.DecodeBatch) -> Sampled:
@@ -432,7 +432,7 @@ def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
     engine.run()
     assert isinstance(engine.ends["long"], Failed)
     assert isinstance(engine.ends["pictures"], Failed)
-    assert engine.caches.prefixes.read().entries == known
+    assert engine.caches.prefixes.stats().entries == known
 
 
 def test_cached_prefix_is_continued_in_mixed_steps(some: Served):

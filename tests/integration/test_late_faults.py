@@ -191,7 +191,7 @@ def test_cancelled_prefix_with_late_copy_error_is_not_stored(
 ):
     engine = in_turns(served, chunk_tokens=8)
     engine.add(first("left"))
-    engine.step_until(lambda: any(each.done >= 16 for each in engine.scheduler.read().progress))
+    engine.step_until(lambda: any(each.done >= 16 for each in engine.scheduler.stats().progress))
     left = spoil(monkeypatch, segments, "_copy", add)
     engine.abort("left")
     engine.run()

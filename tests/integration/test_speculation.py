@@ -68,7 +68,7 @@ def taken(engine: EngineHarness, params: SamplingParams) -> Answers:
 
 
 def spec_counts(engine: EngineHarness) -> Any:
-    return engine.scheduler.read()
+    return engine.scheduler.stats()
 
 
 @pytest.mark.parametrize("stagger", [0, 3])

@@ -270,16 +270,16 @@ class EngineLoop:
         self.scheduler.on_disk_read(done.request_id, done.result)
 
     def _on_encoded(self, done: EncodeDone) -> list[Event]:
-        self._heartbeat.finish(ENCODER, done.works[0].request_id)
+        self._heartbeat.finish(ENCODER, done.encodes[0].request_id)
         encoded = [image for image in done.outcomes if not isinstance(image, RequestError)]
         self.governor.mark_busy()  # the device has worked, even if the requests are gone
-        num_tokens = tokens_per_call = sum(work.num_tokens for work in done.works)
-        if len(done.works) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
+        num_tokens = tokens_per_call = sum(encode.num_tokens for encode in done.encodes)
+        if len(done.encodes) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
             tokens_per_call = encoded[0].tokens_per_call  # one image in several calls
         size_bytes = sum(image.size_bytes for image in encoded)
         self.governor.after_encode(num_tokens, size_bytes, tokens_per_call)
         self._handle_device_limits(done.outcomes)
-        return self.scheduler.on_encoded(done.works, done.outcomes, done.seconds)
+        return self.scheduler.on_encoded(done.encodes, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
@@ -308,7 +308,7 @@ class EngineLoop:
         return self._last_plan.has_requests or self._heartbeat.has_work
 
     def _stats(self) -> Stats:
-        scheduler_stats = self.scheduler.read()
+        scheduler_stats = self.scheduler.stats()
         tracked_by = {
             "scheduler": scheduler_stats.tracked,
             "runner": self.runner.num_tracked,
@@ -316,7 +316,7 @@ class EngineLoop:
         }
         return Stats(
             tracked_by=tracked_by,
-            memory=self.governor.read(self.scheduler.reserved_bytes),
+            memory=self.governor.stats(self.scheduler.reserved_bytes),
             at_work=self._heartbeat.read_oldest(),
             **vars(scheduler_stats),
         )

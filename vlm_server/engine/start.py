@@ -177,7 +177,7 @@ def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecuto
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     """The number of typical sequences that fit into the memory that the weights leave."""
-    memory = governor.read()
+    memory = governor.stats()
     size = planned_state_size(loaded.language_model, loaded.family)
     seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)

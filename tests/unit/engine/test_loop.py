@@ -104,7 +104,7 @@ class ThreadedEngine:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().tracked + self.runner.num_tracked
+        return self.scheduler.stats().tracked + self.runner.num_tracked
 
     def wait_for(self, kind: type[Event], request_id: str | None = None) -> Event:
         deadline = time.monotonic() + 10
@@ -448,7 +448,7 @@ def test_encode_during_a_chunk_is_announced_after_the_launch():
     engine.inbox.put(submit("a", images=1))
     engine.inbox.put(submit("b", images=1))
     engine.encoder.gate.clear()
-    while engine.scheduler.read().requests["encoding"] < 2:
+    while engine.scheduler.stats().requests["encoding"] < 2:
         engine.loop.step()
     engine.encoder.gate.set()
     engine.loop.run_until_idle()

@@ -328,7 +328,7 @@ class Governor:
         self._device_used_bytes = self._memory.device_used_bytes()
         self._is_short = self._memory.is_short()
 
-    def read(self, reserved_bytes: int = 0) -> MemoryStats:
+    def stats(self, reserved_bytes: int = 0) -> MemoryStats:
         """The figures for `/v1/status` and `/metrics`. To be called between two steps."""
         self._ask_driver()
         reading = self._memory.read()

@@ -164,7 +164,7 @@ class Request:
 
     @property
     def timeline(self) -> Timeline:
-        return self._stopwatch.read()
+        return self._stopwatch.timeline()
 
     @property
     def disk_read_bytes(self) -> int:

@@ -110,7 +110,7 @@ class Stopwatch:
             self._phases.append(Phase(self._phase, now - self._since))
             self._phase, self._since = phase, now
 
-    def read(self) -> Timeline:
+    def timeline(self) -> Timeline:
         """All phases so far; the last one ends now."""
         last = Phase(self._phase, self._clock() - self._since)
         return Timeline(self.began_at, (*self._phases, last))

@@ -112,31 +112,31 @@ class Planner:
 
     def record(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Learn sizes from a step's prefills, and have finished prompts stored."""
-        for work in plan.prefills:
-            failure = result.failures.get(work.request_id)
+        for chunk in plan.prefills:
+            failure = result.failures.get(chunk.request_id)
             if isinstance(failure, DeviceLimit):
-                self._chunk_sizer.record_failure(work.num_tokens)
-            elif work.is_last and failure is None:
-                request = self._requests[work.request_id]
+                self._chunk_sizer.record_failure(chunk.num_tokens)
+            elif chunk.is_last and failure is None:
+                request = self._requests[chunk.request_id]
                 self._stored_prompts += [request.request_id] if self._can_reuse(request) else []
-        works = [work for work in plan.prefills if work.request_id in self._requests]
-        if works and result.prefill_seconds is not None:
-            self._record_prefill_time(plan, result, works, result.prefill_seconds)
+        prefills = [chunk for chunk in plan.prefills if chunk.request_id in self._requests]
+        if prefills and result.prefill_seconds is not None:
+            self._record_prefill_time(plan, result, prefills, result.prefill_seconds)
 
     def _record_prefill_time(
         self,
         plan: SchedulerOutput,
         result: StepResult,
-        works: Sequence[PrefillWork],
+        prefills: Sequence[PrefillWork],
         seconds: float,
     ) -> None:
-        """Learn from the time of `works`, the prefills of requests that are still live."""
-        if len(works) == 1 and works[0].request_id not in result.failures:
-            self._chunk_sizer.record(works[0].num_tokens, seconds, works[0].start)
-        are_whole_prompts = bool(plan.new) and works[0].is_last
+        """Learn from the time of `prefills`, the prefills of requests that are still live."""
+        if len(prefills) == 1 and prefills[0].request_id not in result.failures:
+            self._chunk_sizer.record(prefills[0].num_tokens, seconds, prefills[0].start)
+        are_whole_prompts = bool(plan.new) and prefills[0].is_last
         if are_whole_prompts and not self._device_order.is_encoding:
             self._prefill_batcher.record(
-                [self._requests[work.request_id] for work in works],
+                [self._requests[chunk.request_id] for chunk in prefills],
                 None if result.error else seconds,
                 others_decode=bool(plan.decode),
             )
@@ -208,11 +208,11 @@ class Planner:
         return refused
 
     def _start_preparing(self) -> tuple[PrepareWork, ...]:
-        works = []
+        prepare = list[PrepareWork]()
         for request in self._preparer_order.next(self._requests.values()):
             self._preparer_order.start(request)
-            works.append(request.start_prepare())
-        return tuple(works)
+            prepare.append(request.start_prepare())
+        return tuple(prepare)
 
     def _start_disk_read(self) -> DiskReadWork | None:
         request = self._device_order.next_to_read_disk()

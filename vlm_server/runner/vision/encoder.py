@@ -61,19 +61,19 @@ class ImageEncoder:
         self._loaded = loaded
         self._tiles = tiles
 
-    def encode(self, works: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
+    def encode(self, encodes: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
         """The features of spans of one size, in order; the arrays are evaluated.
 
         Raises the errors of `ImageEncoding.result`.
         """
-        return self.begin(works).result()
+        return self.begin(encodes).result()
 
-    def begin(self, works: Sequence[EncodeWork]) -> ImageEncoding:
+    def begin(self, encodes: Sequence[EncodeWork]) -> ImageEncoding:
         """An encoding of spans of one size, not launched yet; several for `takes_several` only.
 
         It is one call of the vision tower, or a call for each tile.
         """
-        return ImageEncoding(self._loaded.errors, _parts(self._loaded, works, self._tiles))
+        return ImageEncoding(self._loaded.errors, _parts(self._loaded, encodes, self._tiles))
 
 
 Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
@@ -166,31 +166,32 @@ class ImageEncoding:
             return [self._are_finite, *arrays]
 
 
-def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], cache: TileCache | None) -> Parts:
+def _parts(loaded: LoadedModel, encodes: Sequence[EncodeWork], cache: TileCache | None) -> Parts:
     features: Sequence[ImageFeatures]
-    token_ids = [work.token_ids for work in works]
-    tiling = loaded.tiling if len(works) == 1 else None
-    tiles = [] if tiling is None else tiling.split(works[0].inputs)
+    token_ids = [encode.token_ids for encode in encodes]
+    tiling = loaded.tiling if len(encodes) == 1 else None
+    tiles = [] if tiling is None else tiling.split(encodes[0].inputs)
     if tiling is not None and cache is not None and len(tiles) > 1:
-        made = yield from encode_tiles(loaded, tiling, cache, works[0], tiles)
+        made = yield from encode_tiles(loaded, tiling, cache, encodes[0], tiles)
         features = [_of_tiles(loaded, token_ids[0], *made)]
     elif loaded.family.tower is None:
-        features = yield from _by_family(loaded, token_ids, _joined(works))
+        features = yield from _by_family(loaded, token_ids, _joined(encodes))
     else:
-        tower = loaded.model.vision_tower.encode_inputs(_joined(works))
+        tower = loaded.model.vision_tower.encode_inputs(_joined(encodes))
         while tower.parts:
             yield [tower.parts.pop(0)]
-        spans = zip(token_ids, tower.split(len(works)), strict=True)
+        spans = zip(token_ids, tower.split(len(encodes)), strict=True)
         features = [_with_texts(loaded, ids, rows) for ids, rows in spans]
     for image, ids in zip(features, token_ids, strict=True):
         _check_count(image.rows.shape[0], len(ids))
     return features
 
 
-def _joined(works: Sequence[EncodeWork]) -> MediaInputs:
-    if len(works) == 1:
-        return works[0].inputs
-    return {name: np.concatenate([work.inputs[name] for work in works]) for name in works[0].inputs}
+def _joined(encodes: Sequence[EncodeWork]) -> MediaInputs:
+    first, *others = (encode.inputs for encode in encodes)
+    if not others:
+        return first
+    return {name: np.concatenate([one[name] for one in (first, *others)]) for name in first}
 
 
 def _with_texts(

@@ -387,7 +387,7 @@ class Lives(RuleBasedStateMachine):
         is_handed_in = not self.engine.inbox.empty()
         if self.outcomes or is_handed_in or any(not r.is_known_to_runner for r in waiting):
             return
-        assert not any(reading.pinned_bytes for reading in self.caches.read())
+        assert not any(reading.pinned_bytes for reading in self.caches.stats())
 
     @invariant()
     def cached_images_are_not_encoded_again(self) -> None:
