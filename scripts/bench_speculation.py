@@ -25,12 +25,12 @@ from vlm_server.engine.start import build_engine
 from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.protocol import Event, Failed, SamplingParams, Start, Submit, Tokens
 from vlm_server.runner.caches import build_caches
+from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.sampling import SequenceSampler
-from vlm_server.runner.text import decode_batch
 from vlm_server.settings import (
     CacheSettings,
     EngineSettings,
@@ -198,7 +198,7 @@ def run(engine: EngineLoop, loaded: LoadedModel, kind: str, rows: int) -> tuple[
         engine.inbox.put(Submit(f"r{row}", (), (), params, prompt=work.prompt))
     replace(engine, send=take).run_until_idle()
     assert texts == answers, "something else was drawn"
-    counts = engine.scheduler.read()
+    counts = engine.scheduler.stats()
     right = counts.spec_accepted_tokens / max(counts.spec_draft_tokens, 1)
     return (len(times) - rows) / (times[-1] - times[0]), right
 

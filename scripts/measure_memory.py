@@ -143,7 +143,7 @@ class Engine:
 
     @property
     def stats(self) -> MemoryStats:
-        return self.governor.read()
+        return self.governor.stats()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Tokens):

@@ -264,7 +264,7 @@ class RecordingRunner(ModelRunner):
 
     def finish(self, step: LaunchedStep) -> StepResult:
         result = super().finish(step)
-        if step.plan.prefill:
+        if step.plan.prefills:
             self.prompts_at_once.append(len(step.plan.prefills))
         if self.prefill_seconds is not None:
             result = replace(result, prefill_seconds=self.prefill_seconds)
@@ -305,7 +305,7 @@ class EngineHarness:
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(reading.limit_bytes for reading in self.caches.read()):
+        if any(reading.limit_bytes for reading in self.caches.stats()):
             self.preparer = new_preparer(self.loaded, caches=self.caches)
         self.runner = RecordingRunner(self.loaded, self.caches, self.num_draft_tokens)
         config = SchedulerConfig(
@@ -374,7 +374,7 @@ class EngineHarness:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().tracked + self.runner.num_tracked
+        return self.scheduler.stats().tracked + self.runner.num_tracked
 
     def add(self, submit: Submit) -> None:
         """Add a request, to be prepared with the next step."""

@@ -173,4 +173,4 @@ def test_never_chunked_family_stores_no_prefixes(never_chunked: Served):
         assert chunk_ends(engine, submit) == [prompt.num_tokens]
         assert engine.tokens[f"{number}"] == plain.answer(submit)
         assert cached_tokens(engine, f"{number}") == 0
-    assert not caches.prefixes.read().entries
+    assert not caches.prefixes.stats().entries

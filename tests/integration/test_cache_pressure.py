@@ -30,7 +30,7 @@ from vlm_server.runner.distributed.messages import RankPlan, Stored, decode_mess
 from vlm_server.runner.distributed.prefixes import FollowerPrefixes, RankZeroPrefixes, SegmentLog
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
-from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.prefill.prefill import Prefill
 
 FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3")
 """One that appends its KV, one with recurrent states, one with windows of 64 tokens."""
@@ -102,7 +102,7 @@ def test_caches_of_any_size_change_no_answer(
     for name, seed, num_turns in (("first", 10, 6), ("other", 20, 3), ("again", 10, 6)):
         assert talk(engine, name, 3, seed) == plain("a", num_turns, seed)[:3]
     settle(engine)
-    readings = engine.caches.read()
+    readings = engine.caches.stats()
     if size == "one picture of each":
         assert all(reading.evictions for reading in readings[:3]), readings
 
@@ -216,7 +216,7 @@ def cancel_at(engine: EngineHarness, submit: Submit, num_tokens: int) -> list[in
     engine.add(submit)
     while ends[-1] < num_tokens:
         engine.step()
-        ends += [each.done for each in engine.scheduler.read().progress]
+        ends += [each.done for each in engine.scheduler.stats().progress]
     engine.abort(submit.request_id)
     settle(engine)
     return ends
@@ -264,7 +264,7 @@ def test_follower_ranks_store_same_cancelled_prefill_as_rank_0(
     parts = A, "Look at the second button, and read the number. " * 2
     cancel_at(engine, with_system("late", *parts), 48)
     num_stored = len(following)
-    assert num_stored == engine.caches.prefixes.read().entries > 0
+    assert num_stored == engine.caches.prefixes.stats().entries > 0
     assert engine.answer(with_system("again", *parts)) == EngineHarness(*served).answer(
         with_system("a", *parts)
     )
@@ -309,7 +309,7 @@ def test_prompt_with_nan_logits_is_not_stored(load_tiny: Callable[[str], Served]
     finally:
         embedding.weight = whole
     assert isinstance(engine.ends["sick"], Failed)
-    assert not engine.caches.prefixes.read().entries
+    assert not engine.caches.prefixes.stats().entries
     assert engine.answer(ask("well", A, "what?")) == EngineHarness(*served).answer(
         ask("a", A, "what?")
     )
@@ -328,7 +328,7 @@ def test_cancelled_prefill_with_nan_logits_is_not_stored(
         cancel_at(engine, with_system("sick", "what?"), 32)
     finally:
         embedding.weight = whole
-    assert not engine.caches.prefixes.read().entries
+    assert not engine.caches.prefixes.stats().entries
 
 
 def test_failed_chunk_stores_no_prefix_of_its_prompt(
@@ -348,7 +348,7 @@ def test_failed_chunk_stores_no_prefix_of_its_prompt(
     engine.add(with_system("sick", "Look at the second button, and read the number."))
     settle(engine)
     assert isinstance(engine.ends["sick"], Failed)
-    assert not engine.caches.prefixes.read().entries
+    assert not engine.caches.prefixes.stats().entries
 
 
 # ---- how tokens are drawn ----------------------------------------------------------------

@@ -94,7 +94,7 @@ def settle(engine: EngineHarness) -> None:
     engine.run()
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
-    assert not any(reading.pinned_bytes for reading in engine.caches.read())
+    assert not any(reading.pinned_bytes for reading in engine.caches.stats())
 
 
 def alone(served: Served, *parts: Part) -> list[int]:

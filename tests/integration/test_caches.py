@@ -76,7 +76,7 @@ def engine(served: Served):
     yield engine
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
-    assert not any(reading.pinned_bytes for reading in engine.caches.read())
+    assert not any(reading.pinned_bytes for reading in engine.caches.stats())
 
 
 def cached_tokens(engine: EngineHarness, request_id: str) -> int:
@@ -158,7 +158,7 @@ def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
 
 def prefilled_share(engine: EngineHarness, request_id: str) -> float:
     """Share of a prompt that is prefilled; 0 if its prefill is not in progress."""
-    by_id = {each.request_id: each for each in engine.scheduler.read().progress}
+    by_id = {each.request_id: each for each in engine.scheduler.stats().progress}
     progress = by_id.get(request_id)
     return progress.done / progress.total if progress and progress.total else 0.0
 
@@ -200,4 +200,4 @@ def test_failed_prefix_store_changes_no_answer(
     monkeypatch.setattr(SequenceState, "take", fails)
     for time in ("first", "second"):
         assert engine.answer(asked("A and B", time)) == alone("A and B")
-    assert not engine.caches.prefixes.read().size_bytes
+    assert not engine.caches.prefixes.stats().size_bytes

@@ -38,6 +38,8 @@ from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.backends.cuda.kernels import Packing
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import KeysAndValues, Run
+from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv.batch_cache import joined
 from vlm_server.runner.loaded import LoadedModel
@@ -49,9 +51,7 @@ from vlm_server.runner.model.forward_pass import plain_embedding
 from vlm_server.runner.model.grids import Grid
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.model.towers import FrameTower
-from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.prefill import Prefill
-from vlm_server.runner.text.sequence import Sampled
+from vlm_server.runner.prefill.prefill import Prefill
 
 pytestmark = pytest.mark.families("rope")
 
@@ -191,7 +191,7 @@ def test_compiled_steps_verify_drafts_without_changing_answers(
     monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
     found = run_all(engine, LONGER, 2)
     assert {name: found[name][: LONGER.max_tokens] for name in PROMPTS} == plain.tokens
-    assert engine.scheduler.read().spec_drafts > 0
+    assert engine.scheduler.stats().spec_drafts > 0
     assert model.num_steps
     assert bool(model.piggybacked) == bool(mixed_step_tokens)
 
@@ -321,7 +321,9 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     some: Served, monkeypatch: pytest.MonkeyPatch, *, is_precompiled: bool
 ):
     monkeypatch.setattr(compiled_model, "_MAX_KEYS", 600)
-    monkeypatch.setattr(sizing, "_ALONE_SECONDS", 60.0)  # chunks are as long on a busy machine
+    monkeypatch.setattr(
+        sizing, "_MAX_IDLE_CHUNK_SECONDS", 60.0
+    )  # chunks are as long on a busy machine
     monkeypatch.setattr(CpuAttention, "is_precompiled", lambda *_: is_precompiled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
@@ -376,7 +378,7 @@ def test_eager_chunk_after_a_mixed_step_writes_in_place(
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
     (prefill,) = engine.runner._prefills.values()
-    layer = prefill.cache[0]
+    layer = prefill.kv.cache[0]
     first_columns(layer)  # as on CUDA
     monkeypatch.setattr(CompiledModel, "prefill", lambda *_: None)
     engine.abort("long")
@@ -402,7 +404,7 @@ def test_cancelled_piggybacked_prompt_is_stored(some: Served):
     engine, model = decoding(some, caches=caches_of(some))
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
-    progress = {each.request_id: each.done for each in engine.scheduler.read().progress}
+    progress = {each.request_id: each.done for each in engine.scheduler.stats().progress}
     engine.abort("pictures")
     engine.run()
     again = msgspec.structs.replace(asked("pictures", LONGER), request_id="again")
@@ -416,7 +418,7 @@ def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
 ):
     """The state of the prompt's chunk is unknown, so the request fails and stores nothing."""
     engine, model = decoding(some, caches=caches_of(some))
-    known = engine.caches.prefixes.read().entries
+    known = engine.caches.prefixes.stats().entries
     read = decode_batch.DecodeBatch.result
 
     def fail(batch: decode_batch.DecodeBatch) -> Sampled:
@@ -430,7 +432,7 @@ def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
     engine.run()
     assert isinstance(engine.ends["long"], Failed)
     assert isinstance(engine.ends["pictures"], Failed)
-    assert engine.caches.prefixes.read().entries == known
+    assert engine.caches.prefixes.stats().entries == known
 
 
 def test_cached_prefix_is_continued_in_mixed_steps(some: Served):

@@ -92,7 +92,7 @@ def cached_tokens(engine: EngineHarness, submit: Submit) -> int:
 
 
 def disk_of(engine: EngineHarness) -> CacheStats:
-    (reading,) = (each for each in engine.caches.read() if each.name == "disk")
+    (reading,) = (each for each in engine.caches.stats() if each.name == "disk")
     return reading
 
 
@@ -304,7 +304,7 @@ class Tight(DiskStore):
     def put(self, key: str, write: Callable[[Path], None], keep: Collection[str] = ()) -> list[str]:
         def write_less(path: Path) -> None:
             write(path)
-            if path.stat().st_size + self.read().size_bytes > self.room_bytes:
+            if path.stat().st_size + self.stats().size_bytes > self.room_bytes:
                 raise OSError(self.error, os.strerror(self.error), str(path))
 
         return super().put(key, write_less, keep)

@@ -196,14 +196,14 @@ def test_nan_logits_fail_only_their_request(
     engine.add(asked("text", LONGER))
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 4)
-    kept = caches.prefixes.read().entries
+    kept = caches.prefixes.stats().entries
     add_changed(engine, served[1], with_nans)
     engine.run()
     failed = engine.ends["picture"]
     assert isinstance(failed, Failed)
     assert (failed.code, "NaN" in failed.message) == ("internal_error", True)
     assert "picture" not in engine.tokens
-    assert caches.prefixes.read().entries <= kept + 2, "only the answers of the others are kept"
+    assert caches.prefixes.stats().entries <= kept + 2, "only the answers of the others are kept"
     assert engine.tokens == {name: alone(name) for name in ("text", "pictures")}
 
 
@@ -215,7 +215,7 @@ def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngin
     failed = engine.ends["picture"]
     assert isinstance(failed, Failed)
     assert (failed.code, "not finite" in failed.message) == ("internal_error", True)
-    assert not caches.features.read().entries
+    assert not caches.features.stats().entries
 
 
 def test_more_placeholders_than_features_fail_only_their_request(

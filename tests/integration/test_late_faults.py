@@ -21,10 +21,10 @@ from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.errors import OutOfMemory, StepTooLong
 from vlm_server.protocol import Failed, Finished, Submit
 from vlm_server.runner.backends.cpu import CpuBackend
+from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.device import arrays
 from vlm_server.runner.kv import segments
-from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.vision import encoder
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
 
@@ -41,7 +41,7 @@ def served(
     loaded, preparer = load_tiny(request.param)
     monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
-    monkeypatch.setattr(loaded.faults, "come_late", True)
+    monkeypatch.setattr(loaded.errors, "are_late", True)
     monkeypatch.setattr(arrays, "_LATE", WORDS)
     return loaded, preparer
 
@@ -191,7 +191,7 @@ def test_cancelled_prefix_with_late_copy_error_is_not_stored(
 ):
     engine = in_turns(served, chunk_tokens=8)
     engine.add(first("left"))
-    engine.step_until(lambda: any(each.done >= 16 for each in engine.scheduler.read().progress))
+    engine.step_until(lambda: any(each.done >= 16 for each in engine.scheduler.stats().progress))
     left = spoil(monkeypatch, segments, "_copy", add)
     engine.abort("left")
     engine.run()

@@ -46,8 +46,8 @@ class SlowMatcher:
     has_asked: bool = False
 
     @property
-    def fault(self) -> RequestError | None:
-        return self.inner.fault
+    def error(self) -> RequestError | None:
+        return self.inner.error
 
     @property
     def can_look_ahead(self) -> bool:

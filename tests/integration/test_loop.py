@@ -113,13 +113,13 @@ def test_prefill_seconds_include_time_between_launch_and_result(
 
     def slow_launch(plan: SchedulerOutput) -> LaunchedStep:
         step = launch(plan)
-        if plan.prefill:
+        if plan.prefills:
             time.sleep(0.2)
         return step
 
     def noting_finish(step: LaunchedStep) -> StepResult:
         result = finish(step)
-        if step.plan.prefill:
+        if step.plan.prefills:
             seconds.append(result.prefill_seconds)
         return result
 

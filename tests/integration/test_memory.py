@@ -18,12 +18,12 @@ from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
+from vlm_server.runner.decode.decode_batch import DecodeBatch
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.kv.segments import StateSize, buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.memory import MlxMemory
-from vlm_server.runner.text.decode_batch import DecodeBatch
-from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.vision.encoder import ImageEncoding
 from vlm_server.settings import MemorySettings
 
@@ -141,7 +141,7 @@ def test_prompt_buffers_are_allocated_once(served: Served, monkeypatch: pytest.M
 
     def watched(self: Prefill, *work: Any) -> mx.array:
         logits = launch(self, *work)
-        found = [layer for layer in self.cache if type(layer).__name__ == "KVCache"]
+        found = [layer for layer in self.kv.cache if type(layer).__name__ == "KVCache"]
         sizes.update(layer.keys.shape[2] for layer in found)
         return logits
 

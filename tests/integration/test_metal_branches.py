@@ -55,7 +55,7 @@ def test_served_model_uses_the_metal_branches(served: Served):
     loaded = served[0]
     assert isinstance(loaded.attention.attention, MetalAttention)
     assert loaded.tiling is loaded.family.tiling
-    assert loaded.faults.come_late
+    assert loaded.errors.are_late
 
 
 @pytest.mark.parametrize("chunk_tokens", few_of([512, 21], [21]))

@@ -20,7 +20,7 @@ from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache
-from vlm_server.runner.text import prefill
+from vlm_server.runner.prefill import prefill
 
 pytestmark = pytest.mark.families("deepstack", "caches")
 

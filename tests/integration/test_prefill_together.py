@@ -19,11 +19,11 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner import model_runner
 from vlm_server.runner.backends.cuda import attention as cuda_attention
+from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
 from vlm_server.runner.sampling import LazyLogprobs
-from vlm_server.runner.text.batched_prefill import can_batch_prefills
-from vlm_server.runner.text.decode_groups import DecodeGroups
 
 pytestmark = pytest.mark.families("rope", "deepstack")
 

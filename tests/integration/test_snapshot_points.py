@@ -34,10 +34,10 @@ def test_remembered_system_prompts_are_bounded_in_bytes(
     wanted = ask(0, "")
     assert len(wanted) == 2, "after the system prompt, and before the answer"
     assert ask(0, "other") == wanted
-    assert points._ends.read().entries == 2
-    size_bytes = points._ends.read().size_bytes // 2
+    assert points._ends.stats().entries == 2
+    size_bytes = points._ends.stats().size_bytes // 2
     for number in range(1, 100_000 // size_bytes + 3):
         ask(number, "")
     points._ends.check_integrity()
-    assert points._ends.read().evictions > 0
+    assert points._ends.stats().evictions > 0
     assert ask(0, "") == wanted

@@ -21,9 +21,9 @@ from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams
+from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode.speculation import Speculation, speculation_of
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.speculation import Speculation, speculation_of
 
 pytestmark = pytest.mark.families("caches", "rope", "batches")
 
@@ -68,7 +68,7 @@ def taken(engine: EngineHarness, params: SamplingParams) -> Answers:
 
 
 def spec_counts(engine: EngineHarness) -> Any:
-    return engine.scheduler.read()
+    return engine.scheduler.stats()
 
 
 @pytest.mark.parametrize("stagger", [0, 3])

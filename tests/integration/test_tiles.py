@@ -90,10 +90,10 @@ def test_tiled_encode_features_equal_whole_encode(served: Served, size: tuple[in
     assert_equal(encoder.encode([work])[0], wanted)
     keys = keys_of(served, work)
     if len(keys) == 1:
-        assert cache.read().entries == 0, "it is in the encoder cache as a whole"
+        assert cache.stats().entries == 0, "it is in the encoder cache as a whole"
     else:
-        assert cache.read().entries == cache.read().misses == len(set(keys))
-        assert cache.read().hits == len(set(keys))
+        assert cache.stats().entries == cache.stats().misses == len(set(keys))
+        assert cache.stats().hits == len(set(keys))
     cache.check_integrity()
     assert cache.num_references == 0
 
@@ -121,10 +121,10 @@ def test_changed_tiles_alone_are_encoded(served: Served):
     encoder.encode([before])[0]
     known, keys = set(keys_of(served, before)), set(keys_of(served, after))
     assert 0 < len(keys - known) < len(keys)
-    misses = cache.read().misses
+    misses = cache.stats().misses
     assert_equal(encoder.encode([after])[0], ImageEncoder(served[0]).encode([after])[0])
-    assert cache.read().misses - misses == len(keys - known)
-    assert cache.read().entries == len(keys | known)
+    assert cache.stats().misses - misses == len(keys - known)
+    assert cache.stats().entries == len(keys | known)
 
 
 def test_equal_tiles_are_encoded_once(served: Served):
@@ -133,7 +133,7 @@ def test_equal_tiles_are_encoded_once(served: Served):
     assert_equal(
         ImageEncoder(served[0], cache).encode([work])[0], ImageEncoder(served[0]).encode([work])[0]
     )
-    assert cache.read().entries == cache.read().misses == len(set(keys))
+    assert cache.stats().entries == cache.stats().misses == len(set(keys))
     assert len(set(keys)) < len(keys)
 
 
@@ -148,7 +148,7 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
         assert engine.answer(submit) == plain.answer(submit), number
         turns += (("assistant", (engine.texts[submit.request_id],)),)
         shown = with_a_spot(shown) if number == 0 else random_image(4, 500, 170)
-    reading = engine.caches.tiles.read()
+    reading = engine.caches.tiles.stats()
     assert reading.hits > 0
     assert reading.pinned_bytes == 0
     engine.caches.check_integrity()
@@ -165,7 +165,7 @@ def test_tiles_of_different_salts_are_not_shared(served: Served):
     assert not set(keys_of(served, mine)) & set(keys_of(served, theirs))
     encoder.encode([mine])[0]
     assert_equal(encoder.encode([theirs])[0], ImageEncoder(served[0]).encode([theirs])[0])
-    assert cache.read().hits == 0
+    assert cache.stats().hits == 0
 
 
 def test_tile_key_depends_on_pixels_shapes_types_and_salt():
@@ -189,13 +189,13 @@ def test_tile_cache_too_small_changes_no_features(smol: Served, part: float):
     first, second = (work_of(smol, random_image(seed, 200, 140)) for seed in (6, 7))
     whole = new_cache()
     ImageEncoder(smol[0], whole).encode([first])[0]
-    cache = new_cache(int(part * whole.read().size_bytes))
+    cache = new_cache(int(part * whole.stats().size_bytes))
     encoder = ImageEncoder(smol[0], cache)
     for work in (first, second, first):
         assert_equal(encoder.encode([work])[0], ImageEncoder(smol[0]).encode([work])[0])
         cache.check_integrity()
         assert cache.num_references == 0
-    assert (cache.read().evictions > 0) == (part > 0)
+    assert (cache.stats().evictions > 0) == (part > 0)
 
 
 def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
@@ -205,14 +205,14 @@ def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
     shown.paste((255, 0, 0), (0, 0, shown.width, 12))
     after, encoder = work_of(smol, shown), ImageEncoder(smol[0], cache)
     encoder.encode([before])[0]
-    cache.resize(cache.read().size_bytes)
+    cache.resize(cache.stats().size_bytes)
     for key in reversed(keys_of(smol, before)):
         cache.get(key)
     num_new = len(set(keys_of(smol, after)) - set(keys_of(smol, before)))
     assert num_new == 3, "the upper two, and the small copy"
-    misses = cache.read().misses
+    misses = cache.stats().misses
     encoder.encode([after])[0]
-    assert cache.read().misses - misses == num_new
+    assert cache.stats().misses - misses == num_new
 
 
 def test_non_finite_tile_features_are_not_stored(served: Served):
@@ -243,11 +243,11 @@ def test_cleared_tiles_return_their_memory(smol: Served):
     baseline = active_bytes()
     for seed in range(1, 13):
         show(seed)
-    stored = engine.caches.tiles.read().size_bytes
+    stored = engine.caches.tiles.stats().size_bytes
     assert active_bytes() - baseline >= stored > 0
     assert engine.caches.evictable_bytes >= stored
     engine.caches.clear()
-    assert engine.caches.tiles.read().size_bytes == 0
+    assert engine.caches.tiles.stats().size_bytes == 0
     assert active_bytes() - baseline < stored / 4
 
 
@@ -258,7 +258,7 @@ def test_tiles_are_part_of_the_encoder_caches_bytes(
     settings = CacheSettings(encoder_bytes=encoder_bytes)
     for name, tile_bytes in (("smolvlm", encoder_bytes // 4), ("qwen3_vl", 0)):
         caches = build_caches(settings, MemoryReading(0, 0, 1 << 30), load_tiny(name)[0])
-        limits = {each.name: each.limit_bytes for each in caches.read()}
+        limits = {each.name: each.limit_bytes for each in caches.stats()}
         assert limits["tile"] == tile_bytes
         assert limits["tile"] + limits["encoder"] == encoder_bytes
 
@@ -271,7 +271,7 @@ def test_cuda_encodes_a_picture_in_one_call(smol: Served):
     assert cuda.tiling is None
     cache = new_cache()
     ImageEncoder(cuda, cache).encode([work_of(smol, random_image(1, 200, 140))])[0]
-    assert cache.read().entries == cache.read().misses == 0
+    assert cache.stats().entries == cache.stats().misses == 0
 
 
 # ---- which families ----------------------------------------------------------------------

@@ -23,8 +23,8 @@ from vlm_server.interfaces import NewRequest, SchedulerOutput
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Finished, Start
 from vlm_server.runner import model_runner
+from vlm_server.runner.decode.wide_step import WideStep
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.text.wide_step import WideStep
 
 Loaded = tuple[LoadedModel, MultimodalPreparer]
 
@@ -42,7 +42,7 @@ def loaded(request: pytest.FixtureRequest, load_tiny: Callable[[str], Loaded]) -
 
 
 def units_encoded(caches: Caches) -> int:
-    return caches.features.read().entries
+    return caches.features.stats().entries
 
 
 def test_warm_up_encodes_media_and_leaves_nothing(
@@ -170,7 +170,7 @@ def test_quick_warm_up_is_one_small_picture(loaded: LoadedModel):
     (stage,) = stages(is_thorough=False, compiles=False, with_video=True, context_tokens=8192)
     warm_up(served.loop, stage)
     assert units_encoded(served.caches) == 1
-    assert served.caches.features.read().size_bytes < 64 << 10
+    assert served.caches.features.stats().size_bytes < 64 << 10
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     with pytest.raises(ModelLoadError):
         warm_up(served.loop, WarmUpStage("a picture", (ask("a", broken),)))

@@ -70,8 +70,8 @@ class Caches:
         self.clear()
         self._disk = self._opened_disk = self._open_disk()
 
-    def read(self) -> tuple[CacheStats, ...]:
-        return tuple(cache.read() for cache in self._all)
+    def stats(self) -> tuple[CacheStats, ...]:
+        return tuple(cache.stats() for cache in self._all)
 
     def clear(self) -> None:
         """Drop entries in memory that are not pinned, and reset the counters."""

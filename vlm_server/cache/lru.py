@@ -16,7 +16,7 @@ V = TypeVar("V")
 class InspectableCache(Protocol):
     """The interface of every cache, in memory or on disk. Thread-safe."""
 
-    def read(self) -> CacheStats: ...
+    def stats(self) -> CacheStats: ...
 
     def check_integrity(self) -> None:
         """Raises AssertionError if counters and entries disagree."""
@@ -107,7 +107,7 @@ class MemoryCache:
             self._bounded.evict(self._bounded.size_bytes + 1)
             self._hits = self._misses = self._bounded.num_evictions = 0
 
-    def read(self) -> CacheStats:
+    def stats(self) -> CacheStats:
         with self._lock:
             return CacheStats(
                 name=self._name,

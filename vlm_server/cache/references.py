@@ -126,11 +126,14 @@ class CacheReferences:
             self.add_features(index, result.features.pop(index))
         result.release()
 
-    def lease_features(self, index: int) -> bool:
-        """Lease the features of a span if they are in memory by now; returns whether they are."""
-        if not self.is_in_memory(index):  # the miss was counted before
-            return False
-        return self._lease(index, self._caches.features.lease(self._key.spans[index].mm_hash))
+    def lease_first_features(self) -> None:
+        """Lease missing features that are in memory by now, up to the first that are not."""
+        for index in list(self.missing()):
+            if not self.is_in_memory(index):  # the miss was counted before
+                return
+            mm_hash = self._key.spans[index].mm_hash
+            if not self._lease(index, self._caches.features.lease(mm_hash)):
+                return
 
     def is_in_memory(self, index: int) -> bool:
         """Whether the features of a span are in memory, without leasing them."""

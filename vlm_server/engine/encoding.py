@@ -22,14 +22,14 @@ _Parts = Generator[bool, None, EncodeDone]
 """Launches a part between two yields; yields whether all parts of the call are launched."""
 
 
-def encode_in_parts(encoder: Encoder, works: Sequence[EncodeWork]) -> _Parts:
+def encode_in_parts(encoder: Encoder, encodes: Sequence[EncodeWork]) -> _Parts:
     """Encode media of one size in one call; if that fails, each alone.
 
     An image thus never fails because of another request's.
     """
     started, has_failed = time.perf_counter(), False
     outcomes: list[EncodedImage | RequestError] = []
-    calls = [works]
+    calls = [encodes]
     while calls:
         call = calls.pop(0)
         try:
@@ -52,14 +52,14 @@ def encode_in_parts(encoder: Encoder, works: Sequence[EncodeWork]) -> _Parts:
         if calls:
             yield False
     seconds = time.perf_counter() - started
-    names = ", ".join(f"{work.span_index} of {work.request_id}" for work in works)
+    names = ", ".join(f"{encode.span_index} of {encode.request_id}" for encode in encodes)
     logger.debug("encoded %s in %.1f ms", names, 1000 * seconds)
-    return EncodeDone(works, outcomes, math.inf if has_failed else seconds)
+    return EncodeDone(encodes, outcomes, math.inf if has_failed else seconds)
 
 
-def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
+def encode(encoder: Encoder, encodes: Sequence[EncodeWork]) -> EncodeDone:
     """Encode media of one size without a break. Raises nothing."""
-    parts = encode_in_parts(encoder, works)
+    parts = encode_in_parts(encoder, encodes)
     while True:
         try:
             next(parts)
@@ -91,10 +91,10 @@ class EncoderInTurns:
     def needs_turns(self) -> bool:
         return self._parts is not None
 
-    def start(self, works: Sequence[EncodeWork]) -> None:
-        """Begin to encode `works` in one call, in the next turns."""
+    def start(self, encodes: Sequence[EncodeWork]) -> None:
+        """Begin to encode `encodes` in one call, in the next turns."""
         assert self._parts is None
-        self._parts = encode_in_parts(self._encoder, works)
+        self._parts = encode_in_parts(self._encoder, encodes)
         self._is_launched, self._num_long_steps, self._is_measured = False, 0, True
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:

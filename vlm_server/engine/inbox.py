@@ -23,9 +23,9 @@ class PrepareDone:
 
 @dataclass(frozen=True, slots=True)
 class EncodeDone:
-    """The result of encoding `works` in one call."""
+    """The result of encoding `encodes` in one call."""
 
-    works: Sequence[EncodeWork]
+    encodes: Sequence[EncodeWork]
     outcomes: Sequence[EncodedImage | RequestError]
     seconds: float | None
     """The time of the call; infinite if it failed (several were then encoded each alone). None if

@@ -3,7 +3,7 @@
     plan     = scheduler.schedule()            all work of this step
     preparers.start(plan.prepare), disk_reader.start(plan.disk_read), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
-    encoder.start(plan.encode_during_step)            during the launched step
+    encoder.start(plan.encode_during_step)     during the launched step
     result   = launched.result()               waits for the tokens
     events   = scheduler.update(plan, result)
     encoder.advance_encode()                   if it has no thread of its own
@@ -71,10 +71,6 @@ class EngineLoop:
     max_failed_steps: int
     _num_failed_steps: int = field(default=0, init=False)
     _last_plan: SchedulerOutput = field(default=SchedulerOutput(), init=False)
-    _encoding: tuple[str, ...] = field(default=(), init=False)
-    """The requests of the encode under way."""
-    _disk_reading: str | None = field(default=None, init=False)
-    """The request of the disk read under way."""
     _announced: OnDevice = field(default=OnDevice(()), init=False)
     """The last announcement of the requests on the device."""
     _heartbeat: Heartbeat = field(default_factory=Heartbeat, init=False)
@@ -109,12 +105,12 @@ class EngineLoop:
         for work in plan.prepare:
             self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self.preparers.start(work)
-        self._start_disk_read(plan.disk_read, plan)
-        self._start_encode(plan.encode, plan)
-        self._announce(plan)
+        self._announce(plan.on_device, plan)
+        self._start_disk_read(plan.disk_read)
+        self._start_encode(plan.encode)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
         self._send_all(self.scheduler.update(plan, result))
-        is_long = bool(plan.decode and plan.prefill)
+        is_long = bool(plan.decode and plan.prefills)
         if self.encoder.needs_turns:
             self.runner.synchronize()
         self.encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
@@ -128,51 +124,45 @@ class EngineLoop:
 
     def _execute(self, plan: SchedulerOutput) -> StepResult:
         started = time.perf_counter()
-        if plan.prefill:
+        if plan.prefills:
             self.governor.before_chunk()
         launched = self.runner.launch(plan)
-        self._start_encode(plan.encode_during_step, plan)
+        self._announce(plan.on_device_during_step, plan)
+        self._start_encode(plan.encode_during_step)
         result = launched.result()
         _log_step(plan, time.perf_counter() - started)
         return result
 
-    def _start_disk_read(self, work: DiskReadWork | None, plan: SchedulerOutput) -> None:
+    def _start_disk_read(self, work: DiskReadWork | None) -> None:
         if work is None:
             return
-        self._disk_reading = work.request_id
-        self._announce(plan)
         self.governor.before_disk_read(work.disk_read.size_bytes + work.disk_read.transient_bytes)
         self.disk_reader.start(work)
 
-    def _start_encode(self, works: Sequence[EncodeWork], plan: SchedulerOutput) -> None:
-        if not works:
+    def _start_encode(self, encodes: Sequence[EncodeWork]) -> None:
+        if not encodes:
             return
-        self._encoding = tuple(dict.fromkeys(work.request_id for work in works))
-        self._announce(plan)
-        self.governor.before_encode(sum(work.num_tokens for work in works))
-        self._heartbeat.start(ENCODER, works[0].request_id)
-        self.encoder.start(works)
+        self.governor.before_encode(sum(encode.num_tokens for encode in encodes))
+        self._heartbeat.start(ENCODER, encodes[0].request_id)
+        self.encoder.start(encodes)
 
-    def _announce(self, plan: SchedulerOutput) -> None:
+    def _announce(self, on_device: OnDevice, plan: SchedulerOutput) -> None:
         """Send the front the requests that the device is about to work on, if they change.
 
-        If the process dies now, the supervisor blames these requests (`quarantine`).
+        If the process dies now, the supervisor blames these requests (`quarantine`). Between two
+        chunks of a prompt the last announcement stands.
         """
-        prefilling = [work.request_id for work in plan.prefills]
-        reading = () if self._disk_reading is None else (self._disk_reading,)
-        request_ids = dict.fromkeys((*reading, *self._encoding, *prefilling))
-        on_device = OnDevice(tuple(request_ids), self._encoding)
-        # Between two chunks the last announcement stands.
-        is_between_chunks = not request_ids and plan.waits_for_first_token
+        is_between_chunks = not on_device.request_ids and plan.waits_for_first_token
         if on_device != self._announced and not is_between_chunks:
             self._announced = on_device
             self.send(on_device)
 
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
-        if chunk := plan.prefill:
-            joined_running = chunk.is_last and bool(plan.decode or plan.batched_prefills)
+        if plan.prefills:
+            is_last = plan.prefills[0].is_last
+            joined_running = is_last and bool(plan.decode or plan.is_batched_prefill)
             self.governor.after_chunk(
-                plan.num_prefill_tokens, is_last=chunk.is_last, joined_running=joined_running
+                plan.num_prefill_tokens, is_last=is_last, joined_running=joined_running
             )
         self.governor.after_decode(len(plan.decode), awaits_first_token=plan.waits_for_first_token)
         self._handle_device_limits(result.failures.values())
@@ -274,24 +264,22 @@ class EngineLoop:
                 return []
 
     def _on_disk_read(self, done: DiskReadDone) -> None:
-        self._disk_reading = None
         self.governor.mark_busy()
         if done.result.is_out_of_memory:
             self.governor.free_unused_memory()
         self.scheduler.on_disk_read(done.request_id, done.result)
 
     def _on_encoded(self, done: EncodeDone) -> list[Event]:
-        self._encoding = ()
-        self._heartbeat.finish(ENCODER, done.works[0].request_id)
+        self._heartbeat.finish(ENCODER, done.encodes[0].request_id)
         encoded = [image for image in done.outcomes if not isinstance(image, RequestError)]
         self.governor.mark_busy()  # the device has worked, even if the requests are gone
-        num_tokens = tokens_per_call = sum(work.num_tokens for work in done.works)
-        if len(done.works) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
+        num_tokens = tokens_per_call = sum(encode.num_tokens for encode in done.encodes)
+        if len(done.encodes) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
             tokens_per_call = encoded[0].tokens_per_call  # one image in several calls
         size_bytes = sum(image.size_bytes for image in encoded)
         self.governor.after_encode(num_tokens, size_bytes, tokens_per_call)
         self._handle_device_limits(done.outcomes)
-        return self.scheduler.on_encoded(done.works, done.outcomes, done.seconds)
+        return self.scheduler.on_encoded(done.encodes, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
@@ -320,7 +308,7 @@ class EngineLoop:
         return self._last_plan.has_requests or self._heartbeat.has_work
 
     def _stats(self) -> Stats:
-        scheduler_stats = self.scheduler.read()
+        scheduler_stats = self.scheduler.stats()
         tracked_by = {
             "scheduler": scheduler_stats.tracked,
             "runner": self.runner.num_tracked,
@@ -328,7 +316,7 @@ class EngineLoop:
         }
         return Stats(
             tracked_by=tracked_by,
-            memory=self.governor.read(self.scheduler.reserved_bytes),
+            memory=self.governor.stats(self.scheduler.reserved_bytes),
             at_work=self._heartbeat.read_oldest(),
             **vars(scheduler_stats),
         )
@@ -340,5 +328,5 @@ def _log_step(plan: SchedulerOutput, seconds: float) -> None:
         1000 * seconds,
         len(plan.decode),
         plan.num_prefill_tokens,
-        ", ".join(work.request_id for work in plan.prefills) or "no prompt",
+        ", ".join(chunk.request_id for chunk in plan.prefills) or "no prompt",
     )

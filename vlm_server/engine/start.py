@@ -14,7 +14,7 @@ from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.memory.governor import MIB, Governor
+from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.formats import Formats
 from vlm_server.engine.scheduler.config import (
     TYPICAL_TOKENS,
@@ -39,9 +39,10 @@ from vlm_server.runner.distributed.rank_zero import RankZero, SingleProcess
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
-from vlm_server.runner.text.batched_prefill import can_batch_prefills
+from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
 from vlm_server.runner.vision.encoder import ImageEncoder
 from vlm_server.runner.warm_up_record import WarmUpRecord
+from vlm_server.settings import MIB
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecuto
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     """The number of typical sequences that fit into the memory that the weights leave."""
-    memory = governor.read()
+    memory = governor.stats()
     size = planned_state_size(loaded.language_model, loaded.family)
     seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)

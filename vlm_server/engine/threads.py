@@ -115,11 +115,11 @@ class EncoderThread:
         self._inbox = inbox
         self._thread = _started(1, "encoder")
 
-    def start(self, works: Sequence[EncodeWork]) -> None:
-        self._thread.submit(self._encode, works)
+    def start(self, encodes: Sequence[EncodeWork]) -> None:
+        self._thread.submit(self._encode, encodes)
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         """Do nothing: the thread needs no turns."""
 
-    def _encode(self, works: Sequence[EncodeWork]) -> None:
-        self._inbox.put(encode(self._encoder, works))
+    def _encode(self, encodes: Sequence[EncodeWork]) -> None:
+        self._inbox.put(encode(self._encoder, encodes))

@@ -27,7 +27,7 @@ class Step(Protocol):
 class EncodeExecutor(Protocol):
     """An executor of encodes, which posts the features into the engine's inbox."""
 
-    def start(self, works: Sequence[EncodeWork]) -> None:
+    def start(self, encodes: Sequence[EncodeWork]) -> None:
         """Begin to encode media of one size in one call."""
         ...
 
@@ -98,7 +98,7 @@ class EncodeCall(Protocol):
 class Encoder(Protocol):
     """The vision encoder: media to features. All calls come from one thread."""
 
-    def begin(self, works: Sequence[EncodeWork]) -> EncodeCall:
+    def begin(self, encodes: Sequence[EncodeWork]) -> EncodeCall:
         """Begin to encode media of one size, with the same results as one by one.
 
         Raises RequestError if any is invalid; then none is encoded.

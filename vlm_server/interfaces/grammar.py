@@ -15,7 +15,7 @@ class AnswerMatcher(Protocol):
     """A matcher of one answer's tokens; another process computes the masks."""
 
     @property
-    def fault(self) -> RequestError | None:
+    def error(self) -> RequestError | None:
         """The error that ends the answer; None if it can continue."""
         ...
 

@@ -15,7 +15,7 @@ from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import RequestError
 from vlm_server.interfaces.prompts import MediaInputs, PreparedPrompt
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.protocol import OnDevice, SamplingParams, Submit
 
 
 class SeqId(NamedTuple):
@@ -124,6 +124,9 @@ class PrefillWork:
         return self.end - self.start
 
 
+_NO_DEVICE_WORK = OnDevice(())
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """The plan of one step."""
@@ -146,10 +149,14 @@ class SchedulerOutput:
     new: tuple[NewRequest, ...] = ()
     """Requests to add. If there are any, they are exactly those of `prefills`."""
     decode: tuple[SeqId, ...] = ()
-    prefill: PrefillWork | None = None
-    batched_prefills: tuple[PrefillWork, ...] = ()
-    """Whole new prompts to prefill with that of `prefill`, after the same number of tokens."""
+    prefills: tuple[PrefillWork, ...] = ()
+    """The chunk of one prompt; or of several, which are whole new prompts that start after the same
+    number of tokens: a batched prefill."""
     # For the scheduler and the loop.
+    on_device: OnDevice = _NO_DEVICE_WORK
+    """The requests whose disk read, encode or prefill is under way once the step is launched."""
+    on_device_during_step: OnDevice = _NO_DEVICE_WORK
+    """The same once `encode_during_step` is started."""
     refused: Mapping[str, RequestError] = field(default_factory=dict)
     """Requests that do not fit into device memory even alone."""
     has_requests: bool = False
@@ -165,18 +172,16 @@ class SchedulerOutput:
 
     @property
     def has_runner_work(self) -> bool:
-        return bool(self.finished_seqs or self.new or self.decode or self.prefill)
+        return bool(self.finished_seqs or self.new or self.decode or self.prefills)
 
     @property
-    def prefills(self) -> tuple[PrefillWork, ...]:
-        """The chunks of all prompts."""
-        return () if self.prefill is None else (self.prefill, *self.batched_prefills)
+    def is_batched_prefill(self) -> bool:
+        return len(self.prefills) > 1
 
     @property
     def num_prefill_tokens(self) -> int:
         """The tokens of all chunks, padded to the longest."""
-        works = self.prefills
-        return len(works) * max((work.num_tokens for work in works), default=0)
+        return len(self.prefills) * max((chunk.num_tokens for chunk in self.prefills), default=0)
 
 
 @dataclass(frozen=True, slots=True)

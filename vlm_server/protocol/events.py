@@ -173,7 +173,7 @@ class VideoUse(msgspec.Struct, frozen=True):
     truncated: bool
 
 
-PhaseName = Literal["queue", "prepare", "load", "encode", "prefill", "decode"]
+PhaseName = Literal["queue", "prepare", "disk_read", "encode", "prefill", "decode"]
 
 
 class Phase(msgspec.Struct, frozen=True):

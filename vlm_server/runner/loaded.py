@@ -10,7 +10,7 @@ from typing import Any
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
-from vlm_server.runner.device.arrays import Faults
+from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import Family
 from vlm_server.runner.fingerprint import Checkpoint
@@ -49,7 +49,7 @@ class LoadedModel:
     position_lock: AbstractContextManager[Any]
     """Held to call the model; a null context unless encoding writes positions on the language model
     while another thread may launch it."""
-    faults: Faults
+    errors: DeviceErrors
     """The errors of its device."""
     ranks: Ranks | None = None
     """None if this process has all of the model."""

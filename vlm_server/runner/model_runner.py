@@ -9,49 +9,70 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.runner.decode.decode_groups import DecodeGroups
+from vlm_server.runner.decode.sequence import Sampled
+from vlm_server.runner.decode.speculation import speculation_of
+from vlm_server.runner.device.arrays import DeviceErrors
+from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.prefill.batched_prefill import launch_batched
+from vlm_server.runner.prefill.prefill import Prefill
+from vlm_server.runner.prefix_writer import LateErrors, PrefixStore, PrefixWriter
 from vlm_server.runner.sampling import NO_TOKEN
-from vlm_server.runner.text.batched_prefill import launch_batched
-from vlm_server.runner.text.decode_groups import DecodeGroups
-from vlm_server.runner.text.prefill import Prefill, Prefilled
-from vlm_server.runner.text.prefix_writer import LateErrors, PrefixStore, PrefixWriter
-from vlm_server.runner.text.sequence import Sampled
-from vlm_server.runner.text.speculation import speculation_of
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+class StepFailures:
+    """The failures of one step, while it is launched and finished."""
+
+    def __init__(self, errors: DeviceErrors) -> None:
+        self._errors = errors
+        self.by_request: dict[str, RequestError] = {}
+        """The requests that fail in it."""
+        self.last_error: str | None = None
+        """The last error of the model or the device."""
+
+    def record(
+        self, error: Exception, request_ids: Collection[str] = (), message: str = ""
+    ) -> None:
+        """Record `error`, with which these requests end.
+
+        `message` describes it to their clients unless it is a usual one.
+        """
+        self.last_error = f"{type(error).__name__}: {error}"
+        failure = self._errors.request_error(error, message)
+        self.by_request |= dict.fromkeys(request_ids, failure)
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """The `Step` of a `ModelRunner`."""
 
     runner: ModelRunner
     plan: SchedulerOutput
-    failures: dict[str, RequestError] = field(default_factory=dict)
-    """The requests that fail in it."""
-    error: str | None = None
-    """The last error of the model or the device."""
-    logits: mx.array | None = None
-    """Logits of the last token of the chunk, or of each prompt of a batched prefill, (prompts,
-    vocabulary), lazy; None without a chunk, or if it failed."""
-    batched: Mapping[str, Prefilled] = field(default_factory=dict)
-    """The prompts of a batched prefill, by request."""
-    prefill_started: float = 0.0
-    """The start of launching the chunk, by `time.perf_counter`."""
-    is_mixed: bool = False
+    failures: StepFailures
+    prefill_started: float
+    """The start of launching the prefill, by `time.perf_counter`."""
+    is_mixed: bool
     """Whether the chunk is part of the decode step."""
+    logits: mx.array | None
+    """Logits of the last token of the chunk, or of each prompt of a batched prefill, (prompts,
+    vocabulary), lazy; None without a prefill, or if launching it failed."""
+    batch: Mapping[str, PromptKV]
+    """The prompts of a batched prefill, by request."""
 
     def result(self) -> StepResult:
-        """Never raises for a request's fault: see `StepResult.failures`."""
+        """Never raises for the error of a request: see `StepResult.failures`."""
         return self.runner.finish(self)
 
 
@@ -64,12 +85,12 @@ class ModelRunner:
         """`num_draft_tokens`: the most drafts of a sequence that a step verifies; 0 for none."""
         self._loaded = loaded
         self._prefills: dict[str, Prefill] = {}
-        self._joined: dict[str, Prefilled] = {}
+        self._joined: dict[str, PromptKV] = {}
         """Prompts whose sequences have joined since the last launch; the next plan stores them."""
         self._state_size: StateSize | None = None
         self._groups = DecodeGroups(loaded, speculation_of(loaded, num_draft_tokens))
-        self._errors = LateErrors(loaded.faults, self._groups)
-        self._prefixes = PrefixWriter(prefixes, self._groups, loaded.faults, self._errors)
+        self._errors = LateErrors(loaded.errors, self._groups)
+        self._prefixes = PrefixWriter(prefixes, self._groups, loaded.errors, self._errors)
 
     @property
     def num_tracked(self) -> int:
@@ -84,25 +105,27 @@ class ModelRunner:
         return self._loaded.text.max_piggybacked_tokens(num_seqs, has_media=bool(prompt.spans))
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
-        """Begin one decode step and one chunk. Never raises for a request's fault."""
+        """Begin one decode step and one prefill. Never raises for the error of a request."""
         self._errors.attribute_to_others()
-        step = LaunchedStep(self, plan)
+        failures = StepFailures(self._loaded.errors)
+        logits, batch = None, dict[str, PromptKV]()
         with self._loaded.position_lock:
             if plan.finished_seqs:
                 self._remove_finished(plan)
-            chunk_logits = self._launch_decode(step)
+            mixed_logits = self._launch_decode(plan, failures)
             if not plan.finished_seqs:
                 self._store(plan)  # while the device decodes
             self._joined = {}
-            if plan.prefill is not None:
+            if plan.prefills:
                 self.synchronize()
-            step.prefill_started = time.perf_counter()
-            if plan.batched_prefills:
-                with self._batched_faults(step):
-                    step.batched, step.logits = launch_batched(self._loaded, plan.new)
-            else:
-                self._launch_prefill(step, chunk_logits)
-        return step
+            started = time.perf_counter()
+            if plan.is_batched_prefill:
+                with self._record_batch_error(failures):
+                    batch, logits = launch_batched(self._loaded, plan.new)
+            elif plan.prefills:
+                logits = self._launch_chunk(plan, plan.prefills[0], mixed_logits, failures)
+        is_mixed = mixed_logits is not None
+        return LaunchedStep(self, plan, failures, started, is_mixed, logits, batch)
 
     def synchronize(self) -> None:
         self._errors.synchronize()
@@ -117,21 +140,22 @@ class ModelRunner:
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """The tokens and failures of a launched step."""
-        reading_since = time.perf_counter()
-        sampled = self._read_decode(step)
-        read_seconds = time.perf_counter() - reading_since  # the chunk had not begun on the device
-        if step.plan.batched_prefills:
-            sampled.add(self._finish_batched(step))
-        else:
-            sampled.add(self._finish_prefill(step))
-        seconds = time.perf_counter() - step.prefill_started - read_seconds
+        waiting_since = time.perf_counter()
+        sampled = self._finish_decode(step.plan, step.failures)
+        # The device had not begun the chunk.
+        decode_seconds = time.perf_counter() - waiting_since
+        if step.plan.is_batched_prefill:
+            sampled.add(self._finish_batch(step))
+        elif step.plan.prefills:
+            sampled.add(self._finish_chunk(step.plan.prefills[0], step.logits, step.failures))
+        seconds = time.perf_counter() - step.prefill_started - decode_seconds
         return StepResult(
             sampled.tokens,
-            step.failures,
+            step.failures.by_request,
             sampled.logprobs,
             sampled.drafts,
             prefill_seconds=None if step.is_mixed else seconds,
-            error=step.error,
+            error=step.failures.last_error,
         )
 
     def _remove_finished(self, plan: SchedulerOutput) -> None:
@@ -151,164 +175,161 @@ class ModelRunner:
         for seq in plan.stored_answers:
             self._prefixes.store_answer(seq)
 
-    def _fail(
-        self, step: LaunchedStep, error: Exception, request_ids: tuple[str, ...], message: str
-    ) -> None:
-        """End these requests with `error`, described by `message` unless it is a usual one."""
-        step.error = f"{type(error).__name__}: {error}"
-        failure = self._loaded.faults.request_error(error, message)
-        step.failures |= dict.fromkeys(request_ids, failure)
-
     # ---- decode --------------------------------------------------------------------
 
-    def _launch_decode(self, step: LaunchedStep) -> mx.array | None:
+    def _launch_decode(self, plan: SchedulerOutput, failures: StepFailures) -> mx.array | None:
         """Begin a decode step; returns the chunk's logits if it is a mixed one."""
-        plan, work = step.plan, self._piggybacked(step.plan)
         assert set(plan.decode) == set(self._groups.seq_ids)
-        chunk, logits = None, None
-        if work is not None:
-            with self._chunk_faults(step, work):
-                chunk = self._prefill_of(plan, work).chunk(work.start, work.end)
+        piggybacked, chunk = self._piggybacked(plan), None
+        if piggybacked is not None:
+            with self._fail_on_chunk_error(piggybacked, failures):
+                prefill = self._prefill_of(plan, piggybacked)
+                chunk = prefill.chunk(piggybacked.start, piggybacked.end)
         try:
-            logits = self._groups.launch(is_alone=plan.prefill is None, chunk=chunk)
+            return self._groups.launch(is_alone=not plan.prefills, chunk=chunk)
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
-            self._fail_decode(step, error)
-            if chunk is not None and work is not None:  # the chunk may be half done
-                self._end_prefill(work.request_id, error, step)
-        step.is_mixed = logits is not None
-        return logits
+            self._fail_decode(plan, error, failures)
+            if chunk is not None and piggybacked is not None:  # the chunk may be half done
+                self._end_prefill(piggybacked.request_id, error, failures)
+            return None
 
     def _piggybacked(self, plan: SchedulerOutput) -> PrefillWork | None:
         """The plan's chunk, if the decode step may be a mixed one."""
-        work = plan.prefill
-        if work is None or plan.batched_prefills or not plan.decode:
+        if plan.is_batched_prefill or not (plan.prefills and plan.decode):
             return None
+        (chunk,) = plan.prefills
         prompts = {request.request_id: request.prompt for request in plan.new}
-        prompt = prompts.get(work.request_id) or self._prefills[work.request_id].prompt
-        if work.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
+        prompt = prompts.get(chunk.request_id) or self._prefills[chunk.request_id].kv.prompt
+        if chunk.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
             return None  # the host better builds the chunk while the device decodes
-        return work
+        return chunk
 
-    def _read_decode(self, step: LaunchedStep) -> Sampled:
+    def _finish_decode(self, plan: SchedulerOutput, failures: StepFailures) -> Sampled:
         try:
             sampled = self._groups.result()
             self._errors.check()
         except Exception as error:
-            logger.exception("a decode step of %d sequences failed", len(step.plan.decode))
-            self._fail_decode(step, error)
+            logger.exception("a decode step of %d sequences failed", len(plan.decode))
+            self._fail_decode(plan, error, failures)
             return Sampled()
-        return self._without_unsampled(sampled, step)
+        return self._without_unsampled(sampled, failures)
 
-    def _fail_decode(self, step: LaunchedStep, error: Exception) -> None:
+    def _fail_decode(self, plan: SchedulerOutput, error: Exception, failures: StepFailures) -> None:
         """End all sequences, and the prompts whose latest chunk was part of a mixed step."""
-        seqs = step.plan.decode
-        request_ids = tuple(seq.request_id for seq in seqs)
-        self._fail(step, error, request_ids, "The model failed while decoding.")
-        self._groups.remove(seqs)
+        request_ids = [seq.request_id for seq in plan.decode]
+        failures.record(error, request_ids, "The model failed while decoding.")
+        self._groups.remove(plan.decode)
         self._joined = {}
         for request_id, prefill in list(self._prefills.items()):
             if prefill.is_piggybacked:
-                self._end_prefill(request_id, error, step)
+                self._end_prefill(request_id, error, failures)
 
-    def _without_unsampled(self, sampled: Sampled, step: LaunchedStep) -> Sampled:
+    def _without_unsampled(self, sampled: Sampled, failures: StepFailures) -> Sampled:
         """Remove the sequences of `sampled` that got no token, without storing them."""
         for seq in [seq for seq, tokens in sampled.tokens.items() if NO_TOKEN in tokens]:
             del sampled.tokens[seq]
-            fault = self._groups.fault(seq)
-            if fault is None:
+            error = self._groups.grammar_error(seq)
+            if error is None:
                 logger.error("a sequence's scores are not finite: no token can be sampled")
-                fault = InternalError("The model's scores for the next token are NaN.")
-            step.failures[seq.request_id] = fault
+                error = InternalError("The model's scores for the next token are NaN.")
+            failures.by_request[seq.request_id] = error
             self._groups.remove([seq])
         return sampled
 
     # ---- prefill -------------------------------------------------------------------
 
-    def _launch_prefill(self, step: LaunchedStep, chunk_logits: mx.array | None) -> None:
-        """Begin the plan's chunk; `chunk_logits` are those of a mixed step that did so."""
-        work = step.plan.prefill
-        if work is not None and work.request_id not in step.failures:
-            with self._chunk_faults(step, work):
-                prefill = self._prefill_of(step.plan, work)
-                step.logits = prefill.launch(work.start, work.end, chunk_logits)
+    def _launch_chunk(
+        self,
+        plan: SchedulerOutput,
+        chunk: PrefillWork,
+        mixed_logits: mx.array | None,
+        failures: StepFailures,
+    ) -> mx.array | None:
+        """Begin a chunk; returns its last token's logits, (1, vocabulary), or None if it failed.
 
-    def _prefill_of(self, plan: SchedulerOutput, work: PrefillWork) -> Prefill:
+        `mixed_logits` are those of a mixed step that did so.
+        """
+        logits = None
+        if chunk.request_id not in failures.by_request:
+            with self._fail_on_chunk_error(chunk, failures):
+                prefill = self._prefill_of(plan, chunk)
+                logits = prefill.launch(chunk.start, chunk.end, mixed_logits)
+        return logits
+
+    def _prefill_of(self, plan: SchedulerOutput, chunk: PrefillWork) -> Prefill:
         for request in plan.new:
-            if request.request_id == work.request_id and request.request_id not in self._prefills:
+            if request.request_id == chunk.request_id and request.request_id not in self._prefills:
                 self._prefills[request.request_id] = Prefill(self._loaded, request)
-        return self._prefills[work.request_id]
+        return self._prefills[chunk.request_id]
 
-    def _finish_prefill(self, step: LaunchedStep) -> Sampled:
+    def _finish_chunk(
+        self, chunk: PrefillWork, logits: mx.array | None, failures: StepFailures
+    ) -> Sampled:
         """Wait for a chunk; after the last one, let the request's sequences join.
 
-        Returns their first tokens. A mixed step's result has waited for its chunk.
+        Returns their first tokens. The result of a mixed step has waited for its chunk.
         """
-        work, sampled = step.plan.prefill, None
-        if work is None or step.logits is None or work.request_id in step.failures:
+        sampled = None
+        if logits is None or chunk.request_id in failures.by_request:
             return Sampled()
-        prefill = self._prefills[work.request_id]
-        with self._chunk_faults(step, work):
-            if work.is_last:
-                sampled = self._groups.join({work.request_id: prefill}, step.logits)
-                self._state_size = self._state_size or StateSize(
-                    prefill.cache, prefill.prompt.num_tokens
-                )
-            elif not step.is_mixed:
+        prefill = self._prefills[chunk.request_id]
+        kv = prefill.kv
+        with self._fail_on_chunk_error(chunk, failures):
+            if chunk.is_last:
+                sampled = self._groups.join({chunk.request_id: kv}, logits)
+                self._state_size = self._state_size or StateSize(kv.cache, kv.prompt.num_tokens)
+            elif not prefill.is_piggybacked:
                 prefill.wait()
         if sampled is None:
             return Sampled()
-        del self._prefills[work.request_id]
-        self._joined[work.request_id] = prefill
-        return self._without_unsampled(sampled, step)
+        del self._prefills[chunk.request_id]
+        self._joined[chunk.request_id] = kv
+        return self._without_unsampled(sampled, failures)
 
     @contextmanager
-    def _chunk_faults(self, step: LaunchedStep, work: PrefillWork) -> Iterator[None]:
-        """End the request of `work` with an error in the block."""
+    def _fail_on_chunk_error(self, chunk: PrefillWork, failures: StepFailures) -> Iterator[None]:
+        """End the request of `chunk` with an error in the block."""
         try:
             yield
         except Exception as error:
-            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
-            self._end_prefill(work.request_id, error, step)
+            logger.exception("prefilling tokens %d to %d failed", chunk.start, chunk.end)
+            self._end_prefill(chunk.request_id, error, failures)
 
-    def _end_prefill(self, request_id: str, error: Exception, step: LaunchedStep) -> None:
+    def _end_prefill(self, request_id: str, error: Exception, failures: StepFailures) -> None:
         """End a request whose chunk failed; nothing of its prompt is stored."""
         self._prefills.pop(request_id, None)
-        self._fail(step, error, (request_id,), "The model failed while prefilling the prompt.")
+        failures.record(error, [request_id], "The model failed while prefilling the prompt.")
         self._errors.attribute_to_others()
 
     # ---- batched prefill -----------------------------------------------------------
 
-    def _finish_batched(self, step: LaunchedStep) -> Sampled:
+    def _finish_batch(self, step: LaunchedStep) -> Sampled:
         """Wait for a batched prefill; returns first tokens. If it fails, prefills one by one."""
         sampled = None
         if step.logits is not None:
-            with self._batched_faults(step):
-                sampled = self._groups.join(step.batched, step.logits)
+            with self._record_batch_error(step.failures):
+                sampled = self._groups.join(step.batch, step.logits)
         if sampled is None:
-            return self._prefill_one_by_one(step)
-        self._joined |= step.batched
-        return self._without_unsampled(sampled, step)
+            return self._prefill_one_by_one(step.plan, step.failures)
+        self._joined |= step.batch
+        return self._without_unsampled(sampled, step.failures)
 
     @contextmanager
-    def _batched_faults(self, step: LaunchedStep) -> Iterator[None]:
+    def _record_batch_error(self, failures: StepFailures) -> Iterator[None]:
         """Record an error in the block, which ends no request."""
         try:
             yield
         except Exception as error:
-            logger.exception("a batched prefill of %d prompts failed", len(step.plan.new))
-            self._fail(step, error, (), "")
+            logger.exception("a batched prefill failed")
+            failures.record(error)
             self._errors.attribute_to_others()
 
-    def _prefill_one_by_one(self, step: LaunchedStep) -> Sampled:
+    def _prefill_one_by_one(self, plan: SchedulerOutput, failures: StepFailures) -> Sampled:
         """Prefill all prompts of a plan from the beginning; returns their first tokens."""
         sampled = Sampled()
-        for request, work in zip(step.plan.new, step.plan.prefills, strict=True):
-            alone = LaunchedStep(
-                self, SchedulerOutput(new=(request,), prefill=work), step.failures, step.error
-            )
+        for chunk in plan.prefills:
             with self._loaded.position_lock:
-                self._launch_prefill(alone, None)
-            sampled.add(self._finish_prefill(alone))
-            step.error = alone.error
+                logits = self._launch_chunk(plan, chunk, None, failures)
+            sampled.add(self._finish_chunk(chunk, logits, failures))
         return sampled

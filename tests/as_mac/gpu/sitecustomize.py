@@ -105,8 +105,8 @@ def _spoil_store(module: Any) -> None:
 
 _AFTER = {
     "vlm_server.runner.device.device": _take_for_metal,
-    "vlm_server.runner.text.decode_batch": _spoil_decode,
-    "vlm_server.runner.text.prefill": _spoil_prefill,
+    "vlm_server.runner.decode.decode_batch": _spoil_decode,
+    "vlm_server.runner.prefill.prefill": _spoil_prefill,
     "vlm_server.runner.vision.encoder": _spoil_encode,
     "vlm_server.runner.kv.segments": _spoil_store,
 }

@@ -38,7 +38,7 @@ class Adapter(Protocol):
 
     def evict(self, num_bytes: int) -> int: ...
 
-    def read(self) -> CacheStats: ...
+    def stats(self) -> CacheStats: ...
 
     def check_integrity(self) -> None: ...
 
@@ -74,7 +74,7 @@ def held(cache: HoldingAdapter, *numbers: int) -> Iterator[None]:
 def check(cache: Adapter) -> None:
     """The stats match the stored entries, within the limit."""
     cache.check_integrity()
-    reading, stored = cache.read(), cache.stored
+    reading, stored = cache.stats(), cache.stored
     assert reading.entries == len(stored)
     assert reading.size_bytes == ENTRY_BYTES * len(stored) <= reading.limit_bytes == LIMIT_BYTES
 
@@ -84,7 +84,7 @@ class EveryCache:
 
     def test_new_cache_is_empty(self, cache: Adapter) -> None:
         check(cache)
-        reading = cache.read()
+        reading = cache.stats()
         assert (reading.entries, reading.pinned_bytes, cache.stored) == (0, 0, set())
         assert (reading.hits, reading.misses, reading.evictions, reading.damaged) == (0, 0, 0, 0)
 
@@ -96,7 +96,7 @@ class EveryCache:
             evictions += len(before - cache.stored)
             assert number in cache.stored
             assert len(cache.stored) == min(3, len(before | {number}))
-            assert cache.read().evictions == evictions
+            assert cache.stats().evictions == evictions
             check(cache)
 
     def test_least_recently_used_entry_is_evicted_first(self, cache: Adapter) -> None:
@@ -107,15 +107,15 @@ class EveryCache:
         assert cache.stored == {1, 3, 4}
         cache.put(5)
         assert cache.stored == {1, 4, 5}
-        assert cache.read().evictions == 2
+        assert cache.stats().evictions == 2
         check(cache)
 
     def test_same_entry_is_stored_once(self, cache: Adapter) -> None:
         for _ in range(2):
             cache.put(1)
-            assert cache.read().entries == 1
+            assert cache.stats().entries == 1
             check(cache)
-        assert cache.read().evictions == 0
+        assert cache.stats().evictions == 0
 
     def test_large_entry_evicts_several_small_ones(self, cache: Adapter) -> None:
         for number in (1, 2, 3):
@@ -123,12 +123,12 @@ class EveryCache:
         cache.put(4, 2 * ENTRY_BYTES)
         assert cache.stored == {3, 4}
         cache.check_integrity()
-        assert cache.read().size_bytes == LIMIT_BYTES
+        assert cache.stats().size_bytes == LIMIT_BYTES
 
     def test_entry_above_the_limit_evicts_nothing(self, cache: Adapter) -> None:
         cache.put(1)
         cache.put(2, LIMIT_BYTES + 1)
-        assert (cache.stored, cache.read().evictions) == ({1}, 0)
+        assert (cache.stored, cache.stats().evictions) == ({1}, 0)
         check(cache)
 
     def test_entry_of_exactly_the_limit_is_stored(self, cache: Adapter) -> None:
@@ -140,7 +140,7 @@ class EveryCache:
     def test_lookups_count_as_hits_and_misses(self, cache: Adapter) -> None:
         cache.put(1)
         assert [cache.get(number) for number in (1, 2, 1, 3, 1)] == [True, False, True, False, True]
-        assert (cache.read().hits, cache.read().misses) == (3, 2)
+        assert (cache.stats().hits, cache.stats().misses) == (3, 2)
         check(cache)
 
     def test_evict_returns_the_evicted_bytes(self, cache: Adapter) -> None:
@@ -152,7 +152,7 @@ class EveryCache:
         check(cache)
         assert cache.evict(10 * LIMIT_BYTES) == 2 * ENTRY_BYTES
         assert cache.evict(1) == 0
-        assert cache.read().evictions == 3
+        assert cache.stats().evictions == 3
         check(cache)
 
     @pytest.mark.usefixtures("eager_switches")
@@ -162,7 +162,7 @@ class EveryCache:
             for _ in range(150):
                 cache.put(choice.randrange(10))
                 cache.get(choice.randrange(10))
-                assert cache.read().size_bytes <= LIMIT_BYTES
+                assert cache.stats().size_bytes <= LIMIT_BYTES
                 if choice.random() < 0.1:
                     cache.evict(choice.randrange(LIMIT_BYTES))
                     cache.check_integrity()
@@ -171,7 +171,7 @@ class EveryCache:
         with ThreadPoolExecutor(NUM_THREADS) as threads:
             lookups = sum(threads.map(use, range(NUM_THREADS)))
         check(cache)
-        reading = cache.read()
+        reading = cache.stats()
         assert (reading.pinned_bytes, reading.hits + reading.misses) == (0, lookups)
 
 
@@ -183,9 +183,9 @@ class HoldingCache(EveryCache):
         cache.put(2)
         with held(cache, 1, 1):
             assert cache.num_references == 2
-            assert (cache.read().pinned_bytes, cache.evictable_bytes) == (ENTRY_BYTES, ENTRY_BYTES)
+            assert (cache.stats().pinned_bytes, cache.evictable_bytes) == (ENTRY_BYTES, ENTRY_BYTES)
             check(cache)
-        assert cache.num_references == cache.read().pinned_bytes == 0
+        assert cache.num_references == cache.stats().pinned_bytes == 0
         assert cache.evictable_bytes == 2 * ENTRY_BYTES
 
     def test_held_entry_survives_put_evict_and_clear(self, cache: HoldingAdapter) -> None:
@@ -209,10 +209,10 @@ class HoldingCache(EveryCache):
             cache.put(number)
         with held(cache, 2, 3):
             cache.put(4, 2 * ENTRY_BYTES)
-            assert (cache.stored, cache.read().evictions) == ({1, 2, 3}, 0)
+            assert (cache.stored, cache.stats().evictions) == ({1, 2, 3}, 0)
         with held(cache, 1, 2, 3):
             cache.put(4)
-            assert (cache.stored, cache.read().evictions) == ({1, 2, 3}, 0)
+            assert (cache.stored, cache.stats().evictions) == ({1, 2, 3}, 0)
         check(cache)
 
     def test_second_release_of_a_hold_raises(self, cache: HoldingAdapter) -> None:
@@ -221,13 +221,13 @@ class HoldingCache(EveryCache):
         one.release()
         with pytest.raises(RuntimeError, match="released twice"):
             one.release()
-        assert (cache.num_references, cache.read().pinned_bytes) == (1, ENTRY_BYTES)
+        assert (cache.num_references, cache.stats().pinned_bytes) == (1, ENTRY_BYTES)
         other.release()
         check(cache)
 
     def test_hold_of_a_missing_entry_counts_as_reference(self, cache: HoldingAdapter) -> None:
         hold = cache.hold(1)
-        assert (cache.num_references, cache.read().pinned_bytes) == (1, 0)
+        assert (cache.num_references, cache.stats().pinned_bytes) == (1, 0)
         hold.release()
         assert cache.num_references == 0
         with pytest.raises(RuntimeError, match="released twice"):
@@ -240,7 +240,7 @@ class HoldingCache(EveryCache):
             cache.get(9)
         cache.clear()
         check(cache)
-        reading = cache.read()
+        reading = cache.stats()
         assert (reading.entries, reading.hits, reading.misses, reading.evictions) == (0, 0, 0, 0)
 
     @pytest.mark.usefixtures("eager_switches")
@@ -259,4 +259,4 @@ class HoldingCache(EveryCache):
         with ThreadPoolExecutor(NUM_THREADS) as threads:
             list(threads.map(use, range(NUM_THREADS)))
         check(cache)
-        assert cache.num_references == cache.read().pinned_bytes == 0
+        assert cache.num_references == cache.stats().pinned_bytes == 0

@@ -31,7 +31,7 @@ class FakeFeatures:
 class InconsistentCache:
     """Counts what it does not store."""
 
-    def read(self) -> CacheStats:
+    def stats(self) -> CacheStats:
         return CacheStats("wrong", 1, 1, 0, 1, 0, 0, 0)
 
     def check_integrity(self) -> None:
@@ -65,15 +65,15 @@ def never() -> bool:
 def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
     disk = LruCache[bytes]("disk", 30)
     caches = caches_on(FakeDisk(caches=(disk,)))
-    assert [reading.name for reading in caches.read()] == NAMES, "it is not open yet"
+    assert [reading.name for reading in caches.stats()] == NAMES, "it is not open yet"
     caches.begin_serving()
     caches.pixels.put("a", b"1234", 4).release()
-    readings = caches.read()
+    readings = caches.stats()
     assert [reading.name for reading in readings] == [*NAMES, "disk"]
     assert [reading.size_bytes for reading in readings] == [0, 4, 0, 0, 0, 0]
     assert [reading.limit_bytes for reading in readings] == [0, 10, 10, 0, 20, 30]
     caches.check_integrity()
-    assert [reading.name for reading in Caches().read()] == NAMES
+    assert [reading.name for reading in Caches().stats()] == NAMES
 
 
 def test_integrity_check_reports_a_broken_cache() -> None:
@@ -88,9 +88,9 @@ def test_warm_up_skips_the_disk_and_leaves_no_entries() -> None:
     caches = caches_on(disk)
     use(caches)
     assert disk.calls == []
-    assert sum(reading.entries for reading in caches.read()) == 2
+    assert sum(reading.entries for reading in caches.stats()) == 2
     caches.begin_serving()
-    assert not any(r.entries or r.hits or r.misses or r.evictions for r in caches.read())
+    assert not any(r.entries or r.hits or r.misses or r.evictions for r in caches.stats())
     use(caches)
     assert disk.calls == ["find 0 to 3", "find a", "store a", "store 4"]
 
@@ -129,7 +129,7 @@ def test_entries_read_from_disk_are_stored_and_pinned() -> None:
     loaded = caches.read_disk(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), never)
     assert loaded.prefix is not None
     assert (loaded.features[0].value, loaded.prefix.length) == (disk.features["a"], 3)
-    assert (caches.features.read().entries, caches.prefixes.read().entries) == (1, 1)
+    assert (caches.features.stats().entries, caches.prefixes.stats().entries) == (1, 1)
     assert caches.num_references == 2
     loaded.release()
     assert caches.num_references == 0
@@ -155,7 +155,7 @@ def test_disk_prefix_that_cannot_be_copied_is_a_miss() -> None:
     assert loaded.prefix is not None
     assert loaded.prefix.length == 1
     loaded.release()
-    assert caches.num_references == caches.prefixes.read().pinned_bytes == 0
+    assert caches.num_references == caches.prefixes.stats().pinned_bytes == 0
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()], ids=["device", "host"])
@@ -182,9 +182,9 @@ def test_prefixes_are_evicted_before_features() -> None:
     caches.tiles.put("a", object(), 3).release()
     assert caches.evictable_bytes == 8
     assert caches.evict(2) == 4
-    assert [r.entries for r in caches.read()] == [0, 0, 1, 1, 0]
+    assert [r.entries for r in caches.stats()] == [0, 0, 1, 1, 0]
     assert caches.evict(2) == 3, "a tile is less to encode again than a picture"
-    assert [r.entries for r in caches.read()] == [0, 0, 1, 0, 0]
+    assert [r.entries for r in caches.stats()] == [0, 0, 1, 0, 0]
     assert caches.evict(2) == 1
     assert caches.evictable_bytes == 0
 
@@ -215,7 +215,7 @@ def test_device_cache_limits_follow_the_available_memory() -> None:
     )
     use(caches)
     caches.resize(160)
-    assert {each.name: each.limit_bytes for each in caches.read()} == {
+    assert {each.name: each.limit_bytes for each in caches.stats()} == {
         "token_layout": 0,
         "pixel": 10,
         "encoder": 10,
@@ -232,7 +232,7 @@ def test_device_cache_limits_follow_the_available_memory() -> None:
 def test_resize_keeps_configured_cache_sizes() -> None:
     caches = caches_on(FakeDisk())
     caches.resize(1000)
-    assert {each.limit_bytes for each in caches.read()} == {0, 10, 20}
+    assert {each.limit_bytes for each in caches.stats()} == {0, 10, 20}
 
 
 def test_drop_removes_only_unreferenced_entries() -> None:
@@ -242,8 +242,8 @@ def test_drop_removes_only_unreferenced_entries() -> None:
     assert lease is not None
     caches.drop()
     assert "a" in caches.features
-    assert caches.prefixes.read().entries == 0
+    assert caches.prefixes.stats().entries == 0
     lease.release()
     caches.drop()
     assert "a" not in caches.features
-    assert caches.read()[2].hits == 1
+    assert caches.stats()[2].hits == 1

@@ -22,7 +22,7 @@ from vlm_server.protocol import CacheStats
 class LruAdapter:
     def __init__(self, cache: LruCache[int]) -> None:
         self._cache = cache
-        self.read, self.check_integrity = cache.read, cache.check_integrity
+        self.stats, self.check_integrity = cache.stats, cache.check_integrity
         self.evict, self.clear = cache.evict, cache.clear
 
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
@@ -67,7 +67,7 @@ class PrefixAdapter:
 
     def __init__(self, cache: PrefixCache[Any, Any]) -> None:
         self._cache = cache
-        self.read, self.check_integrity = cache.read, cache.check_integrity
+        self.stats, self.check_integrity = cache.stats, cache.check_integrity
         self.evict, self.clear = cache.evict, cache.clear
 
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
@@ -119,8 +119,8 @@ class DiskAdapter:
         self._is_writing = threading.Lock()
         self.check_integrity = store.check_integrity
 
-    def read(self) -> CacheStats:
-        return self._store.read()
+    def stats(self) -> CacheStats:
+        return self._store.stats()
 
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
         content = str(number).encode() * size_bytes
@@ -140,9 +140,9 @@ class DiskAdapter:
 
     def evict(self, num_bytes: int) -> int:
         with self._is_writing:
-            before = self._store.read().size_bytes
+            before = self._store.stats().size_bytes
             self._store.make_room(LIMIT_BYTES - before + min(num_bytes, before))
-            return before - self._store.read().size_bytes
+            return before - self._store.stats().size_bytes
 
 
 class TestDiskStore(EveryCache):

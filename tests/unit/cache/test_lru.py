@@ -51,7 +51,7 @@ def test_contains_is_neither_use_nor_hit() -> None:
     assert "a" in cache
     cache.put("d", "d", 1).release()
     assert held(cache) == "bcd"
-    assert (cache.read().hits, cache.read().misses) == (0, 0)
+    assert (cache.stats().hits, cache.stats().misses) == (0, 0)
 
 
 def test_put_evicts_no_more_than_needed() -> None:
@@ -64,7 +64,7 @@ def test_second_put_of_a_key_keeps_its_first_value() -> None:
     cache = cache_of("a")
     cache.put("a", "other", 2).release()
     assert cache.get("a") == "a"
-    assert cache.read().size_bytes == 1
+    assert cache.stats().size_bytes == 1
 
 
 def test_value_of_whole_limit_is_stored_and_larger_one_rejected() -> None:
@@ -78,28 +78,28 @@ def test_value_of_whole_limit_is_stored_and_larger_one_rejected() -> None:
 def test_put_returns_a_lease() -> None:
     cache = cache_of("a", "b")
     lease = cache.put("c", "c", 1)
-    assert (lease.value, cache.read().pinned_bytes) == ("c", 1)
+    assert (lease.value, cache.stats().pinned_bytes) == ("c", 1)
     cache.put("d", "d", 2).release()
     assert held(cache) == "cd"
     lease.release()
-    assert cache.read().pinned_bytes == 0
+    assert cache.stats().pinned_bytes == 0
 
 
 def test_second_put_leases_and_uses_the_first_value() -> None:
     cache = cache_of("a", "b", "c")
     lease = cache.put("a", "other", 2)
-    assert (lease.value, cache.read().pinned_bytes) == ("a", 1)
+    assert (lease.value, cache.stats().pinned_bytes) == ("a", 1)
     lease.release()
     cache.put("d", "d", 1).release()
     assert held(cache) == "acd"
-    assert (cache.read().hits, cache.read().misses) == (0, 0)
+    assert (cache.stats().hits, cache.stats().misses) == (0, 0)
 
 
 def test_value_without_room_is_leased_but_not_stored() -> None:
     cache = cache_of("a")
     lease = cache.put("b", "b", 4)
     assert lease.value == "b"
-    assert cache.read().pinned_bytes == 0
+    assert cache.stats().pinned_bytes == 0
     lease.release()
     assert held(cache) == "a"
 
@@ -137,11 +137,11 @@ def test_releasing_twice_raises_and_releases_no_other_lease() -> None:
     one.release()
     with pytest.raises(RuntimeError, match="twice"):
         one.release()
-    assert (cache.read().pinned_bytes, cache.num_references) == (1, 1)
+    assert (cache.stats().pinned_bytes, cache.num_references) == (1, 1)
     cache.put("b", "b", 3).release()
     assert held(cache) == "a"
     other.release()
-    assert cache.read().pinned_bytes == cache.num_references == 0
+    assert cache.stats().pinned_bytes == cache.num_references == 0
 
 
 def test_lease_of_unstored_value_counts_as_reference() -> None:
@@ -160,7 +160,7 @@ def test_read_counts_hits_misses_and_evictions() -> None:
     cache.get("b")
     lease = cache.lease("c")
     assert lease is not None
-    assert cache.read() == CacheStats(
+    assert cache.stats() == CacheStats(
         name="letters",
         entries=3,
         size_bytes=3,
@@ -248,7 +248,7 @@ class LruMachine(RuleBasedStateMachine):
         self.cache.check_integrity()
         assert self.cache.num_references == sum(len(each.leases) for each in self.stored)
         assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.stored}
-        assert self.cache.read() == CacheStats(
+        assert self.cache.stats() == CacheStats(
             name="letters",
             entries=len(self.stored),
             size_bytes=sum(each.size_bytes for each in self.stored),
@@ -298,6 +298,6 @@ def test_concurrent_leases_keep_lru_cache_intact() -> None:
     with ThreadPoolExecutor(4) as threads:
         num_lookups = sum(threads.map(use, range(4)))
     cache.check_integrity()
-    reading = cache.read()
+    reading = cache.stats()
     assert reading.pinned_bytes == cache.num_references == 0
     assert reading.hits + reading.misses == num_lookups

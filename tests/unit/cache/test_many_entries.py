@@ -29,7 +29,7 @@ def test_lru_eviction_time_is_independent_of_entry_count() -> None:
     cache = LruCache[int]("numbers", NUM_ENTRIES)
     pinned = cache.put("the oldest", -1, 1)
     assert seconds_for_more(lambda number: cache.put(str(number), number, 1).release()) < SECONDS
-    assert cache.read().evictions == NUM_MORE + 1
+    assert cache.stats().evictions == NUM_MORE + 1
     pinned.release()
 
 
@@ -43,5 +43,5 @@ def test_prefix_eviction_time_is_independent_of_entry_count() -> None:
     put(-1)
     pinned = cache.match(prompt_of([-1]), 1)
     assert seconds_for_more(put) < SECONDS
-    assert cache.read().evictions == NUM_MORE + 1
+    assert cache.stats().evictions == NUM_MORE + 1
     pinned.release()

@@ -63,7 +63,7 @@ def test_match_below_the_minimum_length_is_empty(min_length: int, length: int) -
     ):
         assert match.length == length
         match.release()
-    assert cache.read().pinned_bytes == 0
+    assert cache.stats().pinned_bytes == 0
     cache.check_integrity()
 
 
@@ -71,11 +71,11 @@ def test_insert_copies_only_new_positions() -> None:
     cache = cache_of([1, 2, 3])
     assert insert(cache, [1, 2, 3]).takes == []
     assert insert(cache, [1, 2]).takes == []
-    assert cache.read().entries == 1, "a beginning of what is here cuts nothing"
+    assert cache.stats().entries == 1, "a beginning of what is here cuts nothing"
     assert insert(cache, [1, 2, 3, 4, 5]).takes == [(3, 5)]
     assert insert(cache, [1, 2, 6]).takes == [(2, 3)]
     assert insert(cache, [7]).takes == [(0, 1)]
-    assert cache.read().size_bytes == 7
+    assert cache.stats().size_bytes == 7
 
 
 def test_conversation_is_stored_in_few_segments() -> None:
@@ -89,9 +89,9 @@ def test_conversation_is_stored_in_few_segments() -> None:
             assert match.length == len(prompt_of(prompt))
             assert len(match.segments) <= math.log2(match.length)
             match.release()
-    assert num_known(cache, prompt, limit=10_000) == cache.read().size_bytes == 40 * 36
+    assert num_known(cache, prompt, limit=10_000) == cache.stats().size_bytes == 40 * 36
     assert num_taken < 5 * 40 * 36
-    assert cache.read().evictions == 0
+    assert cache.stats().evictions == 0
 
 
 def test_join_rewrites_only_unshared_unpinned_segments() -> None:
@@ -114,7 +114,7 @@ def test_join_drops_short_answers_without_continuation() -> None:
         assert num_known(cache, [*range(30)]) == 30
         is_dropped = takes == [(0, 30)]
         assert num_known(cache, [*prompt_items, *answer]) == 20 + (0 if is_dropped else len(answer))
-        assert cache.read().evictions == is_dropped
+        assert cache.stats().evictions == is_dropped
 
 
 def test_join_does_not_scan_the_children_of_a_shared_prefix() -> None:
@@ -166,7 +166,7 @@ def test_prefix_cache_salts_share_no_entries() -> None:
     cache = cache_of([1, 2])
     assert num_known(cache, [1, 2], salt="other") == 0
     assert insert(cache, [1, 2], salt="other").takes == [(0, 2)]
-    assert cache.read().size_bytes == 4
+    assert cache.stats().size_bytes == 4
 
 
 def test_roots_of_evicted_salts_are_removed() -> None:
@@ -184,7 +184,7 @@ def test_leaf_segments_are_evicted_before_their_parents() -> None:
     assert num_known(cache, [1, 2, 3, 4]) == 2
     assert num_known(cache, [1, 2, 5]) == 3
     assert num_known(cache, [7, 8]) == 2
-    assert cache.read().evictions == 1
+    assert cache.stats().evictions == 1
 
 
 def test_recently_matched_prefix_is_evicted_later() -> None:
@@ -197,13 +197,13 @@ def test_recently_matched_prefix_is_evicted_later() -> None:
 def test_matched_prefix_stays_and_no_eviction_is_in_vain() -> None:
     cache = cache_of([1, 2, 3], [4], limit_bytes=4)
     match = cache.match(prompt_of([1, 2, 3]), 2)
-    assert cache.read().pinned_bytes == 3
+    assert cache.stats().pinned_bytes == 3
     insert(cache, [5, 6])
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [4])) == (3, 1)
     insert(cache, [5])
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [4])) == (3, 0)
     match.release()
-    assert cache.read().pinned_bytes == 0
+    assert cache.stats().pinned_bytes == 0
     insert(cache, [5, 6, 7, 8])
     assert num_known(cache, [1, 2, 3]) == 0
 
@@ -214,10 +214,10 @@ def test_matched_prefix_stays_when_its_edge_is_split() -> None:
     for prompt in ([1, 2, 5], [1, 6], [7, 8], [9]):
         insert(cache, list(prompt))
     assert num_known(cache, [1, 2, 3, 4]) == 4
-    assert cache.read().pinned_bytes == 4
+    assert cache.stats().pinned_bytes == 4
     match.release()
     cache.check_integrity()
-    assert cache.read().pinned_bytes == 0
+    assert cache.stats().pinned_bytes == 0
 
 
 def test_second_release_of_a_match_raises_and_keeps_other_matches() -> None:
@@ -229,9 +229,9 @@ def test_second_release_of_a_match_raises_and_keeps_other_matches() -> None:
         match.release()
         with pytest.raises(RuntimeError, match="twice"):
             match.release()
-    assert (cache.read().pinned_bytes, cache.num_references) == (2, 1)
+    assert (cache.stats().pinned_bytes, cache.num_references) == (2, 1)
     other.release()
-    assert cache.read().pinned_bytes == cache.num_references == 0
+    assert cache.stats().pinned_bytes == cache.num_references == 0
 
 
 def test_longer_match_replaces_a_shorter_one() -> None:
@@ -242,9 +242,9 @@ def test_longer_match_replaces_a_shorter_one() -> None:
     insert(cache, [1, 2, 3])
     better = cache.improve(worse, prompt, 4)
     assert (better.length, worse.segments) == (3, ())
-    assert cache.read().hits == 1
+    assert cache.stats().hits == 1
     better.release()
-    assert cache.read().pinned_bytes == 0
+    assert cache.stats().pinned_bytes == 0
 
 
 def test_failed_copy_leaves_the_tree_intact() -> None:
@@ -254,7 +254,7 @@ def test_failed_copy_leaves_the_tree_intact() -> None:
         cache.insert(prompt_key, FakeSource(prompt_key, failing=0))
     cache.check_integrity()
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [1, 4])) == (3, 1)
-    assert cache.read().pinned_bytes == 0
+    assert cache.stats().pinned_bytes == 0
 
 
 def test_prefix_cache_with_limit_zero_copies_nothing() -> None:
@@ -279,13 +279,13 @@ def test_later_snapshot_splits_an_edge_and_copies_nothing() -> None:
     assert insert(cache, [1, 2, 3], 2).takes == []
     assert num_known(cache, [1, 2, 5]) == 2
     assert num_known(cache, [1, 2, 3, 4]) == 4
-    assert cache.read().size_bytes == 4 + 2 * SNAPSHOT_BYTES
+    assert cache.stats().size_bytes == 4 + 2 * SNAPSHOT_BYTES
 
 
 def test_snapshot_at_position_zero_is_ignored() -> None:
     cache = Cache("prefix", 1000, needs_snapshots=True)
     insert(cache, [1, 2], 0)
-    assert cache.read().size_bytes == 0
+    assert cache.stats().size_bytes == 0
 
 
 class LayersOf(tuple[FakeSegment, ...]):
@@ -315,7 +315,7 @@ def test_prefix_cache_stats_count_entries_and_lookups() -> None:
     num_known(cache, [3])
     match = cache.match(prompt_of([5, 6]), 1)
     assert match.length == 1
-    assert cache.read() == CacheStats(
+    assert cache.stats() == CacheStats(
         name="prefix",
         entries=2,
         size_bytes=4,
@@ -349,7 +349,7 @@ def test_concurrent_matches_and_inserts_keep_prefix_cache_intact(needs_snapshots
     with ThreadPoolExecutor(4) as threads:
         prompt_items = sum(threads.map(use, range(4)))
     cache.check_integrity()
-    reading = cache.read()
+    reading = cache.stats()
     assert reading.pinned_bytes == 0
     assert reading.hits + reading.misses == prompt_items
 
@@ -357,7 +357,7 @@ def test_concurrent_matches_and_inserts_keep_prefix_cache_intact(needs_snapshots
 def test_resize_evicts_all_but_pinned_segments_at_once() -> None:
     cache = cache_of([1, 2, 3], [4, 5, 6], [7, 8, 9])
     match = cache.match(prompt_of([4, 5, 6]), 1000)
-    size = cache.read().size_bytes
+    size = cache.stats().size_bytes
     cache.resize(size // 3)
     cache.check_integrity()
     assert [num_known(cache, [n, n + 1, n + 2]) for n in (1, 4, 7)] == [0, 3, 0]
@@ -366,7 +366,7 @@ def test_resize_evicts_all_but_pinned_segments_at_once() -> None:
     assert match.length == 3
     match.release()
     insert(cache, [1, 2, 3])
-    assert cache.read().size_bytes == 0
+    assert cache.stats().size_bytes == 0
     cache.resize(1000)
     insert(cache, [1, 2, 3])
     assert num_known(cache, [1, 2, 3]) == 3

@@ -237,7 +237,7 @@ class Prefixes(RuleBasedStateMachine):
     @invariant()
     def is_whole(self) -> None:
         self.cache.check_integrity()
-        reading = self.cache.read()
+        reading = self.cache.stats()
         assert reading.size_bytes <= self.limit_bytes
         assert (reading.hits, reading.misses) == (self.hits, self.misses)
         assert self.cache.num_references == len(self.leased)
@@ -246,7 +246,7 @@ class Prefixes(RuleBasedStateMachine):
     @invariant()
     def segments_are_stored_once(self) -> None:
         if self.limit_bytes == UNBOUNDED:
-            reading = self.cache.read()
+            reading = self.cache.stats()
             assert reading.evictions == 0
             assert self.must.size_bytes <= reading.size_bytes <= self.may.size_bytes
 
@@ -258,7 +258,7 @@ class Prefixes(RuleBasedStateMachine):
             assert parts_in(lease.match) == lease.known.parts
             lease.match.release()
         self.cache.check_integrity()
-        assert self.cache.read().pinned_bytes == self.cache.num_references == 0
+        assert self.cache.stats().pinned_bytes == self.cache.num_references == 0
 
 
 class FullPrefixes(Prefixes):

@@ -57,7 +57,7 @@ def num_stored(cache: Cache, prompt: list[Item], salt: str = "") -> int:
 def test_copy_of_a_segment_does_not_block_other_threads() -> None:
     cache = Cache("prefix", 1000)
     readings = list[object]()
-    insert(cache, [1, 2, 3], lambda: readings.append(cache.read()))
+    insert(cache, [1, 2, 3], lambda: readings.append(cache.stats()))
     assert len(readings) == 1
     assert num_stored(cache, [1, 2, 3]) == 3
 
@@ -68,7 +68,7 @@ class BusySegment(FakeSegment):
     cache: Cache
 
     def split(self, at: int) -> tuple[FakeSegment, FakeSegment]:
-        elsewhere(self.cache.read)
+        elsewhere(self.cache.stats)
         return super().split(at)
 
 
@@ -103,7 +103,7 @@ def test_prefix_stored_during_the_copy_is_not_stored_twice(
     source = insert(cache, [1, 2, 3], lambda: insert(cache, others))
     assert source.takes == takes
     assert (num_stored(cache, [1, 2, 3]), num_stored(cache, others)) == (3, len(others))
-    assert cache.read().size_bytes == size_bytes
+    assert cache.stats().size_bytes == size_bytes
     assert cache.num_references == 0
 
 
@@ -197,7 +197,7 @@ def test_room_used_by_another_thread_during_the_copy_stays_used() -> None:
     source = insert(cache, [1, 2], store_and_keep)
     assert source.takes == [(0, 2)]
     assert (num_stored(cache, [1, 2]), num_stored(cache, [7, 8])) == (0, 2)
-    assert (cache.read().size_bytes, cache.num_references) == (2, 1)
+    assert (cache.stats().size_bytes, cache.num_references) == (2, 1)
 
 
 def test_failed_copy_releases_its_references() -> None:
@@ -206,7 +206,7 @@ def test_failed_copy_releases_its_references() -> None:
     prompt = prompt_of([1, 2, 3])
     with pytest.raises(TakeFailed):
         cache.insert(prompt, FakeSource(prompt, failing=0))
-    assert cache.num_references == cache.read().pinned_bytes == 0
+    assert cache.num_references == cache.stats().pinned_bytes == 0
     cache.check_integrity()
 
 
@@ -247,6 +247,6 @@ def test_concurrent_insert_match_evict_and_clear_keep_integrity(
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(use, range(4)))
     cache.check_integrity()
-    assert cache.read().pinned_bytes == cache.num_references == 0
+    assert cache.stats().pinned_bytes == cache.num_references == 0
     cache.clear()
-    assert (cache.read().size_bytes, cache.read().entries) == (0, 0)
+    assert (cache.stats().size_bytes, cache.stats().entries) == (0, 0)

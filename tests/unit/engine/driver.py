@@ -272,7 +272,7 @@ class Engine:
     # ---- what can be seen ------------------------------------------------------------
 
     def count(self, state: State) -> int:
-        return self.scheduler.read().requests[state.value]
+        return self.scheduler.stats().requests[state.value]
 
     def state_of(self, name: str) -> State | None:
         """The state of a request; None before its arrival and after its end."""
@@ -284,13 +284,13 @@ class Engine:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().tracked
+        return self.scheduler.stats().tracked
 
     @property
     def chunks(self) -> list[tuple[str, int, int]]:
         """(request, start, end) of every chunk so far."""
-        works = [plan.prefill for plan in self.plans if plan.prefill]
-        return [(work.request_id, work.start, work.end) for work in works]
+        chunks = [plan.prefills[0] for plan in self.plans if plan.prefills]
+        return [(chunk.request_id, chunk.start, chunk.end) for chunk in chunks]
 
     @property
     def ended(self) -> list[str]:
@@ -304,7 +304,7 @@ class Engine:
 
     def is_clean(self) -> bool:
         """Whether no state of any request is left."""
-        pinned = sum(reading.pinned_bytes for reading in self.caches.read())
+        pinned = sum(reading.pinned_bytes for reading in self.caches.stats())
         return not (self.num_tracked or self.runner.num_tracked or pinned)
 
 

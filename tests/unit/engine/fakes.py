@@ -262,13 +262,13 @@ class FakeRunner:
         failures, self.failures = self.failures, {}
         tokens = self._decode(plan, failures)
         assert len({work.start for work in plan.prefills}) <= 1
-        assert not plan.batched_prefills or len(plan.new) == len(plan.prefills)
-        assert not plan.batched_prefills or plan.num_prefill_tokens <= self.chunk_tokens
+        assert not plan.is_batched_prefill or len(plan.new) == len(plan.prefills)
+        assert not plan.is_batched_prefill or plan.num_prefill_tokens <= self.chunk_tokens
         for work in plan.prefills:
-            assert work.is_last or not plan.batched_prefills
+            assert work.is_last or not plan.is_batched_prefill
             self._prefill(work, failures)
         assert len(self.seqs) <= self.max_num_seqs
-        is_beside = bool(self.mixed_step_tokens and plan.decode and plan.prefill)
+        is_beside = bool(self.mixed_step_tokens and plan.decode and plan.prefills)
         seconds = None if is_beside else self.prefill_seconds(plan)
         error = next((failure.message for failure in failures.values()), None)
         brought = {seq: [token] for seq, token in tokens.items()}

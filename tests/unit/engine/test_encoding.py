@@ -53,7 +53,7 @@ def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
     assert turns.inbox.empty(), "the device works on the last part"
     turns.turn(is_alone=is_alone)
     done = turns.done()
-    assert done.works == turns.works
+    assert done.encodes == turns.works
     assert len(done.outcomes) == 3
     assert (done.seconds is not None) == is_alone, "others used the device meanwhile"
 

@@ -104,7 +104,7 @@ class ThreadedEngine:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().tracked + self.runner.num_tracked
+        return self.scheduler.stats().tracked + self.runner.num_tracked
 
     def wait_for(self, kind: type[Event], request_id: str | None = None) -> Event:
         deadline = time.monotonic() + 10
@@ -362,7 +362,7 @@ def test_stats_return_to_zero_when_idle():
         time.sleep(0.001)
     last = stats[-1]
     assert set(last.requests) == {
-        *("waiting", "preparing", "waiting_for_memory", "loading"),
+        *("waiting", "preparing", "waiting_for_memory", "reading_disk"),
         *("encoding", "prefill", "decode"),
     }
     assert not any(last.requests.values())
@@ -424,7 +424,7 @@ class WatchedRunner(FakeRunner):
 
     def launch(self, plan: SchedulerOutput) -> FakeStep:
         step = super().launch(plan)
-        if not plan.prefill:
+        if not plan.prefills:
             return step
         self.at_launch.append(announced(self.engine))
         result = step.result
@@ -448,7 +448,7 @@ def test_encode_during_a_chunk_is_announced_after_the_launch():
     engine.inbox.put(submit("a", images=1))
     engine.inbox.put(submit("b", images=1))
     engine.encoder.gate.clear()
-    while engine.scheduler.read().requests["encoding"] < 2:
+    while engine.scheduler.stats().requests["encoding"] < 2:
         engine.loop.step()
     engine.encoder.gate.set()
     engine.loop.run_until_idle()

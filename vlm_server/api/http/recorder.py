@@ -12,7 +12,7 @@ from vlm_server.api.http.model_metrics import ModelMetrics
 from vlm_server.protocol import Delta, Finished, FinishReason, Timeline, Usage
 
 _NOTHING = Timeline()
-_ON_DEVICE = ("load", "encode", "prefill", "decode")
+_ON_DEVICE = ("disk_read", "encode", "prefill", "decode")
 
 
 class AnswerRecorder:

@@ -169,7 +169,7 @@ class DiskStore:
         if file := self._file(key):
             self._discard(file)
 
-    def read(self) -> CacheStats:
+    def stats(self) -> CacheStats:
         entries, size_bytes, evictions = self._folder.counts
         with self._lock:
             return CacheStats(

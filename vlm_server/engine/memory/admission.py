@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from vlm_server.engine.memory.governor import MIB, Governor
+from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded
+from vlm_server.settings import MIB
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
 """The length reserved for an answer that may fill the context: hardly any does."""

@@ -18,11 +18,10 @@ from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.interfaces import DeviceMemory, ProcessMemory
 from vlm_server.protocol import MemoryStats
-from vlm_server.settings import MemorySettings
+from vlm_server.settings import MIB, MemorySettings
 
 logger = logging.getLogger(__name__)
 
-MIB = 1 << 20
 _SMALL_POOL_BYTES = 32 * MIB
 """A pool of this size is not worth giving back."""
 _DECODED_TOKENS = 2048
@@ -329,7 +328,7 @@ class Governor:
         self._device_used_bytes = self._memory.device_used_bytes()
         self._is_short = self._memory.is_short()
 
-    def read(self, reserved_bytes: int = 0) -> MemoryStats:
+    def stats(self, reserved_bytes: int = 0) -> MemoryStats:
         """The figures for `/v1/status` and `/metrics`. To be called between two steps."""
         self._ask_driver()
         reading = self._memory.read()

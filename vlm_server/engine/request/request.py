@@ -164,12 +164,28 @@ class Request:
 
     @property
     def timeline(self) -> Timeline:
-        return self._stopwatch.read()
+        return self._stopwatch.timeline()
 
     @property
     def disk_read_bytes(self) -> int:
         """Device memory for the entries to read from disk."""
         return 0 if self.disk_read is None else self.disk_read.size_bytes
+
+    def next_encode(self) -> EncodeWork:
+        """The encode of the next of its media, while it is ENCODING."""
+        assert self._references is not None
+        return self._encode_of(next(self._references.missing()))
+
+    def media_to_encode(self) -> Iterator[EncodeWork]:
+        """Encodes of its media, in order, up to one that is in a cache by now."""
+        assert self._references is not None
+        for index in self._references.missing():
+            if self._references.is_in_memory(index):
+                return
+            yield self._encode_of(index)
+
+    def _encode_of(self, index: int) -> EncodeWork:
+        return EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
 
     # ---- changes ---------------------------------------------------------------------
 
@@ -259,7 +275,18 @@ class Request:
         """Look up the longest cached prefix again, before its prefill begins."""
         if self._references is not None and self._references.rematch_prefix():
             self._start_after_prefix(self._references)
-            self._end_encoding()
+            self._end_encoding_if_done()
+
+    def rematch_caches(self) -> None:
+        """Look up its prefix and the features of its next media again.
+
+        Ends ENCODING if all media turn out to be cached.
+        """
+        self.rematch_prefix()
+        if self.state is State.ENCODING:
+            assert self._references is not None
+            self._references.lease_first_features()
+            self._end_encoding_if_done()
 
     def cut_prefix(self, length: int) -> None:
         """Use at most `length` tokens of the cached prefix; see `CacheReferences.cut_prefix`."""
@@ -267,30 +294,13 @@ class Request:
         self._references.cut_prefix(length)
         self._start_after_prefix(self._references)
 
-    def next_encode(self) -> EncodeWork | None:
-        """The next encode of its media; None if all are encoded, or in a cache by now."""
-        assert self._references is not None
-        for index in self._references.missing():
-            if not self._references.lease_features(index):
-                return EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
-        self._end_encoding()
-        return None
-
-    def media_to_encode(self) -> Iterator[EncodeWork]:
-        """Encodes of its media, in order, up to one that is in a cache by now."""
-        assert self._references is not None
-        for index in self._references.missing():
-            if self._references.is_in_memory(index):
-                return
-            yield EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
-
     def on_encoded(self, index: int, lease: Lease[EncodedImage]) -> None:
         """Take over the features of span `index`, which was encoded."""
         assert self._references is not None
         self.num_encoded += 1
         self._references.add_features(index, lease)
         self._inputs.pop(index, None)
-        self._end_encoding()
+        self._end_encoding_if_done()
 
     def start_in_runner(self) -> NewRequest:
         """Start its prefill; returns the work for the runner. Then `release_references`."""
@@ -341,6 +351,6 @@ class Request:
     def _enter_encoding_or_prefill(self) -> None:
         self.move_to(State.ENCODING if self.encode_lengths else State.PREFILL)
 
-    def _end_encoding(self) -> None:
+    def _end_encoding_if_done(self) -> None:
         if self.state is State.ENCODING and not self.encode_lengths:
             self.move_to(State.PREFILL)

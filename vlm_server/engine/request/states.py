@@ -17,7 +17,7 @@ class State(Enum):
     """A preparer thread tokenizes it, and decodes its media."""
     WAITING_FOR_MEMORY = "waiting_for_memory"
     """Prepared, and not admitted yet."""
-    READING_DISK = "loading"
+    READING_DISK = "reading_disk"
     """Admitted; its disk read waits or is under way."""
     ENCODING = "encoding"
     """Admitted; some of its media are not encoded yet."""
@@ -78,7 +78,7 @@ def check_transition(old: State, new: State) -> None:
 
 _PHASES: dict[State, PhaseName] = {
     State.PREPARING: "prepare",
-    State.READING_DISK: "load",
+    State.READING_DISK: "disk_read",
     State.ENCODING: "encode",
     State.PREFILL: "prefill",
     State.DECODE: "decode",
@@ -110,7 +110,7 @@ class Stopwatch:
             self._phases.append(Phase(self._phase, now - self._since))
             self._phase, self._since = phase, now
 
-    def read(self) -> Timeline:
+    def timeline(self) -> Timeline:
         """All phases so far; the last one ends now."""
         last = Phase(self._phase, self._clock() - self._since)
         return Timeline(self.began_at, (*self._phases, last))

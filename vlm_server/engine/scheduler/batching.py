@@ -15,12 +15,9 @@ from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.requests import Requests
-from vlm_server.engine.scheduler.sizing import EncodeSizer, PrefillSizer
+from vlm_server.engine.scheduler.sizing import MAX_IDLE_BATCH_SECONDS, EncodeSizer, PrefillSizer
 from vlm_server.interfaces import EncodeWork
 
-_MAX_IDLE_BATCH_SECONDS = 0.25
-"""The maximum time of a batch while no sequence decodes, since a new request waits for it. While
-sequences decode, the limit is `max_step_seconds`."""
 _MAX_RECOMPUTED_TOKENS = 64
 """The maximum number of a prompt's cached tokens to compute again, to batch it with others."""
 
@@ -39,13 +36,13 @@ class EncodeBatcher:
         self._admission = admission
         self._sizer = EncodeSizer(self._max_images)
 
-    def record(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
-        """Record the time of `works`, with no overlapping chunk; see `EncodeDone`.
+    def record(self, encodes: Sequence[EncodeWork], seconds: float | None) -> None:
+        """Record the time of `encodes`, with no overlapping chunk; see `EncodeDone`.
 
         A failed batch counts as infinitely slow: each image was then encoded once more.
         """
-        if seconds is not None and (len(works) > 1 or math.isfinite(seconds)):
-            self._sizer.record(works[0].num_tokens, len(works), seconds)
+        if seconds is not None and (len(encodes) > 1 or math.isfinite(seconds)):
+            self._sizer.record(encodes[0].num_tokens, len(encodes), seconds)
 
     def batch(self, first: EncodeWork, turns: Iterator[Request]) -> list[EncodeWork]:
         """`first`, whose turn it is, and images to encode with it.
@@ -54,15 +51,15 @@ class EncodeBatcher:
         """
         if self._max_images == 1:
             return [first]
-        works = [first, *islice(self._next_images(first, turns), self._max_images - 1)]
-        if len(works) == 1:
+        encodes = [first, *islice(self._next_images(first, turns), self._max_images - 1)]
+        if len(encodes) == 1:
             return self._pair(first)
         is_decoding = any(self._requests.in_state(State.DECODE))
-        max_seconds = self._max_step_seconds if is_decoding else _MAX_IDLE_BATCH_SECONDS
-        count = self._sizer.choose_num_images(first.num_tokens, len(works), max_seconds)
-        while count > 1 and not self._fit(works[:count]):
+        max_seconds = self._max_step_seconds if is_decoding else MAX_IDLE_BATCH_SECONDS
+        count = self._sizer.choose_num_images(first.num_tokens, len(encodes), max_seconds)
+        while count > 1 and not self._fit(encodes[:count]):
             count //= 2
-        return works[:count]
+        return encodes[:count]
 
     def _next_images(self, first: EncodeWork, turns: Iterator[Request]) -> Iterator[EncodeWork]:
         """The images of the next `turns`, up to one that is a duplicate or of another size."""
@@ -101,10 +98,10 @@ class EncodeBatcher:
             return None
         return work
 
-    def _fit(self, works: Sequence[EncodeWork]) -> bool:
-        """Whether there is memory to encode `works` in one call; it is reserved for each alone."""
-        num_tokens = sum(work.num_tokens for work in works)
-        requests = [self._requests[name] for name in {work.request_id for work in works}]
+    def _fit(self, encodes: Sequence[EncodeWork]) -> bool:
+        """Whether there is memory for `encodes` in one call; it is reserved for each alone."""
+        num_tokens = sum(encode.num_tokens for encode in encodes)
+        requests = [self._requests[name] for name in {encode.request_id for encode in encodes}]
         return self._admission.fits_encode(num_tokens, requests, self._requests.admitted)
 
 
@@ -150,7 +147,7 @@ class PrefillBatcher:
             return [request]
         batch = [request, *islice(self._next_prompts(request, turns), self._max_prompts - 1)]
         longest = [_longest(batch[: count + 1]) for count in range(len(batch))]
-        max_seconds = self._max_step_seconds if others_decode else _MAX_IDLE_BATCH_SECONDS
+        max_seconds = self._max_step_seconds if others_decode else MAX_IDLE_BATCH_SECONDS
         count = self._sizer.choose_num_prompts(longest, max_seconds, others_decode=others_decode)
         while count > 1 and not self._fit(batch[:count]):
             count //= 2

@@ -1,4 +1,4 @@
-"""The turns of requests at the encoder and at the prefill, which share one device.
+"""The turns of requests at the disk reader, the encoder and the prefill, which share one device.
 
 The device works on one prompt with media at a time: two at a time would both finish late. Only
 during a prompt's last chunk may the media of the next one be encoded.
@@ -12,22 +12,23 @@ from dataclasses import dataclass
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.interfaces import EncodeWork
+from vlm_server.interfaces import EncodeWork, PrefillWork
+from vlm_server.protocol import OnDevice
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that waits for its next turn."""
+class TurnCandidate:
+    """A request that could have the next turn."""
 
     request_id: str
-    left: int
-    """Its remaining work, in tokens."""
+    num_tokens_left: int
+    """Its remaining work."""
     is_begun: bool
     num_seqs: int = 0
     """The number of sequences that it adds to the decode batch at the end."""
 
 
-def fair_turn(waiting: Sequence[Waiting], last: str | None, room: int = 0) -> str | None:
+def fair_turn(candidates: Sequence[TurnCandidate], last: str | None, room: int = 0) -> str | None:
     """The id of the request that has the next turn; None if no request can have one.
 
     The oldest request alternates with the shortest of the others. At most two are begun at a time,
@@ -36,28 +37,30 @@ def fair_turn(waiting: Sequence[Waiting], last: str | None, room: int = 0) -> st
     eventually. A request begins only if the decode batch has room for all its sequences, and none
     takes the room that the oldest waits for.
 
-    waiting: the oldest first. last: the request that had the last turn. room: the number of
+    candidates: the oldest first. last: the request that had the last turn. room: the number of
     sequences that the decode batch can still take, including those of begun requests.
     """
-    begun = [request for request in waiting if request.is_begun]
-    room -= sum(request.num_seqs for request in begun)
-    oldest = waiting[0] if waiting else None
+    begun = [candidate for candidate in candidates if candidate.is_begun]
+    room -= sum(candidate.num_seqs for candidate in begun)
+    oldest = candidates[0] if candidates else None
     if oldest is None or (not oldest.is_begun and oldest.num_seqs > room):
         return begun[0].request_id if begun else None
     if oldest.request_id != last:
         return oldest.request_id
     room -= 0 if oldest.is_begun else oldest.num_seqs
-    others = [request for request in begun if request is not oldest] or [
-        request for request in waiting if request.left < oldest.left and request.num_seqs <= room
+    others = [candidate for candidate in begun if candidate is not oldest] or [
+        candidate
+        for candidate in candidates
+        if candidate.num_tokens_left < oldest.num_tokens_left and candidate.num_seqs <= room
     ]
-    return min(others, key=lambda request: request.left, default=oldest).request_id
+    return min(others, key=lambda candidate: candidate.num_tokens_left, default=oldest).request_id
 
 
 class DeviceOrder:
-    """The turns of the encoder, and those of the prefill; each by `fair_turn`.
+    """The turns of requests, and their disk read and encode under way.
 
-    Only `start_encode`, `finish_encode` and `start_chunk` change the order; all other methods are
-    queries.
+    Disk reads come in the requests' order; the turns of the encoder, and those of the prefill, by
+    `fair_turn`. Only methods `start_...` and `finish_...` change anything.
     """
 
     def __init__(self, requests: Mapping[str, Request], max_num_seqs: int) -> None:
@@ -67,12 +70,34 @@ class DeviceOrder:
         self._last_prefill: str | None = None
         self._last_media: str | None = None
         """The last request with media that the device worked on."""
-        self._encoding: tuple[EncodeWork, ...] = ()
+        self._disk_reading: str | None = None
+        """The request of the disk read under way; it may have ended."""
+        self._encoding: tuple[str, ...] = ()
+        """The requests of the encode under way; they may have ended."""
+        self._encode_overlaps_chunk = False
+        """Whether the encode under way was started during a chunk."""
 
     @property
-    def encoding(self) -> tuple[EncodeWork, ...]:
-        """The work of the encoder; its requests may have ended."""
-        return self._encoding
+    def is_encoding(self) -> bool:
+        return bool(self._encoding)
+
+    @property
+    def encode_overlaps_chunk(self) -> bool:
+        """Whether the encode under way was started during a chunk: its time is no measure."""
+        return self._encode_overlaps_chunk
+
+    @property
+    def under_way(self) -> set[str]:
+        """The requests of the disk read and of the encode under way; they may have ended."""
+        reading = set() if self._disk_reading is None else {self._disk_reading}
+        return reading | set(self._encoding)
+
+    def on_device(self, prefills: Sequence[PrefillWork]) -> OnDevice:
+        """The requests of all work under way, with that of these `prefills`."""
+        reading = () if self._disk_reading is None else (self._disk_reading,)
+        prefilling = (chunk.request_id for chunk in prefills)
+        request_ids = dict.fromkeys((*reading, *self._encoding, *prefilling))
+        return OnDevice(tuple(request_ids), self._encoding)
 
     @property
     def is_text_waiting(self) -> bool:
@@ -80,6 +105,13 @@ class DeviceOrder:
         return any(
             r.state is State.PREFILL and not r.has_uncached_media for r in self._requests.values()
         )
+
+    def next_to_read_disk(self) -> Request | None:
+        """The request whose disk read is next; None during another."""
+        if self._disk_reading is not None:
+            return None
+        requests = self._requests.values()
+        return next((r for r in requests if r.state is State.READING_DISK), None)
 
     def next_to_encode(self, during: Request | None) -> Request | None:
         """The request whose media are next; None if it is a prompt's turn, or no request waits.
@@ -90,13 +122,13 @@ class DeviceOrder:
         if self._encoding or not encoding:
             return None
         can_prefill = self.next_to_prefill() is not None
-        waiting = [
+        candidates = [
             _encode_candidate(r)
             for r in self._requests.values()
             if r is not during
             and (r.state is State.ENCODING or (can_prefill and _has_media_chunk(r)))
         ]
-        request_id = fair_turn(waiting, self._last_media)
+        request_id = fair_turn(candidates, self._last_media)
         return next((r for r in encoding if r.request_id == request_id), None)
 
     def encodes_after(self, request: Request) -> Iterator[Request]:
@@ -111,8 +143,8 @@ class DeviceOrder:
         ]
         while True:
             num_encoded[turn.request_id] += 1
-            left = [_encode_candidate(r, num_encoded[r.request_id]) for r in waiting]
-            request_id = fair_turn(left, turn.request_id)
+            candidates = [_encode_candidate(r, num_encoded[r.request_id]) for r in waiting]
+            request_id = fair_turn(candidates, turn.request_id)
             turn = next(r for r in waiting if r.request_id == request_id)
             if len(turn.encode_lengths) <= num_encoded[turn.request_id]:
                 return
@@ -141,25 +173,34 @@ class DeviceOrder:
 
     def _prefill_turn(self, last: str | None, done: Collection[Request]) -> Request | None:
         """The request to prefill after `last`, assuming that those in `done` are prefilled."""
-        waiting = [
+        candidates = [
             _prefill_candidate(r)
             for r in self._requests.values()
             if r.state is State.PREFILL
             and r not in done
             and not (r.has_uncached_media and self._encoding)
         ]
-        taken = sum(
+        num_seqs = sum(
             len(r.seqs) for r in self._requests.values() if r.is_known_to_runner or r in done
         )
-        free = self._max_num_seqs - taken
-        room = free + sum(request.num_seqs for request in waiting if request.is_begun)
-        request_id = fair_turn(waiting, last, room)
+        num_begun_seqs = sum(candidate.num_seqs for candidate in candidates if candidate.is_begun)
+        room = self._max_num_seqs - num_seqs + num_begun_seqs
+        request_id = fair_turn(candidates, last, room)
         return None if request_id is None else self._requests[request_id]
 
-    def start_encode(self, works: Sequence[EncodeWork]) -> None:
-        """Record that the encoder begins with `works`."""
-        self._last_media = works[-1].request_id
-        self._encoding = tuple(works)
+    def start_disk_read(self, request: Request) -> None:
+        """Record that the disk reader begins with `request`."""
+        self._disk_reading = request.request_id
+
+    def finish_disk_read(self) -> None:
+        """Record that the disk reader is done."""
+        self._disk_reading = None
+
+    def start_encode(self, encodes: Sequence[EncodeWork], *, overlaps_chunk: bool) -> None:
+        """Record that the encoder begins with `encodes`; overlaps_chunk: during a chunk."""
+        self._last_media = encodes[-1].request_id
+        self._encoding = tuple(dict.fromkeys(encode.request_id for encode in encodes))
+        self._encode_overlaps_chunk = overlaps_chunk
 
     def finish_encode(self) -> None:
         """Record that the encoder is done."""
@@ -177,18 +218,18 @@ def _has_media_chunk(request: Request) -> bool:
     return request.state is State.PREFILL and request.has_uncached_media
 
 
-def _encode_candidate(request: Request, num_encoded: int = 0) -> Waiting:
+def _encode_candidate(request: Request, num_encoded: int = 0) -> TurnCandidate:
     """A candidate for the encoder; its remaining work: all tokens to encode and to prefill.
 
     num_encoded: the number of its media to assume encoded in addition.
     """
-    left = request.num_prefill_tokens_left + sum(request.encode_lengths[num_encoded:])
-    return Waiting(request.request_id, left, request.is_begun or num_encoded > 0)
+    num_left = request.num_prefill_tokens_left + sum(request.encode_lengths[num_encoded:])
+    return TurnCandidate(request.request_id, num_left, request.is_begun or num_encoded > 0)
 
 
-def _prefill_candidate(request: Request) -> Waiting:
+def _prefill_candidate(request: Request) -> TurnCandidate:
     """A candidate for the prefill's turn, at whose end all its sequences join the decode batch."""
-    return Waiting(
+    return TurnCandidate(
         request.request_id,
         request.num_prefill_tokens_left,
         request.is_known_to_runner,

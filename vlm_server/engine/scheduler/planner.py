@@ -7,7 +7,6 @@ here.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import Caches
@@ -60,16 +59,11 @@ class Planner:
         self._caches = caches
         self._admission = admission
         self._piggyback_tokens = piggyback_tokens
-        self._max_chunk_tokens = config.prefill_chunk_tokens
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
         self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
-        self._disk_reading: str | None = None
-        """The request of the disk read under way; it may have ended."""
-        self._encode_overlaps_prefill = False
-        """Whether the encode under way began during a prompt's chunk: it is no measure."""
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._stored_prompts: list[str] = []
@@ -90,6 +84,7 @@ class Planner:
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         new, prefills = self._start_prefills(num_decoding=len(decode))
+        on_device = self._device_order.on_device(prefills)
         encode_during_step = self._start_encode_during_step(prefills)
         requests = self._requests.values()
         return SchedulerOutput(
@@ -102,8 +97,9 @@ class Planner:
             stored_answers=stored_answers,
             new=new,
             decode=decode,
-            prefill=prefills[0] if prefills else None,
-            batched_prefills=prefills[1:],
+            prefills=prefills,
+            on_device=on_device,
+            on_device_during_step=self._device_order.on_device(prefills),
             refused=refused,
             has_requests=bool(requests),
             waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),
@@ -116,32 +112,31 @@ class Planner:
 
     def record(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Learn sizes from a step's prefills, and have finished prompts stored."""
-        for work in plan.prefills:
-            failure = result.failures.get(work.request_id)
+        for chunk in plan.prefills:
+            failure = result.failures.get(chunk.request_id)
             if isinstance(failure, DeviceLimit):
-                self._chunk_sizer.record_failure(work.num_tokens)
-            elif work.is_last and failure is None:
-                request = self._requests[work.request_id]
+                self._chunk_sizer.record_failure(chunk.num_tokens)
+            elif chunk.is_last and failure is None:
+                request = self._requests[chunk.request_id]
                 self._stored_prompts += [request.request_id] if self._can_reuse(request) else []
-        works = [work for work in plan.prefills if work.request_id in self._requests]
-        if works and result.prefill_seconds is not None:
-            self._record_prefill_time(plan, result, works, result.prefill_seconds)
+        prefills = [chunk for chunk in plan.prefills if chunk.request_id in self._requests]
+        if prefills and result.prefill_seconds is not None:
+            self._record_prefill_time(plan, result, prefills, result.prefill_seconds)
 
     def _record_prefill_time(
         self,
         plan: SchedulerOutput,
         result: StepResult,
-        works: Sequence[PrefillWork],
+        prefills: Sequence[PrefillWork],
         seconds: float,
     ) -> None:
-        """Learn from the time of `works`, the prefills of requests that are still live."""
-        if len(works) == 1 and works[0].request_id not in result.failures:
-            self._chunk_sizer.record(works[0].num_tokens, seconds, works[0].start)
-        are_whole_prompts = bool(plan.new) and works[0].is_last
-        overlaps_encode = bool(self._device_order.encoding)
-        if are_whole_prompts and not overlaps_encode:
+        """Learn from the time of `prefills`, the prefills of requests that are still live."""
+        if len(prefills) == 1 and prefills[0].request_id not in result.failures:
+            self._chunk_sizer.record(prefills[0].num_tokens, seconds, prefills[0].start)
+        are_whole_prompts = bool(plan.new) and prefills[0].is_last
+        if are_whole_prompts and not self._device_order.is_encoding:
             self._prefill_batcher.record(
-                [self._requests[work.request_id] for work in works],
+                [self._requests[chunk.request_id] for chunk in prefills],
                 None if result.error else seconds,
                 others_decode=bool(plan.decode),
             )
@@ -169,25 +164,19 @@ class Planner:
 
     def on_disk_read(self) -> None:
         """Record the end of the disk read under way."""
-        self._disk_reading = None
+        self._device_order.finish_disk_read()
 
-    def on_encoded(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
+    def on_encoded(self, encodes: Sequence[EncodeWork], seconds: float | None) -> None:
         """Record the end of an encode; see `EncodeDone`."""
         self._device_order.finish_encode()
-        if not self._encode_overlaps_prefill:
-            self._encode_batcher.record(works, seconds)
+        if not self._device_order.encode_overlaps_chunk:
+            self._encode_batcher.record(encodes, seconds)
 
     @property
     def num_tracked(self) -> int:
         """Number of requests that are live or in work by a thread, and of finished sequences."""
-        known = self._requests.keys() | self._preparer_order.request_ids
-        return len(known | self._under_way) + len(self._finished_seqs)
-
-    @property
-    def _under_way(self) -> set[str]:
-        """Requests that the disk reader or the encoder works for; some may have ended."""
-        under_way = {work.request_id for work in self._device_order.encoding}
-        return under_way if self._disk_reading is None else under_way | {self._disk_reading}
+        preparing, on_device = self._preparer_order.request_ids, self._device_order.under_way
+        return len(self._requests.keys() | preparing | on_device) + len(self._finished_seqs)
 
     # ---- parts of a plan; each moves its requests ------------------------------------
 
@@ -200,7 +189,7 @@ class Planner:
         and encodes.
         """
         self._admission.make_room_for_reserved(self._requests.admitted)
-        some_are_ending |= not self._under_way <= self._requests.keys()
+        some_are_ending |= not self._device_order.under_way <= self._requests.keys()
         refused = dict[str, RequestError]()
         for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
             if not self._admission.fits_disk_read(request):
@@ -219,40 +208,44 @@ class Planner:
         return refused
 
     def _start_preparing(self) -> tuple[PrepareWork, ...]:
-        works = []
+        prepare = list[PrepareWork]()
         for request in self._preparer_order.next(self._requests.values()):
             self._preparer_order.start(request)
-            works.append(request.start_prepare())
-        return tuple(works)
+            prepare.append(request.start_prepare())
+        return tuple(prepare)
 
     def _start_disk_read(self) -> DiskReadWork | None:
-        request = next(self._requests.in_state(State.READING_DISK), None)
-        if self._disk_reading is not None or request is None:
+        request = self._device_order.next_to_read_disk()
+        if request is None:
             return None
-        self._disk_reading = request.request_id
+        self._device_order.start_disk_read(request)
         return request.start_disk_read()
 
     def _start_encode(self, during: Request | None) -> tuple[EncodeWork, ...]:
         """Encodes to start now, or during the last chunk of `during`."""
+        request = self._next_to_encode(during)
+        if request is None:
+            return ()
+        encodes = [request.next_encode()]
+        if during is not None:
+            pair = (request, during)
+            if not self._admission.fit_concurrently(pair, self._requests.admitted):
+                return ()
+        elif not self._device_order.is_text_waiting:
+            turns = self._device_order.encodes_after(request)
+            encodes = self._encode_batcher.batch(encodes[0], turns)
+        self._device_order.start_encode(encodes, overlaps_chunk=during is not None)
+        for request_id in {encode.request_id for encode in encodes}:
+            self._requests[request_id].leave_queue()
+        return tuple(encodes)
+
+    def _next_to_encode(self, during: Request | None) -> Request | None:
+        """The request whose media are next; those whose media are all cached by now are skipped."""
         while request := self._device_order.next_to_encode(during):
-            request.rematch_prefix()  # may find all its media cached, as may `next_encode`
-            first = request.next_encode() if request.state is State.ENCODING else None
-            if first is None:
-                continue
-            works = [first]
-            if during is not None:
-                pair = (request, during)
-                if not self._admission.fit_concurrently(pair, self._requests.admitted):
-                    return ()
-            elif not self._device_order.is_text_waiting:
-                turns = self._device_order.encodes_after(request)
-                works = self._encode_batcher.batch(first, turns)
-            self._device_order.start_encode(works)
-            self._encode_overlaps_prefill = during is not None
-            for request_id in {work.request_id for work in works}:
-                self._requests[request_id].leave_queue()
-            return tuple(works)
-        return ()
+            request.rematch_caches()
+            if request.state is State.ENCODING:
+                return request
+        return None
 
     def _start_encode_during_step(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
         """Encodes to start once a step with `prefills` is launched."""
@@ -278,7 +271,7 @@ class Planner:
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
         request.rematch_prefix()
-        if self._device_order.encoding:
+        if self._device_order.is_encoding:
             return [request]
         batch = self._prefill_batcher.batch(
             request, self._prefills_after(request), others_decode=others_decode
@@ -295,19 +288,13 @@ class Planner:
             yield turn
 
     def _next_chunk(self, request: Request, num_decoding: int) -> PrefillWork:
-        """The next chunk of `request`, in a step that decodes `num_decoding` sequences.
-
-        A piggybacked chunk has the size that the runner allows, any other that of `ChunkSizer`. A
-        chunk ends at the next snapshot point; the first one covers `atomic_prefill_tokens`.
-        """
+        """The next chunk of `request`, in a step that decodes `num_decoding` sequences."""
         self._device_order.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
-        left = request.num_prefill_tokens_left
-        piggybacked = self._piggyback_tokens(prompt, num_decoding) if num_decoding else 0
-        size = min(piggybacked, self._max_chunk_tokens)
-        if not size:
-            size = self._chunk_sizer.chunk_tokens(left, start, others_decode=num_decoding > 0)
-        end = start + min(left, size)
-        points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
-        end = max(prompt.atomic_prefill_tokens, min([end, *points[:1]]))
+        end = self._chunk_sizer.end(
+            prompt,
+            start,
+            piggyback_tokens=self._piggyback_tokens(prompt, num_decoding) if num_decoding else 0,
+            others_decode=num_decoding > 0,
+        )
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)

@@ -149,21 +149,21 @@ class Scheduler:
 
     def on_encoded(
         self,
-        works: Sequence[EncodeWork],
+        encodes: Sequence[EncodeWork],
         outcomes: Sequence[EncodedImage | RequestError],
         seconds: float | None,
     ) -> list[Event]:
-        """Handle the features of `works`; see `EncodeDone`."""
-        self._planner.on_encoded(works, seconds)
+        """Handle the features of `encodes`; see `EncodeDone`."""
+        self._planner.on_encoded(encodes, seconds)
         events, retried = list[Event](), set[str]()
-        for work, outcome in zip(works, outcomes, strict=True):
-            request_id = work.request_id
+        for encode, outcome in zip(encodes, outcomes, strict=True):
+            request_id = encode.request_id
             if isinstance(outcome, DeviceLimit) and (
                 request_id in retried or self._may_retry(request_id, outcome)
             ):
                 retried.add(request_id)  # counts once for all media of the request
             else:
-                events += self._add_features(work, outcome)
+                events += self._add_features(encode, outcome)
         return events
 
     def _add_features(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
@@ -225,12 +225,12 @@ class Scheduler:
         deadlines = (request.deadlines.next_at for request in self._requests.values())
         return max(0.0, min(deadlines, default=math.inf) - self._clock())
 
-    def read(self) -> SchedulerStats:
+    def stats(self) -> SchedulerStats:
         return replace(
             self._counts,
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
             tracked=self._planner.num_tracked,
-            caches=self._caches.read(),
+            caches=self._caches.stats(),
             progress=tuple(request.progress for request in self._requests.values()),
             max_num_seqs=self._config.max_num_seqs,
         )

@@ -1,16 +1,27 @@
 """Sizes of device calls (tokens, images, prompts), learned from measured times.
 
 All sizes are powers of two, since some backends compile for each new shape. The width of drafts is
-chosen by the runner as it launches a step (`runner/text/speculation`): gains of a few percent show
-in running means, not in the best of a few times.
+chosen by the runner as it launches a step (`runner/decode/speculation`): gains of a few percent
+show in running means, not in the best of a few times.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
+
+from vlm_server.interfaces import PreparedPrompt
+
+MAX_IDLE_BATCH_SECONDS = 0.25
+"""The maximum time of a batch while no sequence decodes, since a new request waits for it. While
+sequences decode, the limit of batches and chunks is `max_step_seconds`."""
+_MAX_IDLE_CHUNK_SECONDS = 1.0
+"""The same of a chunk: a limit at all, since Metal ends kernels that delay the screen, too. It is
+longer than that of batches, since large chunks take less time per token on every device, while
+batches gain only on one that a single image or prompt does not fill."""
 
 _NUM_TIMES = 3
 _MIN_TIMES = 2
@@ -67,9 +78,6 @@ _WORTH_HALVING = 0.75
 """A chunk is halved only if its half takes less than this share of its time."""
 _WITH_ITS_REST = 1.25
 """A prompt's last chunk may be larger by this factor."""
-_ALONE_SECONDS = 1.0
-"""The maximum time of a chunk while no sequence decodes: a new request waits for it, and Metal ends
-kernels that delay the screen."""
 _DOUBLING_TOKENS = 32768
 """The number of earlier tokens that doubles a chunk's time, for models of two to eight billion
 parameters."""
@@ -109,12 +117,28 @@ class ChunkSizer:
         self._allowed_tokens = max(1, min(self._allowed_tokens, _power_of_two(num_tokens) // 2))
         self._num_since_failure = 0
 
+    def end(
+        self, prompt: PreparedPrompt, start: int, *, piggyback_tokens: int, others_decode: bool
+    ) -> int:
+        """The end of the chunk of `prompt` that begins at token `start`.
+
+        Its size is that of a mixed step, `piggyback_tokens`, or `chunk_tokens` if there is none. It
+        ends at the next snapshot point before that, but never inside `atomic_prefill_tokens`.
+        """
+        num_left = prompt.num_tokens - start
+        size = min(piggyback_tokens, self._max_chunk_tokens)
+        if not size:
+            size = self.chunk_tokens(num_left, start, others_decode=others_decode)
+        end = start + min(num_left, size)
+        later_points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
+        return max(prompt.atomic_prefill_tokens, min([end, *later_points[:1]]))
+
     def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
-        """The size of the next chunk of a prompt with `num_left` tokens; at least one."""
-        max_seconds = self._max_step_seconds if others_decode else _ALONE_SECONDS
+        """The size, at least one, of a chunk that is not piggybacked; `num_left` tokens remain."""
+        max_seconds = self._max_step_seconds if others_decode else _MAX_IDLE_CHUNK_SECONDS
         size = _FIRST_TOKENS
-        if measured := self._times.kinds():
-            size = self._fitting(measured, max_seconds / _growth(num_before))
+        if measured_sizes := self._times.kinds():
+            size = self._fitting(measured_sizes, max_seconds / _growth(num_before))
         if not others_decode and 2 * size > self._max_chunk_tokens:
             size = self._max_chunk_tokens
         size = min(size, self._allowed_tokens)
@@ -122,12 +146,12 @@ class ChunkSizer:
             return num_left
         return size
 
-    def _fitting(self, measured: Sequence[int], max_seconds: float) -> int:
+    def _fitting(self, measured_sizes: Sequence[int], max_seconds: float) -> int:
         """The largest size that takes at most `max_seconds`, or one whose half saves little."""
         size = _power_of_two(self._max_chunk_tokens + 1) // 2
-        min_size = max(_MIN_TOKENS, min(measured) // 2)
+        min_size = max(_MIN_TOKENS, min(measured_sizes) // 2)
         while size > min_size and self._expected(size) > max_seconds:
-            if size // 2 in measured and self._saves_little(size):
+            if size // 2 in measured_sizes and self._saves_little(size):
                 break
             size //= 2
         return max(1, min(size, self._max_chunk_tokens))
@@ -145,10 +169,10 @@ class ChunkSizer:
 
         With one smaller size, half its time is assumed to be fixed, so that a larger one is tried.
         """
-        measured = {known: self._times.best(known) for known in sorted(self._times.kinds())}
-        smaller = [(known, seconds) for known, seconds in measured.items() if known < size][-2:]
+        times = {kind: self._times.best(kind) for kind in sorted(self._times.kinds())}
+        smaller = [(kind, seconds) for kind, seconds in times.items() if kind < size][-2:]
         if not smaller:
-            return min(measured.values())
+            return min(times.values())
         large, slow = smaller[-1]
         small, fast = smaller[0] if len(smaller) == 2 else (0, slow / 2)
         return slow + max(0.0, slow - fast) / (large - small) * (size - large)

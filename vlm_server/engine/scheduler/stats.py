@@ -13,7 +13,7 @@ class SchedulerStats:
     """The scheduler's fields of `protocol.Stats`.
 
     The fields up to `spec_accepted_tokens` are counters since `reset_stats`; those of tool calls
-    count ended requests only. `Scheduler.read` fills in the others.
+    count ended requests only. `Scheduler.stats` fills in the others.
     """
 
     generated_tokens: int = 0

@@ -101,19 +101,19 @@ class RemoteMatcher:
         self._is_closed = False
         self._ahead: list[NDArray[np.bool_]] = []
         self.forced: tuple[int, ...] = ()
-        self.fault: RequestError | None = None
+        self.error: RequestError | None = None
         """The reason why the answer can't go on, if any."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Append sampled tokens; `allowed` is valid once `wait` returns true."""
-        if self.fault is None and token_ids:
+        if self.error is None and token_ids:
             self._answers.ask(Follow(self._choice, token_ids, are_drafts=False))
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         """Request the masks after each of these draft tokens: see `draft_masks`."""
         self._take_replies()
         self._ahead = []
-        if self.fault is None and token_ids:
+        if self.error is None and token_ids:
             self._answers.ask(Follow(self._choice, token_ids, are_drafts=True))
 
     def wait(self, seconds: float) -> bool:
@@ -130,7 +130,7 @@ class RemoteMatcher:
         """(vocabulary,) bool: allowed next tokens; none if the answer can't go on."""
         self._take_replies()
         if self._answers.fault:
-            self.fault = self._constraint.refusal(self._answers.fault)
+            self.error = self._constraint.refusal(self._answers.fault)
             self._allowed = np.zeros_like(self._allowed)
         return self._allowed
 
@@ -148,7 +148,7 @@ class RemoteMatcher:
             self._ahead, self.forced = [], reply.forced
             self._allowed = masks[0] if masks else np.zeros_like(self._allowed)
             if not self._allowed.any():
-                self.fault = self._constraint.refusal(_TOO_COMPLEX)
+                self.error = self._constraint.refusal(_TOO_COMPLEX)
 
     def lower_priority(self) -> None:
         """Lower the priority of the process, whose masks come late."""

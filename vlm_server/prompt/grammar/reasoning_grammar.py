@@ -121,8 +121,8 @@ class ReasoningMatcher:
         """The allowed tokens, until the answer's own text begins."""
 
     @property
-    def fault(self) -> RequestError | None:
-        return self._inner.fault if self._inner else None
+    def error(self) -> RequestError | None:
+        return self._inner.error if self._inner else None
 
     @property
     def _active(self) -> AnswerMatcher | None:

@@ -110,7 +110,7 @@ class Backend(ABC):
     """Long prefill chunks are padded to multiples of this; 1 for no padding."""
     mixed_step_tokens = 0
     """The number of tokens of a mixed step; 0 where chunks run after the decode step."""
-    errors_come_late = False
+    errors_are_late = False
     """Whether a computation can fail after it was launched; see `device.arrays`."""
     uses_blas = False
     """Whether matrix products are slow without a BLAS library."""

@@ -15,7 +15,7 @@ class MetalBackend(Backend):
     """The `Backend` of Apple silicon, whose kernel for few queries takes up to 8."""
 
     draft_widths = (2, 4, 8)
-    errors_come_late = True
+    errors_are_late = True
     shares_memory = True
 
     def is_short_of_memory(self, memory_bytes: int) -> bool:

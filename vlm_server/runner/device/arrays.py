@@ -5,8 +5,9 @@ ask again, and get the bytes of an array that was never computed.
 
 On Metal, a command may fail after the call that launched it has returned. MLX raises such a late
 error once, in the next wait for that stream; later waits succeed, with arrays that were never
-computed. So where errors come late, the work of one owner (sequences that decode, a prompt, an
-encode) is waited for before the next owner's, and after each wait `Faults.num_late` is checked.
+computed. So where errors are late, the work of one owner (sequences that decode, a prompt, an
+encode) is waited for before the next owner's, and after each wait `DeviceErrors.num_late` is
+checked.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(words in text for words in _ALLOCATIONS)
 
 
-class Faults:
+class DeviceErrors:
     """The errors of one model's device."""
 
-    def __init__(self, *, come_late: bool) -> None:
-        """`come_late`: whether work can fail after it was launched."""
-        self.come_late = come_late
+    def __init__(self, *, are_late: bool) -> None:
+        """are_late: whether work can fail after it was launched."""
+        self.are_late = are_late
         self.num_late = 0
         """Number of late errors. Work launched before one, and not waited for, is invalid."""
         self.last_late: RequestError = InternalError("")

@@ -117,8 +117,7 @@ class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
     stored_answers: tuple[SeqId, ...]
     new: tuple[New, ...]
     decode: tuple[SeqId, ...]
-    prefill: PrefillWork | None
-    batched_prefills: tuple[PrefillWork, ...]
+    prefills: tuple[PrefillWork, ...]
     dropped: tuple[int, ...]
 
     @classmethod
@@ -130,8 +129,7 @@ class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
             stored_answers=plan.stored_answers,
             new=tuple(map(New.of, plan.new)),
             decode=plan.decode,
-            prefill=plan.prefill,
-            batched_prefills=plan.batched_prefills,
+            prefills=plan.prefills,
             dropped=dropped,
         )
 

@@ -157,8 +157,7 @@ class FollowerPrefixes:
             stored_answers=message.stored_answers,
             new=tuple(new),
             decode=message.decode,
-            prefill=message.prefill,
-            batched_prefills=message.batched_prefills,
+            prefills=message.prefills,
         )
 
     def prefix(self, segments: tuple[SegmentRef, ...]) -> HeldPrefix:

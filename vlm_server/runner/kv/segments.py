@@ -64,9 +64,9 @@ class LayerStates:
 class SequenceState:
     """The `Source` of one sequence: its own layers, or row `row` of a batch's.
 
-    snapshots: by the number of tokens before them. are_free: whether no sequence runs on the layers
-    any more, so that mostly used buffers are stored without a copy. waits: whether `take` waits for
-    its result.
+    snapshots: by the number of tokens before them. is_unused: whether no sequence runs on the
+    layers any more, so that mostly used buffers are stored without a copy. waits_for_copy: whether
+    `take` waits until its copies are made, where errors come late.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class SequenceState:
         snapshots: Mapping[int, LayerStates],
         row: int = 0,
         *,
-        are_free: bool = False,
-        waits: bool = False,
+        is_unused: bool = False,
+        waits_for_copy: bool = False,
     ) -> None:
         self._layers = [layer for layer in layers if _can_be_cut(layer)]
         self._row = row
-        self._are_free = are_free
-        self._waits = waits
+        self._is_unused = is_unused
+        self._waits_for_copy = waits_for_copy
         self._snapshots = snapshots
 
     @property
@@ -101,7 +101,7 @@ class SequenceState:
             both = (layer.keys, layer.values)
             sides += [side[self._row : self._row + 1, :, columns] for side in both]
         arrays = tuple(sides) if buffer_bytes else _copied(sides)
-        if self._waits:
+        if self._waits_for_copy:
             mx.eval(arrays)
         else:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ class SequenceState:
 
     def _buffer_bytes(self, start: int, end: int) -> int:
         """Size of the whole buffers if they are to be stored without a copy; else 0."""
-        if not self._are_free or not self._layers:
+        if not self._is_unused or not self._layers:
             return 0
         capacity = self._layers[0].keys.shape[2]
         return self._num_bytes(capacity) if end - start >= _MIN_STORED_SHARE * capacity else 0

@@ -17,7 +17,7 @@ import mlx_vlm
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
-from vlm_server.runner.device.arrays import Faults
+from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
@@ -104,7 +104,7 @@ def load(
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=threading.Lock() if writes else nullcontext(),
-        faults=Faults(come_late=backend.errors_come_late),
+        errors=DeviceErrors(are_late=backend.errors_are_late),
         ranks=ranks,
     )
 

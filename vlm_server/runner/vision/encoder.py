@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import EncodeWork, MediaInputs
-from vlm_server.runner.device.arrays import Faults, read
+from vlm_server.runner.device.arrays import DeviceErrors, read
 from vlm_server.runner.families import Deepstack
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.towers import TowerRows
@@ -61,19 +61,19 @@ class ImageEncoder:
         self._loaded = loaded
         self._tiles = tiles
 
-    def encode(self, works: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
+    def encode(self, encodes: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
         """The features of spans of one size, in order; the arrays are evaluated.
 
         Raises the errors of `ImageEncoding.result`.
         """
-        return self.begin(works).result()
+        return self.begin(encodes).result()
 
-    def begin(self, works: Sequence[EncodeWork]) -> ImageEncoding:
+    def begin(self, encodes: Sequence[EncodeWork]) -> ImageEncoding:
         """An encoding of spans of one size, not launched yet; several for `takes_several` only.
 
         It is one call of the vision tower, or a call for each tile.
         """
-        return ImageEncoding(self._loaded.faults, _parts(self._loaded, works, self._tiles))
+        return ImageEncoding(self._loaded.errors, _parts(self._loaded, encodes, self._tiles))
 
 
 Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
@@ -83,8 +83,8 @@ Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
 class ImageEncoding:
     """The `EncodeCall` of spans of one size."""
 
-    def __init__(self, faults: Faults, parts: Parts) -> None:
-        self._faults = faults
+    def __init__(self, device_errors: DeviceErrors, parts: Parts) -> None:
+        self._device_errors = device_errors
         self._parts = parts
         self._launched: list[mx.array] = []
         """The arrays of the last `advance`."""
@@ -104,7 +104,7 @@ class ImageEncoding:
         with self._request_errors():
             self._launched = self._next_parts(self._parts_in_a_turn or self._measure())
             mx.async_eval(self._launched)  # type: ignore[no-untyped-call]
-            mx.eval(self._launched if self._faults.come_late else before)
+            mx.eval(self._launched if self._device_errors.are_late else before)
         return self._features is None
 
     def result(self) -> Sequence[ImageFeatures]:
@@ -130,7 +130,7 @@ class ImageEncoding:
             raise
         except Exception as error:
             logger.exception("encoding a picture failed")
-            raise self._faults.request_error(error, _FAILED) from error
+            raise self._device_errors.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
         """Run the first two parts; returns the number of parts that still fit into this turn.
@@ -166,31 +166,32 @@ class ImageEncoding:
             return [self._are_finite, *arrays]
 
 
-def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], cache: TileCache | None) -> Parts:
+def _parts(loaded: LoadedModel, encodes: Sequence[EncodeWork], cache: TileCache | None) -> Parts:
     features: Sequence[ImageFeatures]
-    token_ids = [work.token_ids for work in works]
-    tiling = loaded.tiling if len(works) == 1 else None
-    tiles = [] if tiling is None else tiling.split(works[0].inputs)
+    token_ids = [encode.token_ids for encode in encodes]
+    tiling = loaded.tiling if len(encodes) == 1 else None
+    tiles = [] if tiling is None else tiling.split(encodes[0].inputs)
     if tiling is not None and cache is not None and len(tiles) > 1:
-        made = yield from encode_tiles(loaded, tiling, cache, works[0], tiles)
+        made = yield from encode_tiles(loaded, tiling, cache, encodes[0], tiles)
         features = [_of_tiles(loaded, token_ids[0], *made)]
     elif loaded.family.tower is None:
-        features = yield from _by_family(loaded, token_ids, _joined(works))
+        features = yield from _by_family(loaded, token_ids, _joined(encodes))
     else:
-        tower = loaded.model.vision_tower.encode_inputs(_joined(works))
+        tower = loaded.model.vision_tower.encode_inputs(_joined(encodes))
         while tower.parts:
             yield [tower.parts.pop(0)]
-        spans = zip(token_ids, tower.split(len(works)), strict=True)
+        spans = zip(token_ids, tower.split(len(encodes)), strict=True)
         features = [_with_texts(loaded, ids, rows) for ids, rows in spans]
     for image, ids in zip(features, token_ids, strict=True):
         _check_count(image.rows.shape[0], len(ids))
     return features
 
 
-def _joined(works: Sequence[EncodeWork]) -> MediaInputs:
-    if len(works) == 1:
-        return works[0].inputs
-    return {name: np.concatenate([work.inputs[name] for work in works]) for name in works[0].inputs}
+def _joined(encodes: Sequence[EncodeWork]) -> MediaInputs:
+    first, *others = (encode.inputs for encode in encodes)
+    if not others:
+        return first
+    return {name: np.concatenate([one[name] for one in (first, *others)]) for name in first}
 
 
 def _with_texts(

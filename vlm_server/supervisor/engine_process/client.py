@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -43,14 +43,28 @@ class EngineRequest(msgspec.Struct, frozen=True):
         return EngineRequest(submit, self.shape)
 
 
+EngineState = Literal[
+    "stopped",
+    "downloading",
+    "starting",
+    "ready",
+    "unresponsive",
+    "restarting",
+    "failed",
+    "stopping",
+    "unloaded",
+    "waiting",
+    "unloading",
+]
+"""`unresponsive`: silent for half of the time after which it is ended. The last three are states of
+a model that is loaded on demand; `waiting`: for its turn, or for memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """The state of a model and its engine process."""
 
-    state: str
-    """`stopped`, `downloading`, `starting`, `ready`, `unresponsive` (silent for half of the time
-    after which it is ended), `restarting`, `failed` or `stopping`; of a model that is loaded on
-    demand also `unloaded`, `waiting` (for its turn, or for memory) or `unloading`."""
+    state: EngineState
     model_name: str
     pid: int | None = None
     restarts: int = 0

@@ -28,7 +28,7 @@ from vlm_server.models import EMBEDDED
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import ListedModel, Settings
-from vlm_server.supervisor.engine_process.client import EngineStatus
+from vlm_server.supervisor.engine_process.client import EngineState, EngineStatus
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 _DOWNLOAD_SECONDS = 10.0
@@ -148,7 +148,7 @@ class ServedModel:
         """Whether it is pinned, or requests wait for it."""
         return self.is_pinned or bool(self._waiters)
 
-    def set_state(self, state: str, stage: str = "", fraction: float = 0.0) -> None:
+    def set_state(self, state: EngineState, stage: str = "", fraction: float = 0.0) -> None:
         """Set the status of a model without an engine."""
         progress = (stage, fraction) if stage else None
         self._status = dataclasses.replace(

@@ -44,7 +44,7 @@ def test_lack_of_memory_or_descriptors_does_not_count_as_damage(
         finally:
             BrokenPath.error = None
         assert store.get(key_of(1)) == content_of(1, 100)
-        assert (store.read().damaged, store.read().misses, store.read().hits) == (0, 1, 1)
+        assert (store.stats().damaged, store.stats().misses, store.stats().hits) == (0, 1, 1)
         store.check_integrity()
 
 

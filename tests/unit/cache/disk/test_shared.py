@@ -56,7 +56,7 @@ def test_entry_of_another_process_is_found_after_refresh(one: DiskStore, other: 
     assert other.get(key_of(1)) == content_of(1, 100)
     put(other, 2)
     assert one.refresh() == ([key_of(2)], [])
-    assert (one.read().size_bytes, other.read().size_bytes) == (200, 200)
+    assert (one.stats().size_bytes, other.stats().size_bytes) == (200, 200)
     one.check_integrity()
     other.check_integrity()
 
@@ -102,7 +102,7 @@ def test_touch_by_another_process_delays_eviction(one: DiskStore, other: DiskSto
     assert one.make_room(100) == [key_of(2)]
     other.touch([key_of(3)])
     assert one.make_room(200) == [key_of(1)]
-    assert one.read().evictions == 2
+    assert one.stats().evictions == 2
     one.check_integrity()
 
 
@@ -110,7 +110,7 @@ def test_entry_evicted_by_another_process_is_a_miss(one: DiskStore, other: DiskS
     put(one, 1)
     other.make_room(LIMIT_BYTES)
     assert one.get(key_of(1)) is None
-    assert (one.read().misses, one.read().damaged, one.read().entries) == (1, 0, 0)
+    assert (one.stats().misses, one.stats().damaged, one.stats().entries) == (1, 0, 0)
     put(one, 1)
     assert one.get(key_of(1)) == content_of(1, 100)
     other.check_integrity()
@@ -200,7 +200,7 @@ def test_writer_killed_before_rename_leaves_only_whole_files(
     process.stdout.close()
     one.refresh()
     assert all(one.get(key) is not None for key in one.paths)
-    assert one.read().damaged == 0
+    assert one.stats().damaged == 0
     put(one, 2)
     one.check_integrity()
     key = key_of(3)
@@ -270,7 +270,7 @@ for _ in range(50):
     store.refresh()
     if choice.random() < 0.05:
         store.discard(key_of(number))
-print(hits, store.read().evictions)
+print(hits, store.stats().evictions)
 """
 
 
@@ -298,5 +298,5 @@ def test_concurrent_processes_keep_the_shared_folder_intact(tmp_path: Path) -> N
     for key in store.paths:
         number = int(key.partition("-")[2], 16)
         assert store.get(key) == content_of(number, 50 + 10 * number)
-    assert store.read().damaged == 0
+    assert store.stats().damaged == 0
     assert not list(tmp_path.rglob("tmp-*"))

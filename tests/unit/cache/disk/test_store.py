@@ -63,7 +63,7 @@ def test_stored_entry_is_found_after_restart(tmp_path: Path) -> None:
         assert store.get(key_of(1)) == content_of(1, 100)
         assert store.get(key_of(2)) is None
         store.check_integrity()
-        reading = store.read()
+        reading = store.stats()
         assert (reading.entries, reading.size_bytes, reading.limit_bytes) == (1, 100, 1000)
         assert (reading.hits, reading.misses, reading.damaged) == (1, 1, 0)
 
@@ -100,7 +100,7 @@ def test_damaged_disk_cache_file_is_deleted_and_counted(
         path.write_bytes(damage(path.read_bytes()))
         assert store.get(key_of(1)) is None
         assert not path.exists()
-        reading = store.read()
+        reading = store.stats()
         assert (reading.damaged, reading.hits, reading.misses, reading.entries) == (1, 0, 1, 1)
         store.check_integrity()
         put(store, 1)
@@ -117,7 +117,7 @@ def test_eviction_order_by_last_use_survives_restart(tmp_path: Path) -> None:
         put(store, 4)
         assert numbers_in(store) == {1, 2, 4}
         assert store.make_room(200) == [key_of(2), key_of(1)]
-        assert store.read().evictions == 3
+        assert store.stats().evictions == 3
         store.check_integrity()
 
 
@@ -184,7 +184,7 @@ def test_owners_share_the_limit_but_no_entries(tmp_path: Path) -> None:
         put(store, 2)
     with open_store(tmp_path, 300, OTHER) as store:
         assert store.get(key_of(1)) is None
-        assert store.read().size_bytes == 200
+        assert store.stats().size_bytes == 200
         put(store, 3)
         put(store, 4)
         store.check_integrity()
@@ -254,7 +254,7 @@ def test_killed_process_leaves_only_whole_files_on_disk(tmp_path: Path) -> None:
             assert len(numbers) >= min(after, 8)
             for number in numbers:
                 assert store.get(key_of(number)) == content_of(number, 200_000)
-            assert store.read().damaged == 0
+            assert store.stats().damaged == 0
             store.check_integrity()
 
 

@@ -96,14 +96,14 @@ def test_deletion_of_damaged_file_does_not_block_other_threads(store: DiskStore)
     BusyPath.on_unlink = lambda path: results.append(elsewhere(lambda: store.get(key_of(2))))
     assert store.get(key_of(1)) is None
     assert results == [content_of(2)]
-    assert (store.read().damaged, store.read().misses) == (1, 1)
+    assert (store.stats().damaged, store.stats().misses) == (1, 1)
 
 
 def test_file_evicted_just_before_its_read_is_a_miss(store: DiskStore) -> None:
     put(store, 1)
     BusyPath.on_read = lambda path: elsewhere(lambda: store.make_room(300))
     assert store.get(key_of(1)) is None
-    assert (store.read().damaged, store.read().evictions, store.read().misses) == (0, 1, 1)
+    assert (store.stats().damaged, store.stats().evictions, store.stats().misses) == (0, 1, 1)
 
 
 def test_file_replaced_just_before_its_read_is_kept(store: DiskStore) -> None:
@@ -115,7 +115,7 @@ def test_file_replaced_just_before_its_read_is_kept(store: DiskStore) -> None:
 
     BusyPath.on_read = lambda path: elsewhere(lambda: replace(path))
     assert store.get(key_of(1)) is None
-    assert store.read().damaged == 0
+    assert store.stats().damaged == 0
     assert store.get(key_of(1)) == content_of(7)
 
 
@@ -146,7 +146,7 @@ def test_undeletable_file_still_counts_towards_size(store: DiskStore) -> None:
     BusyPath.on_unlink = fail
     with pytest.raises(PermissionError):
         store.make_room(200)
-    assert (store.read().size_bytes, store.get(key_of(1))) == (200, content_of(1))
+    assert (store.stats().size_bytes, store.get(key_of(1))) == (200, content_of(1))
     assert store.make_room(200) == [key_of(1)]
 
 
@@ -184,7 +184,7 @@ def test_concurrent_writer_and_readers_keep_the_store_intact(store: DiskStore) -
             store.touch([key_of(number)])
             if choice.random() < 0.1:
                 store.discard(key_of(number))
-            store.read()
+            store.stats()
 
     with ThreadPoolExecutor(4) as threads:
         readers = [threads.submit(read_all, seed) for seed in range(3)]

@@ -87,7 +87,7 @@ class AdmissionEngine(driver.Engine):
 
     @property
     def decisions(self) -> dict[str, int]:
-        return self.governor.read().decisions
+        return self.governor.stats().decisions
 
 
 # A request of 5 prompt tokens and up to 20 of its answer takes 25 tokens until it ends.
@@ -222,9 +222,9 @@ def test_prompts_without_memory_do_not_end_the_engine():
 
     def failing(plan: SchedulerOutput) -> FakeStep:
         step = launch(plan)
-        if plan.prefill and plan.prefill.request_id != "other":
-            failure = OutOfMemory("none")
-            step.brings = StepResult(failures={plan.prefill.request_id: failure}, error="none")
+        if plan.prefills and plan.prefills[0].request_id != "other":
+            failures = {plan.prefills[0].request_id: OutOfMemory("none")}
+            step.brings = StepResult(failures=failures, error="none")
         return step
 
     engine.runner.launch = failing  # type: ignore[method-assign]
@@ -268,7 +268,7 @@ def test_memory_refusal_names_the_possible_answer_length(room: int, advice: str)
         admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
     assert refused.value.message.endswith(f"are available besides the model.{advice}")
     assert refused.value.param == ("max_tokens" if advice else None)
-    assert engine.governor.read().decisions == {"refuse": 1}
+    assert engine.governor.stats().decisions == {"refuse": 1}
 
 
 def test_answer_cut_to_the_context_reserves_like_an_unbounded_one():
@@ -338,10 +338,10 @@ def test_padding_is_reserved_once():
     engine.memory.active_bytes = WEIGHTS + 800
     engine.memory.limit_bytes = engine.memory.active_bytes + 2 * 20
     admission.make_room_for_reserved([long, short])
-    assert engine.caches.features.read().entries == 1
+    assert engine.caches.features.stats().entries == 1
     engine.memory.limit_bytes -= 1
     admission.make_room_for_reserved([long, short])
-    assert engine.caches.features.read().entries == 0
+    assert engine.caches.features.stats().entries == 0
 
 
 class Features:

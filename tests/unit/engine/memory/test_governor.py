@@ -61,16 +61,16 @@ class GovernorHarness:
         return "admit" if self.governor.make_room(needed, reserved * MIB, **who) else "wait"
 
     def _settle(self) -> None:
-        cached = self.caches.features.read().size_bytes
+        cached = self.caches.features.stats().size_bytes
         self.memory.active_bytes = (WEIGHTS + self._held) * MIB + cached
 
     @property
     def cached(self) -> int:
-        return self.caches.features.read().size_bytes // MIB
+        return self.caches.features.stats().size_bytes // MIB
 
     @property
     def decisions(self) -> dict[str, int]:
-        return {kind: count for kind, count in self.governor.read().decisions.items() if count}
+        return {kind: count for kind, count in self.governor.stats().decisions.items() if count}
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def serve(harness: GovernorHarness, seconds: int) -> None:
         for _ in range(40):
             governor.make_room_for_reserved(GIB * MIB)
             governor.after_decode(8, awaits_first_token=False)
-        governor.read()
+        governor.stats()
 
 
 def test_pool_is_never_cleared_with_ample_memory():
@@ -292,13 +292,13 @@ def test_pool_is_cleared_once_per_driver_report_of_shortage():
     """In any step, be there answers or a prompt alone; until it says so again."""
     harness = gpu()
     harness.memory.others_need_some = True
-    harness.governor.read()
+    harness.governor.stats()
     for _ in range(3):
         harness.hold(active=10 * GIB, pool=GIB)
         harness.governor.after_decode(0, awaits_first_token=True)
     assert harness.decisions == {"clear_others": 1}
     harness.seconds += 5.0
-    harness.governor.read()
+    harness.governor.stats()
     harness.governor.after_decode(0, awaits_first_token=True)
     assert harness.decisions == {"clear_others": 2}
 
@@ -321,7 +321,7 @@ def test_caches_are_halved_once_the_pool_is_empty():
     harness.memory.others_need_some = True
     for left in (8, 4):
         harness.seconds += 5.0
-        harness.governor.read()
+        harness.governor.stats()
         harness.governor.give_back_to_other_programs()
         assert harness.cached == left
         harness.governor.give_back_to_other_programs()
@@ -332,7 +332,7 @@ def test_shared_memory_is_polled_while_idle():
     """Only while there is unused memory to free."""
     harness = gpu()
     harness.seconds += 5.0
-    harness.governor.read()
+    harness.governor.stats()
     assert harness.governor.seconds_until_poll() is None, "other programs have memory of their own"
     harness.memory.is_shared = True
     assert harness.governor.seconds_until_poll() == 5.0
@@ -340,7 +340,7 @@ def test_shared_memory_is_polled_while_idle():
     assert harness.governor.seconds_until_poll() == 1.0
     harness.seconds += 1.0
     harness.memory.others_need_some = True
-    harness.governor.read()
+    harness.governor.stats()
     assert harness.governor.seconds_until_poll() == 0.0
     harness.governor.give_back_to_other_programs()
     assert harness.governor.seconds_until_poll() is None, "the pool was all"
@@ -558,7 +558,7 @@ def test_smaller_limit_evicts_excess_entries_and_clears_pool(harness: GovernorHa
     assert harness.cached == 100
     assert harness.memory.pool_bytes == 0
     assert harness.decisions == {"evict": 1, "clear_limit": 1}
-    assert harness.governor.read().limit_bytes == 400 * MIB
+    assert harness.governor.stats().limit_bytes == 400 * MIB
 
 
 def test_smaller_limit_keeps_reserved_bytes(harness: GovernorHarness) -> None:
@@ -567,7 +567,7 @@ def test_smaller_limit_keeps_reserved_bytes(harness: GovernorHarness) -> None:
     harness.governor.set_limit(450 * MIB, 100 * MIB)
     harness._settle()
     assert harness.cached == 0  # 100 for the weights, 100 held, 100 promised, 150 are left
-    assert harness.governor.read(100 * MIB).reserved_bytes == 100 * MIB
+    assert harness.governor.stats(100 * MIB).reserved_bytes == 100 * MIB
 
 
 def test_requests_are_admitted_by_the_new_limit(harness: GovernorHarness) -> None:

@@ -155,9 +155,9 @@ def test_cache_references_of_a_request_are_released_once():
     request = Request(submit("a", images=1), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
     request.on_prepared(prepared_prompt, 1)
-    assert caches.features.read().pinned_bytes == 8
+    assert caches.features.stats().pinned_bytes == 8
     request.release_references()
-    assert caches.features.read().pinned_bytes == 0
+    assert caches.features.stats().pinned_bytes == 0
     request.release_references()  # it may be released at its first chunk, and at its end
     with pytest.raises(RuntimeError, match="released twice"):
         prepared_prompt.references.release()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.driver import Engine
-from vlm_server.engine.scheduler.device_order import Waiting, fair_turn
+from vlm_server.engine.scheduler.device_order import TurnCandidate, fair_turn
 
 
 @dataclass
@@ -32,7 +32,9 @@ class Queue:
         self.jobs.append(Job(name, left, num_seqs=num_seqs))
 
     def turn(self, room: int = 2) -> str | None:
-        waiting = [Waiting(job.name, job.left, job.is_begun, job.num_seqs) for job in self.jobs]
+        waiting = [
+            TurnCandidate(job.name, job.left, job.is_begun, job.num_seqs) for job in self.jobs
+        ]
         name = fair_turn(waiting, self.last, room)
         self.last = name or self.last
         for job in [job for job in self.jobs if job.name == name]:
@@ -78,8 +80,11 @@ def test_shortest_request_runs_after_begun_ones_are_finished():
 
 
 def test_interrupted_request_remains_the_oldest():
-    young = [Waiting("b", 500, is_begun=True, num_seqs=1), Waiting("c", 400, True, num_seqs=1)]
-    old = Waiting("a", 900, is_begun=False, num_seqs=1)
+    young = [
+        TurnCandidate("b", 500, is_begun=True, num_seqs=1),
+        TurnCandidate("c", 400, True, num_seqs=1),
+    ]
+    old = TurnCandidate("a", 900, is_begun=False, num_seqs=1)
     assert fair_turn(young, "b", room=4) == "c"
     assert fair_turn([old, *young], "b", room=4) == "a"
     assert fair_turn([old, *young], "a", room=4) == "c"

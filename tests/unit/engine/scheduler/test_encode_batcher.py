@@ -149,7 +149,7 @@ def test_images_are_not_batched_during_a_last_chunk():
     engine.step()
     engine.encoder.finish()
     plan = engine.step()
-    assert plan.prefill
+    assert plan.prefills
     assert [work.request_id for work in plan.encode_during_step] == ["b"]
 
 
@@ -301,10 +301,10 @@ def first_tokens(device: Device, most: int, images: dict[str, int]) -> dict[str,
         plan = engine.step()
         if was_idle and engine.encoder.works:
             ends = now + device(len(engine.encoder.works))
-        if plan.prefill:
+        for chunk in plan.prefills:
             now = max(now + CHUNK_SECONDS, ends if engine.encoder.works else 0.0)
-            found |= {plan.prefill.request_id: now} if plan.prefill.is_last else {}
-        else:
+            found |= {chunk.request_id: now} if chunk.is_last else {}
+        if not plan.prefills:
             now = max(now + DECODE_SECONDS, 0.0 if plan.has_runner_work else ends)
         if engine.encoder.works and now >= ends:
             engine.encoder.finish()

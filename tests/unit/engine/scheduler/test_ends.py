@@ -68,7 +68,7 @@ def test_prepared_prompt_of_an_aborted_request_is_released():
     engine.abort("a")
     engine.step()
     engine.preparers.finish("a", prepared(prompt(images=1), caches))
-    assert caches.features.read().pinned_bytes == 8
+    assert caches.features.stats().pinned_bytes == 8
     engine.run()
     assert engine.ended == ["a"]
     assert engine.is_clean()
@@ -160,4 +160,4 @@ def test_new_scheduler_does_not_clear_the_caches():
     """They may be in use: it does not own them."""
     caches = caches_with_a_picture()
     Engine(caches)
-    assert caches.features.read().entries == 1
+    assert caches.features.stats().entries == 1

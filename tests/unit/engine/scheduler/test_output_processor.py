@@ -60,7 +60,7 @@ def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str 
 
 
 def counts(engine: Engine) -> tuple[int, int]:
-    stats = engine.scheduler.read()
+    stats = engine.scheduler.stats()
     return stats.tool_calls, stats.broken_tool_calls
 
 
@@ -126,7 +126,7 @@ def test_single_call_ends_the_choice_without_parallel_calls():
         assert of_choice[-1].finish_reason == "tool_calls"
     assert engine.ended == ["a"]
     assert engine.is_clean()
-    assert engine.scheduler.read().generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
+    assert engine.scheduler.stats().generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
 
 
 def test_required_call_is_streamed_token_by_token():

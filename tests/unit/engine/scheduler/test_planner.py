@@ -37,11 +37,11 @@ def test_sequences_decode_in_every_step_beside_a_prefill():
     engine.ready("b", text="a long prompt", images=1)
     for _ in range(3):
         plan = engine.step()
-        assert (plan.decode, plan.prefill) == ((SeqId("a"),), None), "decoding waits for no encode"
+        assert (plan.decode, plan.prefills) == ((SeqId("a"),), ()), "decoding waits for no encode"
     engine.encoder.finish()
     plan = engine.step()
     assert plan.decode == (SeqId("a"),)
-    assert plan.prefill
+    assert plan.prefills
 
 
 def test_tokens_of_a_step_share_one_message():
@@ -142,7 +142,7 @@ def device_work_order(engine: Engine) -> list[tuple[str, str]]:
     order: list[tuple[str, str]] = []
     for plan in engine.plans:
         order += [("encode", work.request_id) for work in plan.encode]
-        order += [("chunk", plan.prefill.request_id)] if plan.prefill else []
+        order += [("chunk", chunk.request_id) for chunk in plan.prefills]
         order += [("encode", work.request_id) for work in plan.encode_during_step]
     return order
 
@@ -343,11 +343,11 @@ def test_next_image_is_encoded_during_a_prompts_last_chunk():
     while engine.count(State.PREFILL) or not begun:
         plan = engine.step()
         assert not plan.encode, "it is the prompt's turn"
-        assert plan.prefill
-        begun.append((plan.prefill.is_last, [work.request_id for work in plan.encode_during_step]))
+        (chunk,) = plan.prefills
+        begun.append((chunk.is_last, [work.request_id for work in plan.encode_during_step]))
     assert len(begun) > 1
     assert begun == [(False, [])] * (len(begun) - 1) + [(True, ["b"])]
-    assert engine.step().prefill is None, "its picture is not encoded yet"
+    assert not engine.step().prefills, "its picture is not encoded yet"
 
 
 def test_encode_waits_for_prefill_without_memory_for_both():
@@ -359,8 +359,8 @@ def test_encode_waits_for_prefill_without_memory_for_both():
     for name in ("a", "b"):
         engine.request(name).transient_bytes = 600_000
     plan = engine.step()
-    assert plan.prefill
-    assert plan.prefill.is_last
+    (chunk,) = plan.prefills
+    assert chunk.is_last
     assert not plan.encode_during_step
     plan = engine.step()
     assert [work.request_id for work in plan.encode] == ["b"]

@@ -54,7 +54,7 @@ def prefill_batches(engine: Engine) -> list[list[str]]:
     """The request ids of each prefill call, up to the end of all requests."""
     engine.run()
     assert engine.is_clean()
-    plans = [plan for plan in engine.plans if plan.prefill]
+    plans = [plan for plan in engine.plans if plan.prefills]
     return [[work.request_id for work in plan.prefills] for plan in plans]
 
 
@@ -164,7 +164,7 @@ def test_batched_prefill_starts_after_shortest_cached_prefix():
     engine.plans.clear()
     add_texts(engine, a="hello you there", b="hello me")
     engine.run()
-    (plan,) = [plan for plan in engine.plans if plan.prefill]
+    (plan,) = [plan for plan in engine.plans if plan.prefills]
     assert [(w.request_id, w.start, w.end) for w in plan.prefills] == [("a", 6, 15), ("b", 6, 8)]
     assert engine.usages["a"].cached_tokens == engine.usages["b"].cached_tokens == 6
     assert engine.is_clean()
@@ -198,7 +198,7 @@ def test_batched_prefill_is_given_up_after_failures():
 
     def failing(plan: SchedulerOutput) -> object:
         step = launch(plan)
-        if plan.batched_prefills:
+        if plan.is_batched_prefill:
             brings = step.brings
             step.brings = StepResult(brings.tokens, brings.failures, error="too many")
         return step
@@ -243,7 +243,7 @@ def first_tokens(device: Device, most: int, sizes: dict[str, int]) -> dict[str, 
     now, found = 0.0, dict[str, float]()
     while len(found) < len(sizes):
         plan = engine.step()
-        now += device(plan) if plan.prefill else 0.0
+        now += device(plan) if plan.prefills else 0.0
         found |= {work.request_id: now for work in plan.prefills if work.is_last}
         assert len(engine.plans) < 300
     return found

@@ -43,7 +43,7 @@ def test_prompt_is_answered_after_retries(error: RequestError, times: int):
     engine = fail(error, times)
     assert isinstance(end_of(engine, "a"), Finished)
     assert texts(engine.events)["a"] == answer_text(prompt(TEXT))
-    assert engine.governor.read().decisions[f"failure_{error.code}"] == times
+    assert engine.governor.stats().decisions[f"failure_{error.code}"] == times
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_images_are_encoded_in_order_before_the_first_chunk():
         assert not engine.step().has_runner_work
         engine.encoder.finish()
     engine.run()
-    assert [plan.prefill for plan in engine.plans if plan.prefill] == [
+    assert [chunk for plan in engine.plans for chunk in plan.prefills] == [
         PrefillWork("a", 0, 6, False),
         PrefillWork("a", 6, 12, False),
         PrefillWork("a", 12, 13, True),

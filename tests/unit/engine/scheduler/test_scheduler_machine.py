@@ -71,15 +71,15 @@ class Watched(Scheduler):
 
     def schedule(self) -> SchedulerOutput:
         plan = super().schedule()
-        is_encoding = bool(self._planner._device_order.encoding) and not plan.encode_during_step
+        is_encoding = self._planner._device_order.is_encoding and not plan.encode_during_step
         prompts = [r for r in self._requests.values() if r.state is State.PREFILL]
         ready = [r for r in prompts if not (r.has_uncached_media and is_encoding)]
         if ready:
             begun = {r.request_id for r in prompts if r.is_known_to_runner}
-            reserved = begun | {plan.prefill.request_id if plan.prefill else ready[0].request_id}
+            reserved = begun | {chunk.request_id for chunk in plan.prefills or ready[:1]}
             num_seqs = len(plan.decode)
             num_seqs += sum(r.sampling.n for r in prompts if r.request_id in reserved)
-            assert bool(plan.prefill) == (num_seqs <= MAX_NUM_SEQS)
+            assert bool(plan.prefills) == (num_seqs <= MAX_NUM_SEQS)
         return plan
 
 
@@ -372,9 +372,8 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def live_requests_are_tracked_once(self) -> None:
         released = len(self.engine.scheduler._planner._finished_seqs)
-        encoding = self.engine.scheduler._planner._device_order.encoding
         elsewhere = self.engine.scheduler._planner._preparer_order.request_ids
-        elsewhere |= {work.request_id for work in encoding}
+        elsewhere |= self.engine.scheduler._planner._device_order.under_way
         assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 
     @invariant()
@@ -388,7 +387,7 @@ class Lives(RuleBasedStateMachine):
         is_handed_in = not self.engine.inbox.empty()
         if self.outcomes or is_handed_in or any(not r.is_known_to_runner for r in waiting):
             return
-        assert not any(reading.pinned_bytes for reading in self.caches.read())
+        assert not any(reading.pinned_bytes for reading in self.caches.stats())
 
     @invariant()
     def cached_images_are_not_encoded_again(self) -> None:

@@ -25,7 +25,7 @@ def test_prompt_is_stored_after_last_chunk_and_answer_at_end():
     engine.add("a", n=2)
     engine.run()
     prompt, *answers = stored(engine)
-    last_chunk = next(i for i, p in enumerate(engine.plans) if p.prefill and p.prefill.is_last)
+    last_chunk = next(i for i, p in enumerate(engine.plans) if any(c.is_last for c in p.prefills))
     assert engine.plans[last_chunk + 1].stored_prompts == ("a",)
     assert prompt == (("a",), ())
     assert sorted(seq for _, seqs in answers for seq in seqs) == [SeqId("a", 0), SeqId("a", 1)]

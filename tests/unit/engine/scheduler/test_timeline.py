@@ -85,9 +85,9 @@ def test_media_and_cached_media_are_counted() -> None:
     for name, images in (("a", 2), ("b", 2), ("c", 3), ("d", 0)):
         engine.add_prepared(name, prompt(name, images))
         engine.run()
-    counts = engine.scheduler.read()
+    counts = engine.scheduler.stats()
     assert (counts.media_items, counts.cached_media_items) == (7, 4)
     assert len(engine.encoder.done) == 3
     engine.scheduler.reset_stats()
-    counts = engine.scheduler.read()
+    counts = engine.scheduler.stats()
     assert (counts.media_items, counts.cached_media_items) == (0, 0)

@@ -248,8 +248,8 @@ def test_grammar_of_killed_process_is_recompiled(new: New):
     orphan.advance([1])
     assert orphan.wait(10)
     assert not orphan.allowed().any()
-    assert orphan.fault is not None
-    assert "memory" in orphan.fault.message
+    assert orphan.error is not None
+    assert "memory" in orphan.error.message
     again = compiled(grammars, {"const": 1})
     assert again is not first
     assert compiled(grammars, {"const": 1}) is again
@@ -332,8 +332,8 @@ def test_schema_too_slow_to_follow_is_given_up(new: New):
         assert matcher.wait(30)
         if not matcher.allowed().any():
             break
-    assert matcher.fault is not None
-    assert matcher.fault.message == "this schema can't be obeyed: it is too slow to follow"
+    assert matcher.error is not None
+    assert matcher.error.message == "this schema can't be obeyed: it is too slow to follow"
 
 
 def test_grammar_server_death_does_not_refuse_schema(new: New):

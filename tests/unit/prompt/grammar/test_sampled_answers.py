@@ -121,7 +121,7 @@ def test_complete_answer_allows_only_end_tokens(grammar_of: Compile):
     assert [HOST.backend.decode([i]) for i in first] == ["5"]
     matcher.advance([int(first[0])])
     assert set(np.flatnonzero(allowed(matcher))) <= HOST.eos_token_ids
-    assert matcher.fault is None
+    assert matcher.error is None
 
 
 def test_grammar_never_allows_control_tokens_inside_strings(grammar_of: Compile):
@@ -203,12 +203,12 @@ def test_grammar_handles_sentencepiece_bytes_and_blanks(grammar_of: Compile, see
     jsonschema.validate(json.loads(sampled_text(host, grammar_of(host, schema), rng)), schema)
 
 
-def test_token_outside_grammar_leaves_empty_mask_and_fault(grammar_of: Compile):
+def test_token_outside_grammar_leaves_empty_mask_and_error(grammar_of: Compile):
     matcher = begin(grammar_of(HOST, {"type": "null"}))
     matcher.advance([HOST.backend.token_to_id("x")])
     assert not allowed(matcher).any()
-    assert matcher.fault is not None
-    assert "too complex to follow" in matcher.fault.message
+    assert matcher.error is not None
+    assert "too complex to follow" in matcher.error.message
 
 
 def test_matchers_of_one_grammar_are_independent(grammar_of: Compile):

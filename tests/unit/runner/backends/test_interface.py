@@ -45,7 +45,7 @@ def test_backend_properties_follow_from_the_device_kind(
 
 @pytest.mark.parametrize("kind", DeviceKind)
 def test_metal_is_the_only_backend_with_late_errors(kind: DeviceKind):
-    assert on(kind).errors_come_late == (kind is DeviceKind.METAL)
+    assert on(kind).errors_are_late == (kind is DeviceKind.METAL)
 
 
 @pytest.mark.parametrize(

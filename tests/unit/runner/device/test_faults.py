@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError, StepTooLong
-from vlm_server.runner.device.arrays import Faults
+from vlm_server.runner.device.arrays import DeviceErrors
 
 METAL = "[METAL] Command buffer execution failed: "
 
@@ -55,19 +55,19 @@ METAL = "[METAL] Command buffer execution failed: "
 def test_error_words_decide_kind_and_lateness(
     message: str, kind: type[RequestError], is_late: bool
 ):
-    faults = Faults(come_late=True)
-    made = faults.request_error(RuntimeError(message), "It failed.")
+    device_errors = DeviceErrors(are_late=True)
+    made = device_errors.request_error(RuntimeError(message), "It failed.")
     assert type(made) is kind
-    assert faults.num_late == is_late
-    assert (faults.last_late is made) == is_late
+    assert device_errors.num_late == is_late
+    assert (device_errors.last_late is made) == is_late
     assert "kIOGPU" not in made.message
 
 
 def test_python_memory_error_is_out_of_memory():
-    faults = Faults(come_late=False)
-    assert type(faults.request_error(MemoryError(), "")) is OutOfMemory
+    device_errors = DeviceErrors(are_late=False)
+    assert type(device_errors.request_error(MemoryError(), "")) is OutOfMemory
 
 
 def test_request_error_passes_through_unchanged():
     error = InvalidRequest("a wrong picture")
-    assert Faults(come_late=False).request_error(error, "") is error
+    assert DeviceErrors(are_late=False).request_error(error, "") is error

@@ -48,14 +48,13 @@ def test_plan_with_new_picture_request_survives_encoding():
         stored_answers=(SeqId("b", 1),),
         new=(request,),
         decode=(SeqId("c"), SeqId("d", 2)),
-        prefill=PrefillWork("a", 0, 6, is_last=True),
-        batched_prefills=(PrefillWork("e", 0, 4, is_last=True),),
+        prefills=(PrefillWork("a", 0, 6, is_last=True), PrefillWork("e", 0, 4, is_last=True)),
     )
     message, got = arrived(plan, (4, 5))
     assert message.dropped == (4, 5)
     assert (got.finished_seqs, got.decode) == (plan.finished_seqs, plan.decode)
     assert (got.stored_prompts, got.stored_answers) == (("f",), plan.stored_answers)
-    assert (got.prefill, got.batched_prefills) == (plan.prefill, plan.batched_prefills)
+    assert got.prefills == plan.prefills
     (new,) = got.new
     assert new.sampling.n == 3
     assert new.prompt.spans == PROMPT.spans

@@ -126,7 +126,7 @@ def test_follower_matches_rank_0_under_evictions():
         length, held = pair.match(asked)
         assert tokens_of(held) == asked[:length]
     assert len(pair.following) == pair.num_stored()
-    assert pair.caches.prefixes.read().evictions > 50
+    assert pair.caches.prefixes.stats().evictions > 50
 
 
 def test_partial_store_failure_is_reported_to_the_follower():

@@ -33,7 +33,7 @@ def held_by(make: object) -> int:
 
 def test_free_buffers_are_stored_as_they_are():
     source = layers()
-    state = SequenceState(source, {}, are_free=True)
+    state = SequenceState(source, {}, is_unused=True)
     assert held_by(lambda: state.take(0, NUM_TOKENS)) == 0
     taken, copied = state.take(0, NUM_TOKENS), SequenceState(source, {}).take(0, NUM_TOKENS)
     assert all(mx.array_equal(a, b) for a, b in zip(taken.arrays, copied.arrays, strict=True))
@@ -41,18 +41,18 @@ def test_free_buffers_are_stored_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("are_free", "start", "end"),
+    ("is_unused", "start", "end"),
     [(False, 0, NUM_TOKENS), (True, 60, NUM_TOKENS), (True, 0, 150)],
     ids=["buffers in use", "mostly stored before", "mostly empty"],
 )
-def test_shared_or_sparse_buffers_are_stored_as_copies(are_free: bool, start: int, end: int):
-    state = SequenceState(layers(), {}, are_free=are_free)
+def test_shared_or_sparse_buffers_are_stored_as_copies(is_unused: bool, start: int, end: int):
+    state = SequenceState(layers(), {}, is_unused=is_unused)
     num_bytes = 4 * 2 * (end - start) * 4 * 4
     assert state.size_bytes(start, end) == num_bytes
     assert held_by(lambda: state.take(start, end)) >= num_bytes
 
 
 def test_split_segment_halves_report_their_sizes():
-    segment = SequenceState(layers(), {}, are_free=True).take(0, NUM_TOKENS)
+    segment = SequenceState(layers(), {}, is_unused=True).take(0, NUM_TOKENS)
     halves = segment.split(100)
     assert [half.size_bytes for half in halves] == [4 * 2 * n * 4 * 4 for n in (100, 140)]

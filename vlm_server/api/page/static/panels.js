@@ -13,7 +13,7 @@ const STATES = {
   waiting: "Waiting",
   preparing: "Preparing",
   waiting_for_memory: "Waiting for memory",
-  loading: "Reading the disk cache",
+  reading_disk: "Reading the disk cache",
   encoding: "Looking at pictures",
   prefill: "Reading the prompt",
   decode: "Answering",

@@ -40,7 +40,9 @@ Multiply = Callable[
 """`x @ weight.T + bias`, (..., columns), in parts of such widths: see `skinny_linear`."""
 
 
-class _LinearByProduct:
+class _FewRowsLinear:
+    """A linear layer whose weights `skinny_linear` takes."""
+
     product: Product
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -49,7 +51,9 @@ class _LinearByProduct:
         return super().__call__(x)  # type: ignore[misc, no-any-return]
 
 
-class _EmbeddingByProduct:
+class _FewRowsEmbedding:
+    """An embedding whose weights `skinny_linear` takes."""
+
     product: Product
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -57,22 +61,6 @@ class _EmbeddingByProduct:
         if self.product.takes(x):
             return self.product.part_of(self, x)
         return super().as_linear(x)  # type: ignore[misc, no-any-return]
-
-
-class FewRowsLinear(_LinearByProduct, Linear):  # type: ignore[misc]
-    """A `Linear` whose weights `skinny_linear` takes."""
-
-
-class FewRowsQuantizedLinear(_LinearByProduct, QuantizedLinear):  # type: ignore[misc]
-    """A `QuantizedLinear` whose weights `skinny_linear` takes."""
-
-
-class FewRowsEmbedding(_EmbeddingByProduct, Embedding):  # type: ignore[misc]
-    """An `Embedding` whose weights `skinny_linear` takes."""
-
-
-class FewRowsQuantizedEmbedding(_EmbeddingByProduct, QuantizedEmbedding):  # type: ignore[misc]
-    """A `QuantizedEmbedding` whose weights `skinny_linear` takes."""
 
 
 class Product:
@@ -124,11 +112,15 @@ class Product:
 
 
 _FEW_ROWS: dict[type, type] = {
-    Linear: FewRowsLinear,
-    QuantizedLinear: FewRowsQuantizedLinear,
-    Embedding: FewRowsEmbedding,
-    QuantizedEmbedding: FewRowsQuantizedEmbedding,
+    layer: type(f"FewRows{layer.__name__}", (mixin, layer), {})
+    for layer, mixin in (
+        (Linear, _FewRowsLinear),
+        (QuantizedLinear, _FewRowsLinear),
+        (Embedding, _FewRowsEmbedding),
+        (QuantizedEmbedding, _FewRowsEmbedding),
+    )
 }
+"""The class of layers of few rows, by that of MLX's layers."""
 LAYERS = tuple(_FEW_ROWS.values())
 
 
@@ -148,9 +140,8 @@ def use_few_rows_kernels(language_model: Any, multiply: Multiply = kernels.skinn
 
 def _fit(layers: Sequence[Any]) -> bool:
     """Whether layers can be one product."""
-    if any(type(layer) not in (FewRowsLinear, FewRowsQuantizedLinear) for layer in layers):
-        return False
-    return len({_sort_of(layer) for layer in layers}) == 1
+    are_taken = all(isinstance(layer, _FewRowsLinear) for layer in layers)
+    return are_taken and len({_sort_of(layer) for layer in layers}) == 1
 
 
 def _sort_of(layer: Any) -> tuple[object, ...]:

@@ -15,9 +15,10 @@ from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
-from vlm_server.runner.device.arrays import Faults
-from vlm_server.runner.text.decode_groups import DecodeGroups
-from vlm_server.runner.text.prefill import Prefill, Prefilled, Storable
+from vlm_server.runner.decode.decode_groups import DecodeGroups
+from vlm_server.runner.device.arrays import DeviceErrors
+from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
+from vlm_server.runner.prefill.prefill import Prefill
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,10 @@ class PrefixStore(Protocol):
 
 
 class LateErrors:
-    """Errors that sequences' computations raise after their launch; see `Faults`."""
+    """Errors that sequences' computations raise after their launch; see `DeviceErrors`."""
 
-    def __init__(self, faults: Faults, groups: DecodeGroups) -> None:
-        self._faults = faults
+    def __init__(self, device_errors: DeviceErrors, groups: DecodeGroups) -> None:
+        self._device_errors = device_errors
         self._groups = groups
         self._num_of_others = 0
         """Number of late errors so far that did not concern sequences."""
@@ -42,7 +43,7 @@ class LateErrors:
 
     def synchronize(self) -> None:
         """Where errors come late, wait for all computations of sequences."""
-        if self._faults.come_late and self._error is None:
+        if self._device_errors.are_late and self._error is None:
             try:
                 self._groups.synchronize()
             except Exception as error:
@@ -51,36 +52,39 @@ class LateErrors:
 
     def attribute_to_others(self) -> None:
         """Count all late errors so far as errors of other work; call `synchronize` first."""
-        self._num_of_others = self._faults.num_late
+        self._num_of_others = self._device_errors.num_late
 
     @property
     def is_clean(self) -> bool:
         """Whether no known error makes the sequences' computations invalid."""
-        return self._error is None and self._faults.num_late == self._num_of_others
+        return self._error is None and self._device_errors.num_late == self._num_of_others
 
     def check(self) -> None:
         """Raises, once, the error that makes the sequences' computations invalid."""
         is_clean, error = self.is_clean, self._error
         self._error = None
         if not is_clean:
-            raise error or self._faults.last_late
+            raise error or self._device_errors.last_late
 
 
 class PrefixWriter:
     """Stores the state of prompts and answers of one `ModelRunner`."""
 
     def __init__(
-        self, store: PrefixStore, groups: DecodeGroups, faults: Faults, errors: LateErrors
+        self,
+        store: PrefixStore,
+        groups: DecodeGroups,
+        device_errors: DeviceErrors,
+        errors: LateErrors,
     ) -> None:
         self._store = store
         self._groups = groups
-        self._faults = faults
+        self._device_errors = device_errors
         self._errors = errors
 
-    def store_prompt(self, prefilled: Prefilled) -> None:
+    def store_prompt(self, prompt: PromptKV) -> None:
         """Store a prompt whose sequences have joined."""
-        are_free = not self._groups.runs_on(prefilled.cache)
-        self._write(partial(prefilled.storable, are_free=are_free))
+        self._write(partial(prompt.entry, is_unused=not self._groups.runs_on(prompt.cache)))
 
     def store_cancelled(self, prefill: Prefill) -> None:
         """Store a prompt up to where its prefill was cancelled."""
@@ -88,18 +92,18 @@ class PrefixWriter:
 
     def store_answer(self, seq: SeqId) -> None:
         """Store a sequence that is about to be removed, for the next turn of its conversation."""
-        self._write(partial(self._groups.storable, seq))
+        self._write(partial(self._groups.entry, seq))
 
-    def _write(self, storable: Callable[[], Storable | None]) -> None:
+    def _write(self, make_entry: Callable[[], PrefixEntry | None]) -> None:
         self._errors.synchronize()
         if not self._errors.is_clean:
             return
         try:
-            if (found := storable()) is not None:
-                self._store.store_prefix(*found)
+            if (entry := make_entry()) is not None:
+                self._store.store_prefix(*entry)
         except EngineBroken:
             raise
         except Exception as error:
-            self._faults.request_error(error, "")
+            self._device_errors.request_error(error, "")
             self._errors.attribute_to_others()
             logger.exception("the state of a prompt can't be stored")

@@ -16,10 +16,11 @@ from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import buffer_capacity, only_append, restore
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
-from vlm_server.runner.text.prefill import Prefilled, embedded
+from vlm_server.runner.prefill.prefill import embedded
 
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
@@ -30,7 +31,7 @@ def can_batch_prefills(loaded: LoadedModel) -> bool:
 
 def launch_batched(
     loaded: LoadedModel, requests: Sequence[NewRequest]
-) -> tuple[dict[str, Prefilled], mx.array]:
+) -> tuple[dict[str, PromptKV], mx.array]:
     """Begin the prefill of prompts with cached prefixes of one length and no media after them.
 
     Returns the prompts by request, and logits of their last tokens, (prompts, vocabulary), lazy.
@@ -47,8 +48,12 @@ def launch_batched(
     logits: mx.array = output.logits[:, -1]
     shared = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
     mx.async_eval(logits, [layer.state for layer in shared])  # type: ignore[no-untyped-call]
-    prefilled = [Prefilled(loaded, request, shared, row) for row, request in enumerate(requests)]
-    return dict(zip((request.request_id for request in requests), prefilled, strict=True)), logits
+    waits = loaded.errors.are_late
+    prompts_kv = {
+        request.request_id: PromptKV(request, shared, row, waits_for_copy=waits)
+        for row, request in enumerate(requests)
+    }
+    return prompts_kv, logits
 
 
 def _inputs(

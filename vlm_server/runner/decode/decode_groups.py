@@ -16,12 +16,12 @@ import mlx.core as mx
 
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import SeqId
+from vlm_server.runner.decode.decode_batch import DecodeBatch
+from vlm_server.runner.decode.sequence import Sampled
+from vlm_server.runner.decode.speculation import Speculation
+from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PromptChunk
-from vlm_server.runner.text.decode_batch import DecodeBatch
-from vlm_server.runner.text.prefill import Prefilled, Storable
-from vlm_server.runner.text.sequence import Sampled
-from vlm_server.runner.text.speculation import Speculation
 
 _MAX_PATIENCE_SECONDS = 0.05
 """Longest wait for late grammars; most masks take a tenth of a millisecond."""
@@ -63,19 +63,20 @@ class DecodeGroups:
     def seq_ids(self) -> tuple[SeqId, ...]:
         return tuple(seq_id for batch in self._batches() for seq_id in batch.seq_ids)
 
-    def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
-        return self._batch.join(prefills, logits)
+    def join(self, prompts: Mapping[str, PromptKV], logits: mx.array) -> Sampled:
+        return self._batch.join(prompts, logits)
 
     def runs_on(self, cache: list[Any]) -> bool:
         return any(batch.runs_on(cache) for batch in self._batches())
 
-    def fault(self, seq_id: SeqId) -> RequestError | None:
+    def grammar_error(self, seq_id: SeqId) -> RequestError | None:
         """The error with which a sequence's grammar ends it; None if it does not."""
-        return next((fault for batch in self._batches() if (fault := batch.fault(seq_id))), None)
+        errors = (batch.grammar_error(seq_id) for batch in self._batches())
+        return next((error for error in errors if error is not None), None)
 
-    def storable(self, seq_id: SeqId) -> Storable | None:
-        found = (batch.storable(seq_id) for batch in self._batches())
-        return next((storable for storable in found if storable is not None), None)
+    def entry(self, seq_id: SeqId) -> PrefixEntry | None:
+        entries = (batch.entry(seq_id) for batch in self._batches())
+        return next((entry for entry in entries if entry is not None), None)
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:
         for batch in self._batches():
@@ -153,7 +154,7 @@ class DecodeGroups:
             return
         request = self._detached[ready] = self._detached.pop(ready)
         request.in_time += 1
-        request.batch.sample()
+        request.batch.finish_late_step()
         request.batch.forward()
 
     def _is_ready(self, request_id: str) -> bool:
@@ -164,8 +165,8 @@ class DecodeGroups:
 
     def _reattach(self) -> None:
         for request_id, request in list(self._detached.items()):
-            wanted = _STEPS_IN_TIME << min(self._num_detachments[request_id] - 1, 16)
-            if request.in_time >= wanted and not request.batch.late_requests(0.0):
-                request.batch.sample()
+            min_in_time = _STEPS_IN_TIME << min(self._num_detachments[request_id] - 1, 16)
+            if request.in_time >= min_in_time and not request.batch.late_requests(0.0):
+                request.batch.finish_late_step()
                 self._batch.reattach(request.batch)
                 del self._detached[request_id]

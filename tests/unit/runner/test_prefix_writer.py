@@ -8,8 +8,8 @@ import pytest
 
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
-from vlm_server.runner.device.arrays import Faults
-from vlm_server.runner.text.prefix_writer import LateErrors, PrefixWriter
+from vlm_server.runner.device.arrays import DeviceErrors
+from vlm_server.runner.prefix_writer import LateErrors, PrefixWriter
 
 LATE = RuntimeError("Command buffer execution failed: of somebody")
 SEQ = SeqId("a", 0)
@@ -24,7 +24,7 @@ class Groups:
         if self.error is not None:
             raise self.error
 
-    def storable(self, seq: SeqId) -> tuple[str, str, str] | None:
+    def entry(self, seq: SeqId) -> tuple[str, str, str] | None:
         return ("key", "state", "salt") if seq == SEQ else None
 
 
@@ -41,11 +41,11 @@ class Store:
 
 
 class WriterHarness:
-    def __init__(self, *, errors_come_late: bool = True) -> None:
+    def __init__(self, *, errors_are_late: bool = True) -> None:
         self.groups, self.store = Groups(), Store()
-        self.faults = Faults(come_late=errors_come_late)
-        self.errors = LateErrors(self.faults, self.groups)  # type: ignore[arg-type]
-        self.writer = PrefixWriter(self.store, self.groups, self.faults, self.errors)  # type: ignore[arg-type]
+        self.device_errors = DeviceErrors(are_late=errors_are_late)
+        self.errors = LateErrors(self.device_errors, self.groups)  # type: ignore[arg-type]
+        self.writer = PrefixWriter(self.store, self.groups, self.device_errors, self.errors)  # type: ignore[arg-type]
 
 
 def test_answers_of_known_sequences_are_stored_and_others_ignored():
@@ -70,16 +70,16 @@ def test_late_step_error_stores_nothing_and_is_raised_once():
 
 def test_late_error_met_elsewhere_is_attributed_to_running_sequences():
     ground = WriterHarness()
-    ground.faults.request_error(LATE, "")
+    ground.device_errors.request_error(LATE, "")
     ground.writer.store_answer(SEQ)
     assert not ground.store.stored
-    with pytest.raises(type(ground.faults.last_late)):
+    with pytest.raises(type(ground.device_errors.last_late)):
         ground.errors.check()
 
 
 def test_late_error_after_synchronization_is_not_attributed_to_sequences():
     ground = WriterHarness()
-    ground.faults.request_error(LATE, "")
+    ground.device_errors.request_error(LATE, "")
     ground.errors.attribute_to_others()
     ground.errors.check()
     ground.writer.store_answer(SEQ)
@@ -87,7 +87,7 @@ def test_late_error_after_synchronization_is_not_attributed_to_sequences():
 
 
 def test_synchronize_is_skipped_where_errors_come_at_once():
-    ground = WriterHarness(errors_come_late=False)
+    ground = WriterHarness(errors_are_late=False)
     ground.groups.error = LATE
     ground.errors.synchronize()
     ground.errors.check()

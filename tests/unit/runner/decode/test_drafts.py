@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from vlm_server.runner.text.drafts import Drafter
+from vlm_server.runner.decode.drafts import Drafter
 
 
 def drafter(*prompt: int, prediction: tuple[int, ...] = ()) -> Drafter:

@@ -9,9 +9,9 @@ import mlx.core as mx
 
 from vlm_server.interfaces import DraftCounts, PreparedPrompt, SeqId, TokenLogprobs
 from vlm_server.runner import sampling
+from vlm_server.runner.decode.drafts import Drafter
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler
-from vlm_server.runner.text.drafts import Drafter
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_server.runner.text.speculation import StepTimes, best_width, expected_tokens
+from vlm_server.runner.decode.speculation import StepTimes, best_width, expected_tokens
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)
 

@@ -17,9 +17,9 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
+from vlm_server.runner.decode.sequence import DecodingSequence, by_sequence, logprobs_of
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, sample
-from vlm_server.runner.text.sequence import DecodingSequence, by_sequence, logprobs_of
 
 
 @dataclass(slots=True)

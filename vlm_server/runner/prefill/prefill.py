@@ -9,14 +9,13 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
-from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.interfaces import NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.families import Deepstack
+from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import (
     LayerStates,
-    SequenceState,
     buffer_capacity,
     only_append,
     restore,
@@ -27,46 +26,16 @@ from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, Prompt
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.vision.encoder import ImageFeatures
 
-Storable = tuple[PromptKey, SequenceState, str]
-"""An entry for the prefix cache: the tokens, their state, and the salt."""
 
-
-class Prefilled:
-    """A request's prompt, and the KV cache that holds it once it is prefilled.
-
-    row: the prompt's row in the cache of a batched prefill; None if the cache is its own.
-    snapshots: those at the prompt's snapshot points, by the number of tokens before them.
-    """
-
-    def __init__(
-        self, loaded: LoadedModel, request: NewRequest, cache: list[Any], row: int | None = None
-    ) -> None:
-        self._loaded = loaded
-        self.prompt = request.prompt
-        self.sampling = request.sampling
-        self.cache = cache
-        self.row = row
-        self.snapshots: dict[int, LayerStates] = {}
-
-    def storable(self, *, are_free: bool) -> Storable:
-        """The entry of the whole prompt for the prefix cache. `are_free`: see `SequenceState`."""
-        are_free = are_free and self.row is None
-        return self._storable(self.prompt.key, self.snapshots, are_free=are_free)
-
-    def _storable(
-        self, key: PromptKey, snapshots: dict[int, LayerStates], *, are_free: bool
-    ) -> Storable:
-        waits = self._loaded.faults.come_late
-        state = SequenceState(self.cache, snapshots, self.row or 0, are_free=are_free, waits=waits)
-        return key, state, self.prompt.cache_salt
-
-
-class Prefill(Prefilled):
+class Prefill:
     """The prefill of one request: from its first uncached prompt token to its last."""
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
-        super().__init__(loaded, request, make_prompt_cache(loaded.language_model))
-        for layer in self.cache:
+        self._loaded = loaded
+        self._prompt = request.prompt
+        self._cache = make_prompt_cache(loaded.language_model)
+        self.kv = PromptKV(request, self._cache, waits_for_copy=loaded.errors.are_late)
+        for layer in self._cache:
             if type(layer) is KVCache:  # allocated once for all chunks
                 layer.step = buffer_capacity(request.prompt.num_tokens)
         self._can_be_padded = self._supports_padding()
@@ -83,7 +52,7 @@ class Prefill(Prefilled):
         self._before_media: dict[int, LayerStates] = {}
         """The state before the last chunk, if that ended inside a media item."""
         if request.prefix.length:
-            restore(self.cache, request.prefix, request.prompt.num_tokens)
+            restore(self._cache, request.prefix, request.prompt.num_tokens)
         self._inputs: _PromptInputs | None = _PromptInputs(loaded, request)
 
     def chunk(self, start: int, end: int) -> PromptChunk | None:
@@ -103,11 +72,11 @@ class Prefill(Prefilled):
         else:
             self._is_compiled = True
         self._loaded.forget_positions()
-        if end in self.prompt.snapshot_points:
-            self.snapshots[end] = snapshot(self.cache)
-        if end == self.prompt.num_tokens:
+        if end in self._prompt.snapshot_points:
+            self.kv.snapshots[end] = snapshot(self._cache)
+        if end == self._prompt.num_tokens:
             self._inputs = None
-            for layer in self.cache:
+            for layer in self._cache:
                 vars(layer).pop("step", None)
         self._logits = logits[:, -1]
         return self._logits
@@ -115,10 +84,10 @@ class Prefill(Prefilled):
     def wait(self) -> None:
         """Wait for the chunk that was launched last."""
         launched = [self._logits] if self._is_compiled else []
-        mx.eval(launched, [layer.state for layer in self.cache])
+        mx.eval(launched, [layer.state for layer in self._cache])
         self.is_piggybacked = False
 
-    def end_cancelled(self) -> Storable | None:
+    def end_cancelled(self) -> PrefixEntry | None:
         """End a cancelled prefill; returns the entry of its prefilled part for the prefix cache.
 
         Waits for the last chunk, and raises its error. None if its logits are NaN, or if the
@@ -128,20 +97,20 @@ class Prefill(Prefilled):
         if self._logits is None or read(mx.isnan(self._logits).any()):
             return None
         self.wait()
-        key, snapshots = self.prompt.key, self._before_media | self.snapshots
-        end = key.floor(self._num_launched)
+        end = self._prompt.key.floor(self._num_launched)
         if not end:
             return None
+        self.kv.snapshots |= self._before_media
         if end == self._num_launched:
-            snapshots[end] = snapshot(self.cache)
-        return self._storable(key.part(0, end), snapshots, are_free=True)
+            self.kv.snapshots[end] = snapshot(self._cache)
+        return self.kv.entry(end, is_unused=True)
 
     def _keep_before_media(self, start: int, end: int) -> None:
         """Keep the state before tokens `start` to `end`, if they end inside a media item."""
-        key = self.prompt.key
+        key = self._prompt.key
         if self._num_launched and key.floor(start) == start:
             is_inside = key.floor(end) < end
-            self._before_media = {start: snapshot(self.cache)} if is_inside else {}
+            self._before_media = {start: snapshot(self._cache)} if is_inside else {}
 
     def _launch_alone(self, start: int, end: int) -> mx.array:
         """The last token's logits, (1, 1, vocabulary), lazy; by a compiled step if there is one."""
@@ -150,24 +119,24 @@ class Prefill(Prefilled):
         self._is_compiled = logits is not None
         if logits is None:
             logits = self._forward_eager(PaddedChunk.around(start, end, self._multiple), chunk)
-            launched = [logits] if end == self.prompt.num_tokens else []
-            mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
+            launched = [logits] if end == self._prompt.num_tokens else []
+            mx.async_eval(launched, [layer.state for layer in self._cache])  # type: ignore[no-untyped-call]
         return logits
 
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None
         token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
         return PromptChunk(
-            token_ids, arguments, self.cache, buffer_capacity(self.prompt.num_tokens)
+            token_ids, arguments, self._cache, buffer_capacity(self._prompt.num_tokens)
         )
 
     def _forward_eager(self, padded: PaddedChunk, chunk: PromptChunk) -> mx.array:
         """The last token's logits, lazy, by mlx-vlm's model without compilation."""
-        language_model, cache = self._loaded.language_model, self.cache
+        language_model, cache = self._loaded.language_model, self._cache
         token_ids, arguments = chunk.token_ids, chunk.inputs
         forget_columns(cache)
         if not padded.is_exact:
-            cache = [PaddedChunkCache(layer, padded) for layer in self.cache]
+            cache = [PaddedChunkCache(layer, padded) for layer in self._cache]
             token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
         with self._loaded.attention.in_place(), logits_of(language_model, wanted):
@@ -176,8 +145,8 @@ class Prefill(Prefilled):
     def _supports_padding(self) -> bool:
         """Whether no token and no layer attends to padding, and logits are of one token."""
         return (
-            only_append(self.cache)
-            and not self.prompt.atomic_prefill_tokens
+            only_append(self._cache)
+            and not self._prompt.atomic_prefill_tokens
             and self._loaded.family.deepstack is not Deepstack.BY_PLACE
             and has_last_token_head(self._loaded.language_model)
         )

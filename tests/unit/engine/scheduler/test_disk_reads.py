@@ -104,5 +104,5 @@ def test_disk_read_out_of_memory_frees_caches_and_recomputes():
     engine.add("a", text="a longer prompt", images=2)
     engine.run()
     assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
-    assert engine.governor.read().decisions["clear_failure"] == 1
+    assert engine.governor.stats().decisions["clear_failure"] == 1
     assert engine.is_clean()

@@ -14,10 +14,10 @@ from itertools import accumulate, takewhile
 from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
+from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
+from vlm_server.runner.decode.sequence import DecodingSequence
 from vlm_server.runner.kv.segments import only_append
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.text.drafts import FORCED_PROBABILITY
-from vlm_server.runner.text.sequence import DecodingSequence
 
 _MASK_SECONDS = 0.01
 """Longest wait for the masks of drafts; after it, the step is a plain one."""

@@ -21,24 +21,24 @@ import numpy as np
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
-from vlm_server.runner.device.arrays import read
-from vlm_server.runner.kv import batch_cache
-from vlm_server.runner.kv.segments import SequenceState, snapshot
-from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.chunks import PromptChunk
-from vlm_server.runner.model.mrope import next_position_ids
-from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, choice_params
-from vlm_server.runner.text.drafts import Drafter
-from vlm_server.runner.text.prefill import Prefilled, Storable
-from vlm_server.runner.text.sequence import (
+from vlm_server.runner.decode.drafts import Drafter
+from vlm_server.runner.decode.sequence import (
     DecodingSequence,
     NewTokens,
     Sampled,
     by_sequence,
     sample_next,
 )
-from vlm_server.runner.text.speculation import Speculation
-from vlm_server.runner.text.wide_step import PlainStep, WideStep, token_ids_of
+from vlm_server.runner.decode.speculation import Speculation
+from vlm_server.runner.decode.wide_step import PlainStep, WideStep, token_ids_of
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.kv import batch_cache
+from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
+from vlm_server.runner.kv.segments import SequenceState, snapshot
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.chunks import PromptChunk
+from vlm_server.runner.model.mrope import next_position_ids
+from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, choice_params
 
 
 class _State(enum.Enum):
@@ -101,36 +101,36 @@ class DecodeBatch:
         """Sequences that follow a grammar."""
         return len(self._guided())
 
-    def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
+    def join(self, prompts: Mapping[str, PromptKV], logits: mx.array) -> Sampled:
         """Add a sequence for each choice of prefilled requests; returns their first tokens.
 
-        prefills: one request, or those of a batched prefill. logits: (requests, vocabulary). Each
-        sequence gets a copy of the prompt's cache, or the cache itself if it is the only one here.
-        If this fails, nothing has changed. See `result` for `NO_TOKEN`.
+        prompts: that of one request, or those of a batched prefill. logits: (prompts, vocabulary).
+        Each sequence gets a copy of the prompt's cache, or the cache itself if it is the only one
+        here. If this fails, nothing has changed. See `result` for `NO_TOKEN`.
         """
         assert self._state is _State.IDLE
         seqs = [
             seq
-            for request_id, prefill in prefills.items()
-            for seq in self._new_seqs(request_id, prefill, logits.shape[-1])
+            for request_id, prompt_kv in prompts.items()
+            for seq in self._new_seqs(request_id, prompt_kv, logits.shape[-1])
         ]
         self._speculation.discard_time()
         try:
-            return self._join(seqs, list(prefills.values()), logits)
+            return self._join(seqs, list(prompts.values()), logits)
         except Exception:
             for seq in seqs:
                 seq.sampler.close()
             raise
 
     def _join(
-        self, seqs: list[DecodingSequence], prefills: list[Prefilled], logits: mx.array
+        self, seqs: list[DecodingSequence], prompts: list[PromptKV], logits: mx.array
     ) -> Sampled:
-        rows = [row for row, prefill in enumerate(prefills) for _ in range(prefill.sampling.n)]
+        rows = [row for row, prompt_kv in enumerate(prompts) for _ in range(prompt_kv.sampling.n)]
         first, logprobs = sample_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
-        if len(prefills) == 1:
-            cache = batch_cache.joined(self._cache, len(self._seqs), prefills[0].cache, len(seqs))
+        if len(prompts) == 1:
+            cache = batch_cache.joined(self._cache, len(self._seqs), prompts[0].cache, len(seqs))
         else:
-            cache = batch_cache.joined_rows(self._cache, len(self._seqs), prefills[0].cache, rows)
+            cache = batch_cache.joined_rows(self._cache, len(self._seqs), prompts[0].cache, rows)
         newest = self._newest
         tokens = first if newest is None else mx.concatenate([newest.tokens, first])
         mx.eval(first, tokens, [layer.state for layer in cache])
@@ -147,13 +147,13 @@ class DecodeBatch:
         """Whether `cache` is that of the only sequence here, rather than one that was copied."""
         return self._cache is cache
 
-    def fault(self, seq_id: SeqId) -> RequestError | None:
+    def grammar_error(self, seq_id: SeqId) -> RequestError | None:
         """The error with which a sequence's grammar ends it; None if it does not."""
         matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
-        return next((matcher.fault for matcher in matchers if matcher is not None), None)
+        return next((matcher.error for matcher in matchers if matcher is not None), None)
 
-    def storable(self, seq_id: SeqId) -> Storable | None:
-        """All tokens that the cache holds of a sequence, valid until the next launch or removal.
+    def entry(self, seq_id: SeqId) -> PrefixEntry | None:
+        """The prefix cache's entry of a sequence, valid until the next launch or removal.
 
         None if the sequence was removed.
         """
@@ -162,9 +162,10 @@ class DecodeBatch:
                 answer = np.fromiter(seq.token_ids, dtype=np.int32)
                 token_ids = np.concatenate([seq.prompt.token_ids, answer])
                 now = snapshot(self._cache, row if len(self._seqs) > 1 else None)
-                waits = self._loaded.faults.come_late
-                state = SequenceState(self._cache, {len(token_ids): now}, row, waits=waits)
-                return PromptKey(token_ids, seq.prompt.spans), state, seq.prompt.cache_salt
+                waits = self._loaded.errors.are_late
+                state = SequenceState(self._cache, {len(token_ids): now}, row, waits_for_copy=waits)
+                key = PromptKey(token_ids, seq.prompt.spans)
+                return PrefixEntry(key, state, seq.prompt.cache_salt)
         return None
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:
@@ -261,6 +262,11 @@ class DecodeBatch:
             state += [array for step in logprobs for array in step.arrays]
             mx.async_eval(tokens, state)  # type: ignore[no-untyped-call]
 
+    def finish_late_step(self) -> None:
+        """Sample the tokens of a detached batch's step, whose masks are known by now."""
+        assert self._state is _State.WAITING
+        self.sample()
+
     def lower_priority(self) -> None:
         """Lower the priority of the processes that follow the grammars here."""
         for _, matcher in self._guided():
@@ -350,16 +356,15 @@ class DecodeBatch:
         return [(seq, seq.sampler.matcher) for seq in self._seqs if seq.sampler.matcher is not None]
 
     def _new_seqs(
-        self, request_id: str, prefill: Prefilled, vocabulary_size: int
+        self, request_id: str, prompt_kv: PromptKV, vocabulary_size: int
     ) -> list[DecodingSequence]:
-        count = prefill.sampling.n
-        prompt = prefill.prompt
+        prompt, count = prompt_kv.prompt, prompt_kv.sampling.n
         matchers = prompt.grammar.begin(count) if prompt.grammar else [None] * count
         return [
             DecodingSequence(
                 SeqId(request_id, choice),
                 SequenceSampler(
-                    choice_params(prefill.sampling, choice),
+                    choice_params(prompt_kv.sampling, choice),
                     prompt.token_ids,
                     self._loaded.spec.eos_token_ids,
                     vocabulary_size,

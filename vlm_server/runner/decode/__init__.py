@@ -1,0 +1,1 @@
+"""Sequences that decode: their batches, grammars in the background, and speculation."""

@@ -1,0 +1,1 @@
+"""Prompts into KV caches: chunk by chunk, or several short ones in one call."""

@@ -1,1 +1,0 @@
-"""The language model: prefill in chunks, the decode batch, M-RoPE, the last layer."""
