@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx.nn import Linear, QuantizedLinear  # type: ignore[attr-defined]
-from mlx_vlm.models.cache import KVCache, make_prompt_cache
+from mlx_vlm.models.cache import make_prompt_cache
 
 from tests.integration.harness import EngineHarness, ask, conversation, load_model
 from tests.integration.oracle import Oracle
@@ -47,7 +47,7 @@ from vlm_server.runner.model import compiled_model
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.compiled_model import CompiledModel
-from vlm_server.runner.model.forward_pass import plain_embedding
+from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.grids import Grid
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.model.towers import FrameTower
@@ -59,8 +59,8 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 Load = Callable[[str], Served]
 Model = TypeVar("Model", bound=CompiledModel)
 
-CANT_BE_COMPILED = ("glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")
-"""They look at values of arrays while they build a step."""
+CANT_BE_COMPILED = ("gemma3n", "glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")
+"""They look at values of arrays while they build a step, or at a layer's buffers."""
 
 
 class Compiled(CompiledModel):
@@ -86,11 +86,18 @@ class Compiled(CompiledModel):
 
 
 def new_model(kind: type[Model], loaded: LoadedModel, mixed_step_tokens: int) -> Model:
-    embed = plain_embedding(loaded.model)
+    embed = text_inputs(loaded.model)
     loaded.forget_positions()
     positions, widths = loaded.decode_positions, (4,)
+    arguments = loaded.family.deepstack.arguments
     return kind(
-        loaded.language_model, loaded.attention, positions, widths, embed, mixed_step_tokens
+        loaded.language_model,
+        loaded.attention,
+        positions,
+        widths,
+        arguments,
+        embed,
+        mixed_step_tokens,
     )
 
 
@@ -102,10 +109,6 @@ def compiled(
     model = new_model(Compiled, loaded, mixed_step_tokens)
     model.chunks, model.piggybacked = [], []
     return EngineHarness(replace(loaded, text=model), preparer, **limits), model
-
-
-def appends_only(loaded: LoadedModel) -> bool:
-    return all(type(layer) is KVCache for layer in make_prompt_cache(loaded.language_model))
 
 
 def run_all(engine: EngineHarness, params: SamplingParams, stagger: int) -> Mapping[str, list[int]]:
@@ -122,16 +125,17 @@ def test_compiled_answers_equal_uncompiled_answers(
 ):
     engine, model = compiled(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
-    is_compiled = appends_only(served[0]) and served[0].family.name not in CANT_BE_COMPILED
-    assert bool(model.num_steps) == is_compiled
-    assert model.can_compile == (served[0].family.name not in CANT_BE_COMPILED)
+    is_compiled = served[0].family.name not in CANT_BE_COMPILED
+    assert bool(model.num_steps) == model.can_compile == is_compiled
 
 
 READ_BESIDE = {
-    "text": ("qwen3_vl", "qwen3_vl_moe"),
+    "text": ("gemma4",),
     "media": (
         "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3", "pixtral", "mistral3", "internvl",
         "internvl_chat", "llava", "llava_onevision", "fastvlm", "kimi_vl", "dots_ocr", "glm_ocr",
+        "aya_vision", "gemma3", "granite4_vision", "lfm2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
+        "qwen3_vl_moe",
     ),
 }  # fmt: skip
 """What of which families' prompts is read in the pass of a decode step."""
@@ -496,8 +500,8 @@ def test_failed_piggybacked_chunk_fails_only_its_prompt(
 
 
 def test_model_changing_embeddings_is_not_piggybacked(load_tiny: Load):
-    assert plain_embedding(load_tiny("gemma4")[0].model) is None
-    assert plain_embedding(load_tiny("qwen2_5_vl")[0].model) is not None
+    assert text_inputs(load_tiny("gemma4")[0].model) is not None
+    assert text_inputs(load_tiny("qwen2_5_vl")[0].model) is not None
 
 
 def test_shapes_of_one_request_are_precompiled_first(load_tiny: Load):
@@ -544,7 +548,10 @@ class Broken:
 def test_failing_kernels_turn_compilation_off(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     attention = ModelAttention(loaded.language_model, Broken(loaded.attention.attention))
-    model = CompiledModel(loaded.language_model, attention, loaded.decode_positions, (4,))
+    arguments = loaded.family.deepstack.arguments
+    model = CompiledModel(
+        loaded.language_model, attention, loaded.decode_positions, (4,), arguments
+    )
     engine = EngineHarness(replace(loaded, text=model), preparer)
     assert engine.answer(asked("text")) == EngineHarness(loaded, preparer).answer(asked("text"))
     assert not model.can_compile
@@ -558,7 +565,7 @@ def test_compiled_step_out_of_memory_once_is_retried(
     evaluate, failed = mx.eval, list[bool]()
 
     def fail_once(*arrays: Any) -> None:
-        if not failed and sys._getframe(1).f_code is CompiledModel._launch.__code__:
+        if not failed and sys._getframe(1).f_code is CompiledModel._compiled_step.__code__:
             failed.append(True)
             raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
         evaluate(*arrays)

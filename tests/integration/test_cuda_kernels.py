@@ -121,12 +121,13 @@ def test_rope_kernel_rotates_heads_as_float32(dtype: mx.Dtype, dim: int, rows: i
         assert mx.array_equal(mine, whole)
 
 
-HEADS = [(16, 2, 128), (4, 4, 64), (8, 8, 80), (12, 4, 96)]
+HEADS = [(16, 2, 128), (4, 4, 64), (8, 8, 80), (12, 4, 96), (8, 4, 256), (8, 2, 512)]
 """Heads of queries, of keys, and their size."""
 ROWS: dict[str, tuple[int, int, list[tuple[int, int, int]]]] = {
     "one row": (1, 256, [(0, 7, 1)]),
     "one long row": (1, 20224, [(0, 20000, 1)]),
     "rows of all lengths": (1, 1536, [(3, 4, 1), (0, 64, 1), (7, 136, 1), (0, 1536, 1)]),
+    "dropped tokens": (1, 1024, [(-900, 1000, 1), (-1, 700, 1)]),
     "drafts": (16, 768, [(0, 700, 16), (20, 116, 16)]),
     "a chunk": (128, 1280, [(0, 1200, 128)]),
     "a padded chunk": (128, 512, [(0, 500, 41)]),
@@ -137,7 +138,11 @@ ROWS: dict[str, tuple[int, int, list[tuple[int, int, int]]]] = {
 
 
 def attend_in_float32(
-    queries: mx.array, keys: mx.array, values: mx.array, bounds: list[tuple[int, int, int]]
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    bounds: list[tuple[int, int, int]],
+    window: int,
 ) -> mx.array:
     """By matrix products; `keys` and `values` have the new ones."""
     count, share = queries.shape[2], queries.shape[1] // keys.shape[1]
@@ -147,7 +152,7 @@ def attend_in_float32(
     rows = []
     for row, (first, end, num_new) in enumerate(bounds):
         last = mx.minimum(end - num_new + mx.arange(count), end - 1)[:, None]
-        mask = (columns <= last) & (columns >= first)
+        mask = (columns <= last) & (columns >= first) & (columns > last - (window or end))
         scores = queries[row] @ keys[row].swapaxes(-1, -2) * queries.shape[-1] ** -0.5
         rows.append(mx.softmax(mx.where(mask, scores, -1e30), axis=-1) @ values[row])
     return mx.stack(rows)
@@ -156,9 +161,11 @@ def attend_in_float32(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("window", [0, 64, 500])
 def test_decode_kernel_writes_and_attends_to_new_tokens(
     dtype: mx.Dtype,
     heads: tuple[int, int, int],
+    window: int,
     rows: tuple[int, int, list[tuple[int, int, int]]],
 ):
     (num_heads, groups, size), (count, capacity, bounds) = heads, rows
@@ -175,12 +182,16 @@ def test_decode_kernel_writes_and_attends_to_new_tokens(
     views = tuple(each[:, :, :256] for each in buffers)
     scale = size**-0.5
 
-    found = attention_kernels.append_and_attend(queries, tuple(new), views, scale, mx.array(bounds))
+    found = attention_kernels.append_and_attend(
+        queries, tuple(new), views, scale, mx.array(bounds), window
+    )
     mx.eval(found)
     for each, side in zip(buffers, expected, strict=True):
-        assert mx.array_equal(each, side)
+        for row, (_, end, _) in enumerate(bounds):
+            kept = slice(max(end - window, 0) if window else 0, None)
+            assert mx.array_equal(each[row, :, kept], side[row, :, kept])
     num_real = min(num_new for *_, num_new in bounds)
-    wanted = attend_in_float32(queries, *expected, bounds)
+    wanted = attend_in_float32(queries, *expected, bounds, window)
     assert distance(found[:, :, :num_real], wanted[:, :, :num_real]) < 0.006
 
     last = slice(len(bounds) - 1, None)
@@ -190,17 +201,20 @@ def test_decode_kernel_writes_and_attends_to_new_tokens(
         tuple(each[last] for each in untouched),
         scale,
         mx.array(bounds[-1:]),
+        window,
     )
     assert mx.array_equal(alone[0, :, :num_real], found[-1, :, :num_real])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("num_rows", [1, 7])
 @pytest.mark.parametrize(("count", "num_new", "start"), [(632, 632, 600), (300, 211, 0), (9, 4, 0)])
 def test_mixed_step_rows_equal_rows_computed_alone(
     dtype: mx.Dtype,
     heads: tuple[int, int, int],
+    window: int,
     num_rows: int,
     count: int,
     num_new: int,
@@ -225,7 +239,7 @@ def test_mixed_step_rows_equal_rows_computed_alone(
 
     expected = [
         attention_kernels.append_and_attend(
-            part(queries), (part(new[0]), part(new[1])), (sides[0], sides[1]), scale, each
+            part(queries), (part(new[0]), part(new[1])), (sides[0], sides[1]), scale, each, window
         )
         for part, sides, each in ((mine, apart[0], bounds), (theirs, apart[1], prompt_bounds))
     ]
@@ -235,6 +249,7 @@ def test_mixed_step_rows_equal_rows_computed_alone(
         ((rows[0], rows[1]), bounds),
         ((prompt[0], prompt[1]), prompt_bounds),
         scale,
+        window,
     )
     mx.eval(found, expected)
     assert found.shape == queries.shape

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.fixes import (
     Fix,
     drop_tokenizer_options,
@@ -33,14 +34,6 @@ class MRopeRule(enum.Enum):
     WHOLE_VIDEOS = "one grid for each image and video"
     SPLIT_VIDEOS = "one grid for each image and each frame group of a video"
     ASK_MODEL = "by `get_rope_index` of its language model"
-
-
-class Deepstack(enum.Enum):
-    """The form in which features for several layers are passed to a language model."""
-
-    VISUAL_ROWS = "a list of (visual tokens, hidden), by layer"
-    ALL_ROWS = "(1, tokens, layers, hidden)"
-    BY_PLACE = "a list of (tokens of the prompt, hidden), which it slices itself"
 
 
 POSITION_STATE = ("_position_ids", "_rope_deltas")
@@ -115,7 +108,7 @@ class Family:
     all of it."""
     text_types: tuple[str, ...] = ()
     """The `model_type`s that its language model may have; empty for any."""
-    deepstack: Deepstack = Deepstack.VISUAL_ROWS
+    deepstack: Deepstack = Deepstack.BY_LAYER
     needs_even_rows: bool = False
     """Whether mlx-vlm's attention requires that all rows of a batch end at the same column."""
     stacks_images: bool = False

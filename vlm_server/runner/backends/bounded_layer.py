@@ -1,16 +1,21 @@
-"""A layer's KV buffers in a compiled step, with bounds that only the device knows.
+"""A layer's cache in a compiled step: KV buffers with bounds, or states, that the device knows.
 
 On CUDA, our attention writes new tokens into the buffers in place. MLX is not told of the write and
 treats the buffers as unchanged. This is safe: each column is written once, and read only after
 that. Elsewhere, MLX makes new arrays, which replace the old ones.
+
+A prompt's tokens are passed to the model as rows of one token, like those of sequences that decode.
+So one pass can have both, and no layer needs a mask. Attention and layers with a state put the
+tokens of the prompt together again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.models.cache import KVCache
+from mlx_vlm.models.cache import ArraysCache, KVCache
 
 VIEW_TOKENS = KVCache.step
 """Columns of a view; no buffer has fewer."""
@@ -45,17 +50,24 @@ class _StepLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
 
 class BoundedLayer(_StepLayer):
-    """A layer of a decode step or a prefill chunk.
+    """A layer of sequences that decode, or of a prompt.
 
     keys, values: (rows, heads, capacity, head size). bounds: (rows, 3) int32: each row's first
-    column, the column after its last, and the number of them that `update_and_fetch` fills;
-    further tokens are padding.
+    column, negative if it was dropped, the column after its last, and the number of them that
+    `update_and_fetch` fills; further tokens are padding. window: the number of tokens that a token
+    attends to, including itself; None for all.
     """
 
     def __init__(
-        self, keys: mx.array, values: mx.array, bounds: mx.array, *, in_place: bool
+        self,
+        keys: mx.array,
+        values: mx.array,
+        bounds: mx.array,
+        *,
+        in_place: bool,
+        window: int | None = None,
     ) -> None:
-        self.keys, self.values, self.bounds = keys, values, bounds
+        self.keys, self.values, self.bounds, self.window = keys, values, bounds, window
         self._in_place = in_place
 
     @property
@@ -77,21 +89,22 @@ class BoundedLayer(_StepLayer):
 
 
 class MixedLayer(_StepLayer):
-    """A layer of a mixed step, in which rows decode and a prompt's chunk is piggybacked.
+    """A layer of a pass with a prompt's tokens, and perhaps rows that decode before them.
 
-    To the model, each token is a row of one: those that decode, then the prompt's.
+    To the model, each token is a row of one.
     """
 
-    def __init__(self, rows: BoundedLayer, prompt: BoundedLayer, num_tokens: int) -> None:
+    def __init__(self, rows: BoundedLayer | None, prompt: BoundedLayer, num_tokens: int) -> None:
         """`num_tokens`: number of the prompt's tokens."""
         self.rows, self.prompt = rows, prompt
-        self._num_rows = rows.bounds.shape[0]
+        self._num_rows = 0 if rows is None else rows.bounds.shape[0]
         self._num_tokens = num_tokens
 
     @property
     def offset(self) -> mx.array:
         """(tokens,) int32: the number of tokens before each in its sequence."""
-        return mx.concatenate([self.rows.offset, self.prompt.offset + mx.arange(self._num_tokens)])
+        of_prompt = self.prompt.offset + mx.arange(self._num_tokens)
+        return of_prompt if self.rows is None else mx.concatenate([self.rows.offset, of_prompt])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Record `keys` and `values`, (tokens, heads, 1, head size), and return them."""
@@ -101,3 +114,28 @@ class MixedLayer(_StepLayer):
     def split(self, array: mx.array) -> tuple[mx.array, mx.array]:
         """(tokens, heads, 1, size) as (rows, heads, 1, size) and (1, heads, tokens, size)."""
         return array[: self._num_rows], array[self._num_rows :].transpose(2, 1, 0, 3)
+
+
+class StepStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
+    """The states of a layer in a compiled step.
+
+    states: (rows, ...) each. num_new: (rows,) int32, the number of tokens of each row that change
+    them; None for all.
+    """
+
+    def __init__(self, states: Sequence[mx.array], num_new: mx.array | None = None) -> None:
+        self.cache = list(states)
+        self.lengths = num_new
+
+
+class MixedStates:
+    """The states of a layer of a pass with a prompt's tokens, each of which is a row of one.
+
+    A `SplitModule` takes them apart.
+    """
+
+    def __init__(self, rows: StepStates | None, prompt: StepStates, num_rows: int) -> None:
+        self.rows, self.prompt, self.num_rows = rows, prompt, num_rows
+
+    def make_mask(self, *_: Any) -> None:
+        """None: padding is masked where the states are computed."""

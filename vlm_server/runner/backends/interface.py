@@ -57,6 +57,8 @@ class Attention(ABC):
         starts, first_new = layer.bounds[:, :1], layer.bounds[:, 1:2] - layer.bounds[:, 2:]
         last = (first_new + mx.arange(count))[:, None, :, None]
         mask = (columns <= last) & (columns >= starts[:, None, None])
+        if layer.window is not None:
+            mask &= columns > last - layer.window
         return mx.fast.scaled_dot_product_attention(
             queries, layer.keys, layer.values, scale=scale, mask=mask
         )
@@ -67,12 +69,14 @@ class Attention(ABC):
         (mine, theirs), (keys, prompt_keys), (values, prompt_values) = (
             layer.split(array) for array in (queries, *layer.new)
         )
-        layer.rows.update_and_fetch(keys, values)
         layer.prompt.update_and_fetch(prompt_keys, prompt_values)
         of_prompt = self.attend_bounded(theirs, layer.prompt, scale).transpose(2, 1, 0, 3)
+        if layer.rows is None:
+            return of_prompt
+        layer.rows.update_and_fetch(keys, values)
         return mx.concatenate([self.attend_bounded(mine, layer.rows, scale), of_prompt])
 
-    def is_precompiled(self, num_queries: int, num_keys: int) -> bool:
+    def is_precompiled(self, num_queries: int, num_keys: int, head_size: int) -> bool:
         """Whether a prompt's last queries can attend to `num_keys` without planning first.
 
         If not, `precompile_next` will plan it.

@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
 
-from mlx_vlm.models.cache import make_prompt_cache
-
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
 from vlm_server.runner.decode.sequence import DecodingSequence
 from vlm_server.runner.kv.segments import only_append
+from vlm_server.runner.kv.window_cache import new_layers
 from vlm_server.runner.loaded import LoadedModel
 
 _MASK_SECONDS = 0.01
@@ -36,7 +35,7 @@ def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
 
     Layers with windows or recurrent states can't remove rejected tokens.
     """
-    layers = make_prompt_cache(loaded.language_model)
+    layers = new_layers(loaded.language_model)
     if not (loaded.family.is_checked and only_append(layers)):
         return Speculation()
     limit = num_draft_tokens + 1

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
 from vlm_server.runner.backends.rows import Run, arranged
 from vlm_server.runner.device.arrays import read
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
+
+RowLayer: TypeAlias = KVCache | WindowKVCache
+"""A layer of one sequence that appends."""
 
 
 def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
@@ -91,23 +95,25 @@ def even_out(running: list[Any]) -> None:
             layer.even_out()
 
 
-def bounds_of(layer: KVCache | RowsKVCache) -> list[tuple[int, int]]:
-    """Each row's first column and the column after its last."""
+def bounds_of(layer: RowLayer | RowsKVCache) -> list[tuple[int, int]]:
+    """Each row's first column, negative if it was dropped, and the column after its last."""
     if isinstance(layer, RowsKVCache):
         return list(zip(layer.paddings, layer.ends, strict=True))
+    if isinstance(layer, WindowKVCache):
+        return [(-layer.num_dropped, layer.end)]
     return [(0, layer.offset)]
 
 
-def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
+def make_room(layer: RowLayer | RowsKVCache, count: int) -> None:
     """Make room for `count` more tokens of each row, and at least `KVCache.step` columns in all."""
-    end = max(end for _, end in bounds_of(layer))
-    if max(end + count, KVCache.step) > layer.keys.shape[2]:
-        capacity = RowsKVCache.capacity(end + count)
-        all_rows = Run(0, layer.keys.shape[0], 0, end)
-        layer.keys, layer.values = arranged([(layer.keys, layer.values)], [all_rows], capacity)
+    if isinstance(layer, RowsKVCache | WindowKVCache):
+        layer.make_room(count)
+    elif max(layer.offset + count, KVCache.step) > layer.keys.shape[2]:
+        runs, capacity = [Run(0, 1, 0, layer.offset)], buffer_capacity(layer.offset + count)
+        layer.keys, layer.values = arranged([(layer.keys, layer.values)], runs, capacity)
 
 
-def advance(layer: KVCache | RowsKVCache, count: int) -> None:
+def advance(layer: RowLayer | RowsKVCache, count: int) -> None:
     """Count `count` new tokens of each row, already written into the buffers of `layer`."""
     if isinstance(layer, RowsKVCache):
         layer.advance(count)
@@ -116,12 +122,12 @@ def advance(layer: KVCache | RowsKVCache, count: int) -> None:
 
 
 def _as_rows(layer: Any, count: int) -> Any:
-    """`count` equal rows of one sequence's plain cache; one row shares its arrays."""
-    if type(layer) is KVCache:
-        if count == 1:
-            return RowsKVCache(layer.keys, layer.values, [0], [layer.offset])
-        return RowsKVCache.copies(layer, count)
-    return type(layer).merge([layer] * count)
+    """`count` equal rows of one sequence's cache; one row shares its arrays."""
+    if not isinstance(layer, RowLayer):
+        return type(layer).merge([layer] * count)
+    if count == 1:
+        return RowsKVCache.of(layer)
+    return RowsKVCache.copies(layer, count)
 
 
 class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
@@ -129,34 +135,52 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     keys, values: (rows, heads, capacity, head size). Row i's tokens are columns `paddings[i]` to
     `ends[i]`: rows are padded on the left to end evenly, until `cut` removes tokens of some.
-    Capacity grows by `step` columns at a time.
+    Capacity grows by `step` columns at a time. Where a layer has a window of `max_size` tokens, the
+    first columns are dropped from time to time: the padding of a row that lost tokens is negative.
     """
 
     def __init__(
-        self, keys: mx.array, values: mx.array, paddings: list[int], ends: list[int]
+        self,
+        keys: mx.array,
+        values: mx.array,
+        paddings: list[int],
+        ends: list[int],
+        max_size: int | None = None,
     ) -> None:
-        self.keys, self.values = keys, values
+        self.keys, self.values, self.max_size = keys, values, max_size
         self._right_padding = None
         self._left_padding: mx.array | None = None
         self._set_rows(paddings, ends)
 
     @classmethod
-    def copies(cls, cache: KVCache, count: int) -> RowsKVCache:
-        """`count` copies of `cache`, (1, heads, tokens, head size), as rows."""
-        length = cache.offset
-        runs = [Run(0, 1, 0, length)] * count
-        keys, values = arranged([(cache.keys, cache.values)], runs, cls.capacity(length))
-        return cls(keys, values, [0] * count, [length] * count)
+    def of(cls, cache: RowLayer) -> RowsKVCache:
+        """The arrays of `cache` as one row."""
+        [(start, end)] = bounds_of(cache)
+        max_size = getattr(cache, "max_size", None)
+        return cls(cache.keys, cache.values, [start], [end], max_size)
 
     @classmethod
-    def taking(cls, cache: KVCache) -> RowsKVCache:
-        """The arrays of `cache` as one row. Until `give_back`, `cache` has none: MLX would copy."""
-        keys, values, cache.keys, cache.values = cache.keys, cache.values, None, None
-        return cls(keys, values, [0], [cache.offset])
+    def copies(cls, cache: RowLayer, count: int) -> RowsKVCache:
+        """`count` copies of `cache`, (1, heads, tokens, head size), as rows."""
+        rows = cls.of(cache)
+        [start], [end] = rows.paddings, rows.ends
+        rows._arrange([Run(0, 1, 0, end)] * count, buffer_capacity(end))
+        rows._set_rows([start] * count, [end] * count)
+        return rows
 
-    def give_back(self, cache: KVCache) -> None:
+    @classmethod
+    def taking(cls, cache: RowLayer) -> RowsKVCache:
+        """The arrays of `cache` as one row. Until `give_back`, `cache` has none: MLX would copy."""
+        rows = cls.of(cache)
+        cache.keys = cache.values = None
+        return rows
+
+    def give_back(self, cache: RowLayer) -> None:
         """Return the present arrays of the only row to `cache`."""
-        cache.keys, cache.values, cache.offset = self.keys, self.values, self._idx
+        cache.keys, cache.values = self.keys, self.values
+        cache.offset = self._idx - self.paddings[0]
+        if isinstance(cache, WindowKVCache):
+            cache.num_dropped = -self.paddings[0]
 
     @property
     def left_padding(self) -> mx.array:
@@ -170,15 +194,21 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """(rows,) int32: the number of tokens of each row."""
         return (self._idx if self._are_even else mx.array(self.ends)) - self.left_padding
 
+    @property
+    def first_seen(self) -> int:
+        """The first column that the next token of some row attends to."""
+        return 0 if self.max_size is None else max(min(self.ends) - self.max_size + 1, 0)
+
     def make_mask(self, N: int, window_size: int | None = None, **_: Any) -> mx.array | None:
-        """(rows, 1, N, columns) bool: the columns that each of `N` new tokens attends to.
+        """(rows, 1, N, columns from `first_seen` on) bool: those that `N` new tokens attend to.
 
         None, which is cheaper, if one new token of each row attends to all columns.
         """
-        is_all = self._are_even and not any(self.paddings)
-        if N == 1 and window_size is None and is_all:
+        window_size, first = window_size or self.max_size, self.first_seen
+        is_all = self._are_even and max(self.paddings) <= first
+        if N == 1 and is_all and (window_size is None or self._idx - first < window_size):
             return None
-        columns = mx.arange(self._idx + N)
+        columns = mx.arange(first, self._idx + N)
         last = mx.array(self.ends)[:, None] + mx.arange(N)
         last = last[:, None, :, None]
         mask: mx.array = (columns <= last) & (columns >= self.left_padding[:, None, None, None])
@@ -186,11 +216,23 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             mask &= columns > last - window_size
         return mask
 
+    def make_room(self, count: int) -> None:
+        """Make room for `count` more tokens; drops the columns before `first_seen` if it must."""
+        if max(self._idx + count, self.step) <= self.keys.shape[2]:
+            return
+        first, num_rows = self.first_seen, len(self.ends)
+        length = self._idx - first
+        self._arrange([Run(0, num_rows, first, length)], buffer_capacity(length + count))
+        self._move(-first)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append `keys` and `values`, (rows, heads, tokens, head size). Returns all columns."""
+        """Append `keys` and `values`, (rows, heads, tokens, head size).
+
+        Returns the columns from `first_seen` on.
+        """
         count = keys.shape[2]
-        make_room(self, count)
-        start, end = self._idx, self._idx + count
+        self.make_room(count)
+        first, start, end = self.first_seen, self._idx, self._idx + count
         if self._are_even:
             self.keys[..., start:end, :] = keys
             self.values[..., start:end, :] = values
@@ -200,7 +242,8 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             self.keys[rows, :, columns] = keys.transpose(0, 2, 1, 3)
             self.values[rows, :, columns] = values.transpose(0, 2, 1, 3)
         self.advance(count)
-        return self.keys[..., :end, :], self.values[..., :end, :]
+        self._fetched_from = first
+        return self.keys[..., first:end, :], self.values[..., first:end, :]
 
     def advance(self, count: int) -> None:
         """Count `count` new tokens of every row."""
@@ -214,17 +257,22 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """Make all rows end at the same column again, by a copy."""
         if self._are_even:
             return
-        lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
+        starts = [max(padding, 0) for padding in self.paddings]
+        lengths = [end - start for start, end in zip(starts, self.ends, strict=True)]
         longest = max(lengths)
-        rows = enumerate(zip(self.paddings, lengths, strict=True))
+        rows = enumerate(zip(starts, lengths, strict=True))
         runs = [Run(row, 1, start, length, longest - length) for row, (start, length) in rows]
-        self._arrange(runs, self.capacity(longest))
-        self._set_rows([longest - n for n in lengths], [longest] * len(lengths))
+        self._arrange(runs, buffer_capacity(longest))
+        bounds = zip(self.paddings, self.ends, strict=True)
+        self._set_rows(
+            [padding + longest - end for padding, end in bounds], [longest] * len(lengths)
+        )
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """Keys and values of the columns in use."""
-        return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
+        """Keys and values of the columns in use, as the last `update_and_fetch` returned them."""
+        columns = slice(self._fetched_from, self._idx)
+        return self.keys[..., columns, :], self.values[..., columns, :]
 
     def filter(self, batch_indices: mx.array) -> None:
         """The same as `keep`, by mlx-vlm's name."""
@@ -235,22 +283,29 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
         Runs of neighbours are one copy: gathering single rows is slower on a GPU.
         """
-        surplus = min(self.paddings[row] for row in rows)
+        surplus = max(min(self._first_kept(row) for row in rows), 0)
         capacity = self.keys.shape[2] - surplus
         runs = [Run(start, end - start, surplus, capacity) for start, end in _runs(rows)]
         self._arrange(runs, capacity)
-        paddings, ends = (
-            [columns[row] - surplus for row in rows] for columns in (self.paddings, self.ends)
-        )
-        self._set_rows(paddings, ends)
+        self._set_rows([self.paddings[row] for row in rows], [self.ends[row] for row in rows])
+        self._move(-surplus)
 
-    def extract(self, idx: int) -> KVCache:
+    def extract(self, idx: int) -> RowLayer:
         """Row `idx` alone."""
-        cache = KVCache()
-        cache.offset = self.ends[idx] - self.paddings[idx]
-        alone = Run(idx, 1, self.paddings[idx], cache.offset)
-        cache.keys, cache.values = arranged([(self.keys, self.values)], [alone], cache.offset)
+        start, end = max(self._first_kept(idx), 0), self.ends[idx]
+        cache = KVCache() if self.max_size is None else WindowKVCache(self.max_size)
+        cache.offset = end - self.paddings[idx]
+        if isinstance(cache, WindowKVCache):
+            cache.num_dropped = start - self.paddings[idx]
+        runs = [Run(idx, 1, start, end - start)]
+        cache.keys, cache.values = arranged([(self.keys, self.values)], runs, end - start)
         return cache
+
+    def _first_kept(self, row: int) -> int:
+        """The first column that a row alone must keep; negative if that was dropped."""
+        if self.max_size is None:
+            return self.paddings[row]
+        return max(self.paddings[row], self.ends[row] - self.max_size + 1)
 
     def extend(self, other: RowsKVCache) -> None:
         """Append the rows of `other`, and make all end at the same column."""
@@ -261,7 +316,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             for source, rows in enumerate((self, other))
             for row, num_rows, end in rows._even_rows()
         ]
-        self.keys, self.values = arranged(sources, runs, self.capacity(length))
+        self.keys, self.values = arranged(sources, runs, buffer_capacity(length))
         paddings = [
             padding + length - end
             for rows in (self, other)
@@ -281,16 +336,17 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def _set_rows(self, paddings: list[int], ends: list[int]) -> None:
         self.paddings = paddings
         self._left_padding = None
+        self._fetched_from = 0
         self._set_ends(ends)
+
+    def _move(self, columns: int) -> None:
+        """Count that all rows begin and end `columns` later."""
+        paddings = [padding + columns for padding in self.paddings]
+        self._set_rows(paddings, [end + columns for end in self.ends])
 
     def _set_ends(self, ends: list[int]) -> None:
         self.ends, self._idx = ends, max(ends)
         self._are_even = min(ends) == self._idx
-
-    @classmethod
-    def capacity(cls, length: int) -> int:
-        """Columns for `length` tokens and at least one more."""
-        return int((length // cls.step + 1) * cls.step)
 
 
 def _runs(rows: list[int]) -> list[tuple[int, int]]:

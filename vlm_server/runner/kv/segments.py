@@ -17,14 +17,15 @@ from typing import Any, Self
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
 
 _MIN_STORED_SHARE = 0.75
 """Minimum share of a buffer to be stored for which all of it is stored without a copy."""
-_KNOWN = (KVCache, RotatingKVCache, ArraysCache)
+_KNOWN = (KVCache, WindowKVCache, ArraysCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class StateSize:
         self._token_bytes: Counter[int | None] = Counter()
         """Bytes of a token, by the maximum number of tokens of the layers; None for no maximum."""
         for layer in layers:
-            if isinstance(layer, KVCache | RotatingKVCache):
+            if isinstance(layer, KVCache | WindowKVCache):
                 if layer.keys is not None:  # else it shares another layer's
                     _, heads, _, size = layer.keys.shape
                     num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
@@ -142,7 +143,7 @@ class StateSize:
         """Bytes of a sequence of `num_tokens`, including unused columns of its buffers."""
         capacity = buffer_capacity(num_tokens)
         return self._fixed_bytes + sum(
-            num_bytes * min(capacity, most or capacity)
+            num_bytes * min(capacity, buffer_capacity(most) if most else capacity)
             for most, num_bytes in self._token_bytes.items()
         )
 
@@ -152,11 +153,6 @@ def _num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
-def buffer_capacity(num_tokens: int) -> int:
-    """Capacity of a sequence's buffers: for its tokens and at least one more."""
-    return int((num_tokens // KVCache.step + 1) * KVCache.step)
-
-
 def only_append(layers: Sequence[Any]) -> bool:
     """Whether all layers are plain ones, which can be cut after any token."""
     return all(type(layer) is KVCache for layer in layers)
@@ -164,12 +160,12 @@ def only_append(layers: Sequence[Any]) -> bool:
 
 def can_store(language_model: Any) -> bool:
     """Whether all layers of this model are of types that can be stored."""
-    return all(type(layer) in _KNOWN for layer in make_prompt_cache(language_model))
+    return all(type(layer) in _KNOWN for layer in new_layers(language_model))
 
 
 def needs_snapshots(language_model: Any) -> bool:
     """Whether some layer can't be cut after any token."""
-    return not all(_can_be_cut(layer) for layer in make_prompt_cache(language_model))
+    return not all(_can_be_cut(layer) for layer in new_layers(language_model))
 
 
 def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
@@ -178,9 +174,14 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
     for layer in layers:
         if _can_be_cut(layer):
             continue
-        alone = layer if row is None else layer.extract(row)
-        arrays.append(_copied_state(alone))
-        counters.append(alone.meta_state if isinstance(alone, RotatingKVCache) else ())
+        if isinstance(layer, ArraysCache):
+            alone = layer if row is None else layer.extract(row)
+            arrays.append(_copied(alone.cache))
+            counters.append(())
+        else:
+            window = layer.extract(row or 0)  # a copy
+            arrays.append((window.keys, window.values))
+            counters.append(window.meta_state)
     mx.async_eval([a for layer in arrays for a in layer if a is not None])  # type: ignore[no-untyped-call]
     return LayerStates(tuple(arrays), tuple(counters))
 
@@ -212,17 +213,13 @@ def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None
 
 
 def _can_be_cut(layer: Any) -> bool:
-    return isinstance(layer, KVCache | RowsKVCache)
+    if isinstance(layer, RowsKVCache):
+        return layer.max_size is None
+    return isinstance(layer, KVCache)
 
 
-def _copied_state(layer: Any) -> tuple[mx.array | None, ...]:
-    return _copied(
-        (layer.keys, layer.values) if isinstance(layer, RotatingKVCache) else layer.cache
-    )
-
-
-def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: Sequence[str]) -> None:
-    if isinstance(layer, RotatingKVCache):
+def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: tuple[str, ...]) -> None:
+    if isinstance(layer, WindowKVCache):
         layer.keys, layer.values = _copied(arrays)
         layer.meta_state = counters
     else:

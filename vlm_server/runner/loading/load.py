@@ -42,7 +42,8 @@ from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
-from vlm_server.runner.model.forward_pass import plain_embedding
+from vlm_server.runner.model.deepstack import add_to_all_tokens
+from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import use_last_token_head
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
@@ -84,10 +85,11 @@ def load(
         count = backend.mixed_step_tokens
         embed = None
         if count:
-            embed = plain_embedding(model)
+            embed = text_inputs(model)
             family.forget_positions(language_model)
         widths = backend.draft_widths
-        text = CompiledModel(language_model, attention, positions, widths, embed, count)
+        arguments = family.deepstack.arguments
+        text = CompiledModel(language_model, attention, positions, widths, arguments, embed, count)
     writes = family.tower is None and bool(family.position_state)  # while it encodes
     return LoadedModel(
         model=model,
@@ -190,6 +192,7 @@ def _make_fast(
         use_fast_patches(processor, model.vision_tower)
     rotate = backend.use_kernels(model, free_bytes)
     use_last_token_head(model.language_model)
+    add_to_all_tokens(model.language_model)
     use_gated_delta(backend)
     if family.mrope is None:
         return DecodePositions.NONE

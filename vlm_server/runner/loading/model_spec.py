@@ -9,13 +9,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import should_add_special_tokens
 from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces.model_spec import AskPositions, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
+from vlm_server.runner.kv.window_cache import new_layers
 from vlm_server.runner.loading.chat_templates import (
     ChosenTemplate,
     own_template,
@@ -189,6 +189,6 @@ def _vocabulary_size(family: Family, language_model: Any) -> int:
     Each family's configuration names it differently, and some are wrong.
     """
     token_ids = mx.zeros((1, 1), dtype=mx.int32)
-    output = language_model(token_ids, cache=make_prompt_cache(language_model))
+    output = language_model(token_ids, cache=new_layers(language_model))
     family.forget_positions(language_model)
     return int(output.logits.shape[-1])

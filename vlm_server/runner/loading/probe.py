@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ from vlm_server.runner.families import (
     MRopeRule,
 )
 from vlm_server.runner.kv.segments import StateSize
+from vlm_server.runner.kv.window_cache import new_layers
 from vlm_server.runner.model.fixes import drop_tokenizer_options
 from vlm_server.runner.model.towers import fast_tower_of
 
@@ -58,7 +58,7 @@ def planned_state_size(language_model: Any, family: Family) -> StateSize:
 
     No other step of the model may be under way.
     """
-    layers = make_prompt_cache(language_model)
+    layers = new_layers(language_model)
     language_model(mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32), cache=layers)
     family.forget_positions(language_model)
     return StateSize(layers, _PROBE_TOKENS)

@@ -29,15 +29,19 @@ class ModelAttention:
     def __init__(self, language_model: Any, attention: Attention) -> None:
         self.attention = attention
         self._modules = _attending_modules(language_model)
+        self._layers = dict[int, BoundedLayer | MixedLayer]()
+        """The layers of the step being built, by `id` of the keys that they returned."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Replace the attention of the layers; for one thread at a time."""
         for module in self._modules:
             setattr(module, _NAME, self._attend)
+        self._layers = {}
         try:
             yield
         finally:
+            self._layers = {}
             for module in self._modules:
                 setattr(module, _NAME, _MLX_VLM)
 
@@ -53,7 +57,10 @@ class ModelAttention:
     ) -> mx.array:
         """mlx-vlm's signature: queries, keys and values are (rows, heads, tokens, head size)."""
         is_plain = isinstance(keys, mx.array) and sinks is None
-        if isinstance(cache, (BoundedLayer, MixedLayer)):
+        if cache is None:  # the keys may be shared with an earlier layer
+            cache = self._layers.get(id(keys))
+        if isinstance(cache, BoundedLayer | MixedLayer):
+            self._layers[id(keys)] = cache
             if not is_plain or mask is not None:
                 raise NotImplementedError("this model attends in a way of its own")
             cache.was_attended = True

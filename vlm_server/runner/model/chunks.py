@@ -45,7 +45,7 @@ class PromptChunk:
         return self.token_ids.shape[1]
 
     def padded(self, before: int, after: int) -> tuple[mx.array, dict[str, Any]]:
-        """The token ids and inputs, with zeros for padding before and after the tokens."""
+        """The token ids and inputs, with padding before and after the tokens."""
         ids = _padded(self.token_ids, 1, before, after)
         return ids, padded_inputs(self.inputs, before, after)
 
@@ -111,7 +111,10 @@ class PaddedChunkCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
 
 def padded_inputs(inputs: dict[str, Any], before: int, after: int) -> dict[str, Any]:
-    """Arguments of a language model, with zeros around those that have an entry for each token."""
+    """Arguments of a language model, with padding in those that have an entry for each token.
+
+    It repeats the first and the last entry: of zeros, some models make NaN.
+    """
     return {
         name: _padded(value, TOKEN_AXES[name], before, after)
         if name in TOKEN_AXES and isinstance(value, mx.array)
@@ -123,4 +126,4 @@ def padded_inputs(inputs: dict[str, Any], before: int, after: int) -> dict[str, 
 def _padded(array: mx.array, axis: int, before: int, after: int) -> mx.array:
     widths = [(0, 0)] * array.ndim
     widths[axis] = before, after
-    return mx.pad(array, widths)
+    return mx.pad(array, widths, "edge")

@@ -6,28 +6,39 @@ step for each number of rows and of tokens. On CUDA, our attention writes and re
 through views of their first columns, so that their size does not matter; elsewhere, each size has
 compiled steps of its own.
 
-A mixed step decodes and prefills a piggybacked chunk of a prompt in one forward pass: the weights
-are read once for both, and the decoding sequences hardly wait.
+A layer's states are inputs and outputs of a step. A pass with a chunk of a prompt has each token as
+a row of its own, after those of sequences that decode, if there are any: in such a mixed step, the
+weights are read once for both, and the decoding sequences hardly wait.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.models.cache import KVCache
+from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
 from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, padded_inputs
-from vlm_server.runner.model.forward_pass import Embed, ForwardPass, KVBuffers
+from vlm_server.runner.model.forward_pass import (
+    Buffers,
+    Embed,
+    ForwardPass,
+    Inputs,
+    LayerKind,
+    ModelArguments,
+    Rows,
+)
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
 from vlm_server.runner.model.text_model import TextModel
 
@@ -44,37 +55,38 @@ _MAX_KEYS = 4096
 """Maximum keys of longer chunks. With more, MLX's own attention is faster, once planned."""
 _MAX_SHARE_OF_ROWS = 0.25
 """Maximum rows of a mixed step, as a share of its tokens: more would leave chunks no room."""
-_INPUTS = frozenset({"inputs_embeds", "position_ids"})
-"""The arguments in `TOKEN_AXES` that compiled steps support."""
+_LAYERS = (KVCache, WindowKVCache, RowsKVCache, ArraysCache)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The shape of a compiled step of `count` tokens.
-
-    `count` is per row of `rows` (step), of one prompt (chunk), or in all: one for each of `rows`,
-    and the others of a prompt (mixed).
-    """
+    """The shape of a compiled step: `rows` of `width` tokens, or of one beside `prompt_tokens`."""
 
     rows: int
-    count: int
-    kind: Literal["step", "chunk", "mixed"] = "step"
+    width: int = 1
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _WriteTarget:
-    """The columns of `cache` for `num_new` tokens of each row."""
+class _Target:
+    """The layers of `cache`, to which `num_new` tokens of each row are appended."""
 
     cache: list[Any]
     num_new: int
-    bounds: mx.array
-    buffers: KVBuffers
+    bounds: list[mx.array]
+    buffers: Buffers
 
-    def advance(self, new: KVBuffers) -> None:
-        """Count the written tokens; `new` are the buffers, if they were not written in target."""
-        for number, layer in enumerate(self.cache):
-            if new:
-                layer.keys, layer.values = new[number]
+    def rows(self, token_ids: mx.array, inputs: Inputs) -> Rows:
+        return Rows(token_ids, self.bounds, self.buffers, inputs)
+
+    def advance(self, new: Buffers) -> None:
+        """Count the new tokens; `new` is what was not changed in place."""
+        for layer, arrays in zip(self.cache, new, strict=True):
+            if isinstance(layer, ArraysCache):
+                layer.cache = list(arrays)
+                continue
+            if arrays:
+                layer.keys, layer.values = arrays
             advance(layer, self.num_new)
 
 
@@ -87,41 +99,43 @@ class CompiledModel(TextModel):
         attention: ModelAttention,
         positions: DecodePositions,
         draft_widths: Sequence[int],
+        arguments: ModelArguments,
         embed: Embed | None = None,
         mixed_step_tokens: int = 0,
     ) -> None:
-        """`embed`: see `plain_embedding`. `draft_widths`, `mixed_step_tokens`: see `Backend`."""
+        """`embed`: see `text_inputs`. `draft_widths`, `mixed_step_tokens`: see `Backend`."""
         super().__init__(language_model, attention)
         self._positions = positions
         self._in_place = attention.attention.appends_in_place
         self._tokens_per_pass = 0 if embed is None else mixed_step_tokens
-        forward = ForwardPass(language_model, attention, embed)
-        self._step: Any = mx.compile(forward.run)
-        self._mixed: Any = mx.compile(forward.run_mixed)
-        self.can_compile = True
-        """False after the model was found not to compile."""
-        self._column: KVBuffers = []
-        """One column of the first call's buffers: the pattern for precompiled steps."""
-        self._inputs: dict[str, mx.array] = {}
-        """One token of the first chunk's inputs: the pattern for precompiled chunks."""
-        self._supports_media = True
-        """False after a chunk with media had unsupported arguments."""
-        self._wanted = dict.fromkeys(self._shapes(draft_widths) if self._in_place else ())
+        layers = new_layers(language_model)
+        self._kinds = [_kind_of(layer) for layer in layers]
+        self._forward = ForwardPass(language_model, attention, self._kinds, arguments, embed)
+        self._step: Any = mx.compile(self._forward.run)
+        self._prompt_step: Any = mx.compile(self._forward.run_prompt)
+        self.can_compile = bool(self._forward.windows)
+        """False without attention, and after the model was found not to compile."""
+        self._column: Buffers = []
+        """Of the first call's buffers, one column or the states: the pattern for others."""
+        self._inputs: Inputs = {}
+        """One token of all inputs that chunks have had: the pattern for others."""
+        self._shapes = self._all_shapes(draft_widths) if self._in_place else []
+        self._wanted = dict.fromkeys(self._shapes)
         """Shapes to precompile."""
 
-    def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
+    def _all_shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
         """The likeliest first: those of one request, then of some at the same time."""
         rows = range(1, _MAX_ROWS + 1)
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
-        chunks = [_Shape(1, count, "chunk") for count in _CHUNKS]
+        chunks = [_Shape(0, prompt_tokens=count) for count in _CHUNKS]
         count = self._tokens_per_pass
         few = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
-        mixed = [_Shape(number, count, "mixed") for number in few]
-        shapes = [*(_Shape(number, 1) for number in rows), *chunks, *wide, *mixed]
+        mixed = [_Shape(number, prompt_tokens=count - number) for number in few]
+        shapes = [*(_Shape(number) for number in rows), *chunks, *wide, *mixed]
         return sorted(shapes, key=lambda shape: (shape.rows > 1, shape.rows > MAX_DRAFTING_ROWS))
 
     def _supports(self, cache: list[Any]) -> bool:
-        return self.can_compile and all(type(layer) in (KVCache, RowsKVCache) for layer in cache)
+        return self.can_compile and all(type(layer) in _LAYERS for layer in cache)
 
     def _supports_chunk(self, chunk: PromptChunk) -> bool:
         """Whether there is a compiled step for this chunk alone.
@@ -131,16 +145,21 @@ class CompiledModel(TextModel):
         count = chunk.num_tokens
         if count > _CHUNKS[-1] or not self._supports_inputs(chunk):
             return False
-        end = chunk.cache[0].offset + count
+        attending = next(layer for layer in chunk.cache if not isinstance(layer, ArraysCache))
+        end = attending.offset + count
         if count <= _SHORT_CHUNK or end <= _MAX_KEYS:
             return True
         padded = PaddedChunk.around(end - count, end, BLOCK_TOKENS)
-        return not self._attention.attention.is_precompiled(padded.last - padded.first, padded.last)
+        shape = padded.last - padded.first, padded.last
+        sizes = [arrays[0].shape[-1] for arrays in self._keys_and_values()]
+        return not self._attention.attention.is_precompiled(*shape, max(sizes))
+
+    def _keys_and_values(self) -> Buffers:
+        kinds = zip(self._kinds, self._column, strict=True)
+        return [arrays for kind, arrays in kinds if not kind.has_states]
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
-        is_known = (
-            self.can_compile and bool(self._inputs) and (self._supports_media or not has_media)
-        )
+        is_known = self.can_compile and bool(self._inputs)
         count = self._tokens_per_pass
         return count - rows if is_known and rows <= _MAX_SHARE_OF_ROWS * count else 0
 
@@ -166,123 +185,149 @@ class CompiledModel(TextModel):
         position_ids: dict[str, mx.array],
         chunk: PromptChunk | None,
     ) -> tuple[mx.array, mx.array | None] | None:
-        """The result of `step`; None if `_launch` failed."""
-        rows, count = token_ids.shape
-        if chunk is not None and count == 1 and self._supports_inputs(chunk):
+        """The result of `step`; None if it failed, and nothing was done."""
+        rows, width = token_ids.shape
+        if chunk is not None and width == 1 and self._supports_inputs(chunk):
             has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
             made = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
             if made is not None:
                 return made
-        self._wanted.pop(_Shape(rows, count), None)
-        target = self._target(cache, count, count)
-        logits = self._launch(token_ids, target, position_ids, None)
-        return None if logits is None else (logits, None)
+        self._wanted.pop(_Shape(rows, width), None)
+        target = self._target(cache, width, width)
+        made = None
+        with self._fallback():
+            made = self._step(*target.rows(token_ids, position_ids))
+            if not self._column:
+                mx.eval(made)  # compiles the kernels, if that is possible
+        if made is None:
+            return None
+        logits, new = made
+        target.advance(new)
+        mx.async_eval(logits, new)  # type: ignore[no-untyped-call]
+        if not self._column:
+            self._column = [
+                tuple(arrays) if kind.has_states else tuple(_first(side, 2) for side in arrays)
+                for kind, arrays in zip(self._kinds, target.buffers, strict=True)
+            ]
+            self._column = [tuple(array[:1] for array in arrays) for arrays in self._column]
+            mx.eval(self._column)
+        return logits, None
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
-        """See `TextModel`; None also if `_launch` failed."""
+        """See `TextModel`; None also if it failed, and nothing was done."""
         if not self._supports_chunk(chunk):
             return None
         num_new = chunk.num_tokens
         count = next(size for size in _CHUNKS if size >= num_new)
-        self._make_buffers(chunk)
-        self._wanted.pop(_Shape(1, count, "chunk"), None)
-        if not self._inputs:
-            self._inputs = {
-                name: _first(value, TOKEN_AXES[name]) for name, value in chunk.inputs.items()
-            }
-            mx.eval(self._inputs)
-        target = self._target(chunk.cache, num_new, count)
-        token_ids, inputs = chunk.padded(0, count - num_new)
-        return self._launch(token_ids, target, inputs, mx.array([num_new - 1]))
+        made = None
+        prompt, target = self._prompt_rows(chunk, count)
+        with self._fallback():
+            made = self._prompt_step(None, prompt, mx.array([num_new - 1]))
+        if made is None:
+            return None
+        logits, (_, new) = made
+        self._wanted.pop(_Shape(0, prompt_tokens=count), None)
+        target.advance(new)
+        mx.async_eval(logits, new)  # type: ignore[no-untyped-call]
+        return logits  # type: ignore[no-any-return]
 
     def precompile_next(self) -> bool:
-        shape = next((s for s in self._wanted if self._inputs or s.kind == "step"), None)
+        shape = next((s for s in self._wanted if self._inputs or not s.prompt_tokens), None)
         if shape is None or not self._column:
             return False
         del self._wanted[shape]
-        if shape.kind == "step":
-            self._step(*self._some_rows(shape.rows, shape.count), None)
-        elif shape.kind == "chunk":
-            self._step(*self._some_prompt(shape.count), mx.array([0]))
-        else:
-            prompt = self._some_prompt(shape.count - shape.rows)
-            self._mixed(*self._some_rows(shape.rows, 1), *prompt, mx.arange(shape.rows + 1))
+        rows = None
+        if shape.rows:
+            positions = next_position_ids(self._positions, [0] * shape.rows, shape.width)
+            rows = self._some_tokens(shape.rows, shape.width, positions)
+        if not shape.prompt_tokens:
+            assert rows is not None
+            self._step(*rows)
+            return True
+        inputs = padded_inputs(self._inputs, 0, shape.prompt_tokens - 1)
+        prompt = self._some_tokens(1, shape.prompt_tokens, inputs)
+        self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
         return True
 
-    def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
-        """Arguments of `ForwardPass.run` for rows: zeros in the shapes of real ones, lazy."""
-        positions = next_position_ids(self._positions, [0] * rows, count)
-        return self._some_tokens(rows, count, positions)
+    def _some_tokens(self, rows: int, count: int, inputs: Inputs) -> Rows:
+        """Zeros in the shapes of real tokens, lazy."""
+        bounds = [mx.zeros((rows, 3), mx.int32) for _ in self._forward.windows]
+        buffers = self._empty_buffers(rows, VIEW_TOKENS)
+        return Rows(mx.zeros((rows, count), mx.int32), bounds, buffers, inputs)
 
-    def _some_prompt(self, count: int) -> tuple[Any, ...]:
-        """Arguments of `ForwardPass.run` for a prompt's chunk: zeros, lazy."""
-        return self._some_tokens(1, count, padded_inputs(self._inputs, 0, count - 1))
+    def _empty_buffers(self, rows: int, capacity: int, num_new: int = 0) -> Buffers:
+        """New buffers, lazy; those with a window have no more columns than that needs."""
 
-    def _some_tokens(self, rows: int, count: int, inputs: dict[str, mx.array]) -> tuple[Any, ...]:
-        bounds, buffers = mx.zeros((rows, 3), mx.int32), self._empty_buffers(rows, VIEW_TOKENS)
-        return mx.zeros((rows, count), mx.int32), bounds, buffers, inputs
+        def zeros(like: mx.array, kind: LayerKind) -> mx.array:
+            shape = [rows, *like.shape[1:]]
+            if not kind.has_states:
+                most = capacity if kind.window is None else buffer_capacity(kind.window + num_new)
+                shape[2] = min(capacity, most)
+            return mx.zeros(shape, like.dtype)
 
-    def _empty_buffers(self, rows: int, capacity: int) -> KVBuffers:
-        """New buffers, lazy."""
+        return [
+            tuple(zeros(array, kind) for array in arrays)
+            for kind, arrays in zip(self._kinds, self._column, strict=True)
+        ]
 
-        def zeros(like: mx.array) -> mx.array:
-            _, heads, _, size = like.shape
-            return mx.zeros((rows, heads, capacity, size), like.dtype)
-
-        return [(zeros(keys), zeros(values)) for keys, values in self._column]
-
-    def _make_buffers(self, chunk: PromptChunk) -> None:
+    def _make_buffers(self, chunk: PromptChunk, num_new: int) -> None:
         """Make the buffers of the prompt's layers, if they have none."""
-        if chunk.cache[0].keys is None:
-            made = self._empty_buffers(1, chunk.capacity)
-            for layer, buffers in zip(chunk.cache, made, strict=True):
-                layer.keys, layer.values = buffers
+        made = self._empty_buffers(1, chunk.capacity, num_new)
+        for layer, arrays in zip(chunk.cache, made, strict=True):
+            if not layer.empty():
+                continue
+            if isinstance(layer, ArraysCache):
+                layer.cache = list(arrays)
+            else:
+                layer.keys, layer.values = arrays
 
     def _supports_inputs(self, chunk: PromptChunk) -> bool:
-        are_known = chunk.inputs.keys() <= _INPUTS
-        self._supports_media &= are_known
+        are_known = chunk.inputs.keys() <= TOKEN_AXES.keys()
         return are_known and bool(self._column) and self._supports(chunk.cache)
 
-    def _target(self, cache: list[Any], num_new: int, count: int) -> _WriteTarget:
+    def _prompt_rows(self, chunk: PromptChunk, count: int) -> tuple[Rows, _Target]:
+        """A chunk's tokens, padded to `count`, and their target."""
+        new = {
+            name: _first(value, TOKEN_AXES[name])
+            for name, value in chunk.inputs.items()
+            if name not in self._inputs
+        }
+        if new:
+            mx.eval(new)
+            self._inputs = self._inputs | new
+            self._wanted = dict.fromkeys(s for s in self._shapes if s.prompt_tokens) | self._wanted
+        self._make_buffers(chunk, count)
+        target = self._target(chunk.cache, chunk.num_tokens, count)
+        token_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
+        missing = {name: self._inputs[name] for name in self._inputs if name not in inputs}
+        zeros = padded_inputs({n: mx.zeros_like(a) for n, a in missing.items()}, 0, count - 1)
+        return target.rows(token_ids, inputs | zeros), target
+
+    def _target(self, cache: list[Any], num_new: int, count: int) -> _Target:
         """The target of `num_new` tokens of each row in a step of `count`; makes room."""
-        for layer in cache:
+        bounds, buffers = dict[int | None, mx.array](), []
+        for layer, kind in zip(cache, self._kinds, strict=True):
+            if kind.has_states:
+                buffers.append(tuple(layer.cache))
+                continue
             make_room(layer, num_new if self._in_place else count)
-        bounds = mx.array([(start, end + num_new, num_new) for start, end in bounds_of(cache[0])])
-        buffers = [
-            first_columns(layer) if self._in_place else (layer.keys, layer.values)
-            for layer in cache
-        ]
-        return _WriteTarget(cache, num_new, bounds, buffers)
+            if kind.window not in bounds:
+                rows = [(start, end + num_new, num_new) for start, end in bounds_of(layer)]
+                bounds[kind.window] = mx.array(rows)
+            buffers.append(first_columns(layer) if self._in_place else (layer.keys, layer.values))
+        return _Target(cache, num_new, list(bounds.values()), buffers)
 
-    def _launch(
-        self,
-        token_ids: mx.array,
-        target: _WriteTarget,
-        inputs: dict[str, mx.array],
-        logit_places: mx.array | None,
-    ) -> mx.array | None:
-        """Launch a step that appends tokens at `target`.
-
-        Returns the logits of each row's token at `logit_places`, or of all tokens, lazy. None if
-        memory was short or the model can't be compiled, and nothing was done.
-        """
+    @contextmanager
+    def _fallback(self) -> Iterator[None]:
+        """Suppress an error in the block. Only if memory was short, more steps are tried."""
         try:
-            logits, new = self._step(token_ids, target.bounds, target.buffers, inputs, logit_places)
-            if not self._column:
-                mx.eval(logits)  # compiles the kernels, if that is possible
+            yield
         except Exception as error:
             if is_out_of_memory(error):
                 logger.warning("a compiled step had no memory", exc_info=True)
             else:
                 logger.warning("this model can't be compiled", exc_info=True)
                 self.can_compile, self._wanted = False, {}
-            return None
-        target.advance(new)
-        mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        if not self._column:
-            self._column = [(_first(keys, 2), _first(values, 2)) for keys, values in target.buffers]
-            mx.eval(self._column)
-        return logits  # type: ignore[no-any-return]
 
     def _mixed_step(
         self,
@@ -292,28 +337,31 @@ class CompiledModel(TextModel):
         chunk: PromptChunk,
     ) -> tuple[mx.array, mx.array] | None:
         """A mixed step: see `TextModel.step`. None if it failed, and nothing was done."""
-        rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
-        logit_rows = mx.array([*range(rows), rows + chunk.num_tokens - 1])
+        num_rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
+        logit_rows = mx.array([*range(num_rows), num_rows + chunk.num_tokens - 1])
         try:
-            self._make_buffers(chunk)
             mine = self._target(cache, 1, 1)
-            theirs = self._target(chunk.cache, chunk.num_tokens, count)
-            prompt_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
-            rows_arguments = token_ids, mine.bounds, mine.buffers, position_ids
-            prompt_arguments = prompt_ids, theirs.bounds, theirs.buffers, inputs
-            logits, new = self._mixed(*rows_arguments, *prompt_arguments, logit_rows)
-            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+            prompt, theirs = self._prompt_rows(chunk, count)
+            rows = mine.rows(token_ids, position_ids)
+            logits, (new, new_of_prompt) = self._prompt_step(rows, prompt, logit_rows)
+            mx.async_eval(logits, new, new_of_prompt)  # type: ignore[no-untyped-call]
         except Exception as error:
             logger.warning("a mixed step failed", exc_info=True)
             if not is_out_of_memory(error):
                 self._tokens_per_pass = 0
-                shapes = [shape for shape in self._wanted if shape.kind != "mixed"]
-                self._wanted = dict.fromkeys(shapes)
+                self._shapes = [s for s in self._shapes if not (s.rows and s.prompt_tokens)]
+                self._wanted = {s: None for s in self._wanted if s in self._shapes}
             return None
-        self._wanted.pop(_Shape(rows, self._tokens_per_pass, "mixed"), None)
-        for target, buffers in zip((mine, theirs), new, strict=True):
-            target.advance(buffers)
-        return logits[:rows], logits[rows:]
+        self._wanted.pop(_Shape(num_rows, prompt_tokens=count), None)
+        mine.advance(new)
+        theirs.advance(new_of_prompt)
+        return logits[:num_rows], logits[num_rows:]
+
+
+def _kind_of(layer: Any) -> LayerKind:
+    if isinstance(layer, ArraysCache):
+        return LayerKind(has_states=True)
+    return LayerKind(window=getattr(layer, "max_size", None))
 
 
 def _first(array: mx.array, axis: int) -> mx.array:

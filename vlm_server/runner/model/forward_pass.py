@@ -1,116 +1,250 @@
-"""The functions to compile: mlx-vlm's forward pass, on KV buffers with bounds on the device."""
+"""The functions to compile: mlx-vlm's forward pass, on buffers with bounds on the device."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
+from vlm_server.runner.backends.bounded_layer import (
+    BoundedLayer,
+    MixedLayer,
+    MixedStates,
+    StepStates,
+)
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.chunks import TOKEN_AXES
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 
 logger = logging.getLogger(__name__)
 
-KVBuffers = list[tuple[mx.array, mx.array]]
-"""Keys and values of each layer, (rows, heads, capacity, head size)."""
-Embed = Callable[[mx.array], mx.array]
-"""Token ids, (tokens,), to the input of the first layer."""
+Buffers = list[tuple[mx.array, ...]]
+"""For each layer its keys and values, (rows, heads, capacity, head size), or its states."""
+Bounds = Sequence[mx.array]
+"""For each window of the layers, the bounds of `BoundedLayer`."""
+Inputs = dict[str, mx.array]
+Embed = Callable[[mx.array], Inputs]
+"""Token ids, (rows, 1), to the inputs of a language model that depend on them."""
+ModelArguments = Callable[[Inputs], Mapping[str, Any]]
+"""The inputs of a pass as a family's arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """has_states: whether a layer has states rather than keys and values. window: of keys."""
+
+    has_states: bool = False
+    window: int | None = None
+
+
+class Rows(NamedTuple):
+    """Sequences that decode: token ids, (rows, tokens), and what belongs to them."""
+
+    token_ids: mx.array
+    bounds: Bounds
+    buffers: Buffers
+    inputs: Inputs
 
 
 class ForwardPass:
-    """Functions of arrays alone, to be compiled; `bounds` and `prompt_bounds`: see `BoundedLayer`.
+    """Functions of arrays alone, to be compiled.
 
     They raise the model's error if it reads values, and NotImplementedError if it does not attend
     by `scaled_dot_product_attention`.
     """
 
-    def __init__(self, language_model: Any, attention: ModelAttention, embed: Embed | None) -> None:
-        """`embed`: None if unknown; `run_mixed` needs it."""
+    def __init__(
+        self,
+        language_model: Any,
+        attention: ModelAttention,
+        kinds: Sequence[LayerKind],
+        arguments: ModelArguments,
+        embed: Embed | None,
+    ) -> None:
+        """`kinds`: of the layers. `embed`: None if unknown; passes with `rows` and a prompt need
+        it."""
         self._language_model = language_model
         self._attention = attention
+        self._kinds = kinds
+        self.windows = list(dict.fromkeys(kind.window for kind in kinds if not kind.has_states))
+        self._arguments = arguments
         self._embed = embed
         self._in_place = attention.attention.appends_in_place
+        split_modules(language_model, kinds)
 
     def run(
-        self,
-        token_ids: mx.array,
-        bounds: mx.array,
-        buffers: KVBuffers,
-        inputs: dict[str, mx.array],
-        places: mx.array | None,
-    ) -> tuple[mx.array, KVBuffers]:
+        self, token_ids: mx.array, bounds: Bounds, buffers: Buffers, inputs: Inputs
+    ) -> tuple[mx.array, Buffers]:
         """Append `token_ids`, (rows, tokens).
 
-        Returns logits, of each row's token at `places` or of all, and buffers not written in place.
+        Returns the logits of all, and for each layer what was not changed in place.
         """
-        layers = self._layers(buffers, bounds)
-        wanted = WantedLogits(token_ids.shape[1], places=places)
-        with logits_of(self._language_model, wanted):
+        layers = self._layers(bounds, buffers)
+        with logits_of(self._language_model, WantedLogits(token_ids.shape[1])):
             logits = self._call(token_ids, layers, inputs)
         return logits, self._new(layers)
 
-    def run_mixed(
-        self,
-        token_ids: mx.array,
-        bounds: mx.array,
-        buffers: KVBuffers,
-        position_ids: dict[str, mx.array],
-        prompt_ids: mx.array,
-        prompt_bounds: mx.array,
-        prompt_buffers: KVBuffers,
-        prompt_inputs: dict[str, mx.array],
-        logit_rows: mx.array,
-    ) -> tuple[mx.array, tuple[KVBuffers, KVBuffers]]:
-        """Append a token to each row, (rows, 1), and `prompt_ids`, (1, tokens), to the prompt.
+    def run_prompt(
+        self, rows: Rows | None, prompt: Rows, logit_rows: mx.array
+    ) -> tuple[mx.array, tuple[Buffers, Buffers]]:
+        """Append a token to each of `rows`, if there are any, and a prompt's (1, tokens).
 
         To the model, each token is a row of its own. Returns the logits of `logit_rows` of these,
-        and the buffers of both if they were not written in place.
+        and of both what was not changed in place.
         """
-        assert self._embed is not None
-        rows = self._layers(buffers, bounds)
-        prompt = self._layers(prompt_buffers, prompt_bounds)
-        count = prompt_ids.shape[1]
-        layers = [MixedLayer(*both, count) for both in zip(rows, prompt, strict=True)]
-        embeds = [self._embed(token_ids[:, 0]), prompt_inputs["inputs_embeds"][0]]
-        inputs = {"inputs_embeds": mx.concatenate(embeds)[:, None]}
-        if position_ids:
-            mine, theirs = position_ids["position_ids"], prompt_inputs["position_ids"]
-            if mine.ndim == 2:
-                mine = mx.broadcast_to(mine[None], (3, *mine.shape))
-            inputs["position_ids"] = mx.concatenate([mine, theirs.swapaxes(1, 2)], axis=1)
-        ids = mx.concatenate([token_ids, prompt_ids.T])
+        count = prompt.token_ids.shape[1]
+        num_new = prompt.bounds[0][:, 2]
+        theirs = self._layers(prompt.bounds, prompt.buffers, num_new)
+        ids, inputs = prompt.token_ids.T, _as_rows(prompt.inputs)
+        mine: list[Any] = [None] * len(theirs)
+        if rows is not None:
+            assert self._embed is not None
+            mine = self._layers(rows.bounds, rows.buffers)
+            inputs = _joined(self._embed(rows.token_ids) | rows.inputs, inputs, len(rows.token_ids))
+            ids = mx.concatenate([rows.token_ids, ids])
+        num_rows = len(ids) - count
+        layers = [
+            MixedStates(row, layer, num_rows)
+            if isinstance(layer, StepStates)
+            else MixedLayer(row, layer, count)
+            for row, layer in zip(mine, theirs, strict=True)
+        ]
         with logits_of(self._language_model, WantedLogits(rows=logit_rows)):
             logits = self._call(ids, layers, inputs)
-        return logits, (self._new(rows), self._new(prompt))
+        return logits, ([] if rows is None else self._new(mine), self._new(theirs))
 
-    def _layers(self, buffers: KVBuffers, bounds: mx.array) -> list[BoundedLayer]:
-        return [BoundedLayer(*layer, bounds, in_place=self._in_place) for layer in buffers]
+    def _layers(
+        self, bounds: Bounds, buffers: Buffers, num_new: mx.array | None = None
+    ) -> list[Any]:
+        """`num_new`: the number of tokens that are not padding, of each row."""
+        by_window = dict(zip(self.windows, bounds, strict=True))
+        return [
+            StepStates(arrays, num_new)
+            if kind.has_states
+            else BoundedLayer(
+                arrays[0],
+                arrays[1],
+                by_window[kind.window],
+                in_place=self._in_place,
+                window=kind.window,
+            )
+            for kind, arrays in zip(self._kinds, buffers, strict=True)
+        ]
 
-    def _call(
-        self, token_ids: mx.array, layers: Sequence[Any], inputs: Mapping[str, mx.array]
-    ) -> mx.array:
+    def _call(self, token_ids: mx.array, layers: Sequence[Any], inputs: Inputs) -> mx.array:
+        arguments = self._arguments(inputs)
         with self._attention.in_place():
-            output = self._language_model(token_ids, cache=layers, **inputs)
-        if not all(layer.was_attended for layer in layers):
+            output = self._language_model(token_ids, cache=layers, **arguments)
+        if not all(getattr(layer, "was_attended", True) for layer in layers):
             raise NotImplementedError("it attends in a way of its own")
         return output.logits  # type: ignore[no-any-return]
 
-    def _new(self, layers: Sequence[BoundedLayer]) -> KVBuffers:
-        return [] if self._in_place else [(layer.keys, layer.values) for layer in layers]
+    def _new(self, layers: Sequence[Any]) -> Buffers:
+        """The new states, and the new buffers if they were not written in place."""
+        return [
+            tuple(layer.cache)
+            if isinstance(layer, StepStates)
+            else (() if self._in_place else (layer.keys, layer.values))
+            for layer in layers
+        ]
 
 
-def plain_embedding(model: Any) -> Embed | None:
-    """The embedding of `model` for text, if it depends on the token alone; else None."""
-    token_ids, language_model = mx.arange(8)[None], model.language_model
+def _as_rows(inputs: Inputs) -> Inputs:
+    """Inputs of one row with many tokens as those of as many rows with one token."""
+    return {
+        name: array.swapaxes(TOKEN_AXES[name] - 1, TOKEN_AXES[name])
+        for name, array in inputs.items()
+    }
+
+
+def _joined(first: Inputs, second: Inputs, num_rows: int) -> Inputs:
+    """Inputs of `num_rows` rows followed by others; inputs that the first lack are zeros."""
+    joined = {}
+    for name, array in second.items():
+        axis = TOKEN_AXES[name] - 1
+        mine = first.get(name)
+        if mine is None:
+            shape = list(array.shape)
+            shape[axis] = num_rows
+            mine = mx.zeros(shape, array.dtype)
+        elif mine.ndim < array.ndim:  # one position for all three axes
+            mine = mx.broadcast_to(mine[None], (len(array), *mine.shape))
+        joined[name] = mx.concatenate([mine, array], axis=axis)
+    return joined
+
+
+def split_modules(language_model: Any, kinds: Sequence[LayerKind]) -> None:
+    """Let the modules of layers with states take `MixedStates`."""
+    layers = getattr(language_model, "layers", ())
+    for layer, kind in zip(layers, kinds, strict=False):
+        if kind.has_states:
+            for module in _modules_with_cache(layer):
+                if not issubclass(type(module), SplitModule):
+                    module.__class__ = _split_type(type(module))
+
+
+def _modules_with_cache(layer: Any) -> Iterable[Any]:
+    return [
+        module
+        for module in layer.children().values()
+        if callable(module) and "cache" in inspect.signature(type(module).__call__).parameters
+    ]
+
+
+class SplitModule:
+    """A module of a layer with states, which are computed in the order of a sequence's tokens."""
+
+
+def _split_type(module_type: Any) -> type:
+    signature = inspect.signature(module_type.__call__)
+    call = module_type.__call__
+
+    def split_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """`call`; of `MixedStates`, for the rows and for the prompt, each with its states."""
+        bound = signature.bind(self, *args, **kwargs)
+        states = bound.arguments.get("cache")
+        if not isinstance(states, MixedStates):
+            return call(self, *args, **kwargs)
+        _, name, *_ = bound.arguments
+        x = bound.arguments[name]
+
+        def part(x: mx.array, states: StepStates) -> mx.array:
+            bound.arguments |= {name: x, "cache": states}
+            if "mask" in signature.parameters:
+                bound.arguments["mask"] = states.make_mask(x.shape[1])
+            output: mx.array = call(*bound.args, **bound.kwargs)
+            return output
+
+        outputs = [part(x[states.num_rows :].swapaxes(0, 1), states.prompt).swapaxes(0, 1)]
+        if states.rows is not None:
+            outputs.insert(0, part(x[: states.num_rows], states.rows))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    return type(
+        f"Split{module_type.__name__}", (SplitModule, module_type), {"__call__": split_call}
+    )
+
+
+def text_inputs(model: Any) -> Embed | None:
+    """The inputs of `model` for text, if they depend on each token alone; else None."""
+
+    def embed(token_ids: mx.array) -> Inputs:
+        mask = mx.ones_like(token_ids)
+        made = model.get_input_embeddings(token_ids.T, None, mask=mask.T)
+        inputs = {"inputs_embeds": made.inputs_embeds, "per_layer_inputs": made.per_layer_inputs}
+        return _as_rows({name: array for name, array in inputs.items() if array is not None})
+
     try:
-        embed: Embed = getattr(language_model, "model", language_model).embed_tokens
-        made = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
-        is_plain = read(mx.array_equal(embed(token_ids), made.inputs_embeds)).item()
+        token_ids = mx.arange(8)[:, None]
+        made, reversed_made = embed(token_ids), embed(token_ids[::-1])
+        are_equal = [mx.array_equal(made[name][::-1], reversed_made[name]) for name in made]
+        depends_on_token = all(read(equal).item() for equal in are_equal)
     except Exception:
         logger.debug("this model has no mixed steps", exc_info=True)
         return None
-    return embed if is_plain else None
+    return embed if depends_on_token else None

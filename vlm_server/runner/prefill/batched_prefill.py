@@ -12,12 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.prompt_kv import PromptKV
-from vlm_server.runner.kv.segments import buffer_capacity, only_append, restore
+from vlm_server.runner.kv.segments import only_append, restore
+from vlm_server.runner.kv.window_cache import buffer_capacity, new_layers
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.prefill.prefill import embedded
@@ -25,7 +25,7 @@ from vlm_server.runner.prefill.prefill import embedded
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
     """Whether all layers only append, and logits can be computed for chosen tokens."""
-    layers = make_prompt_cache(loaded.language_model)
+    layers = new_layers(loaded.language_model)
     return only_append(layers) and has_last_token_head(loaded.language_model)
 
 
@@ -83,21 +83,21 @@ def _restored(
     loaded: LoadedModel, requests: Sequence[NewRequest], length: int, capacity: int
 ) -> list[Any]:
     """Layers with a row for each prompt, which holds its cached prefix of `length` tokens."""
-    stacked = make_prompt_cache(loaded.language_model)
+    stacked = new_layers(loaded.language_model)
     for layer in stacked:
         layer.step, layer.offset = capacity, length
     if not length:
-        return stacked  # type: ignore[no-any-return]
+        return stacked
     made: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     """Restored layers by segments, which prompts with the same prefix share."""
     rows = []
     for request in requests:
         segments = tuple((id(segment), count) for segment, count in request.prefix.segments)
         if segments not in made:
-            made[segments] = make_prompt_cache(loaded.language_model)
+            made[segments] = new_layers(loaded.language_model)
             restore(made[segments], request.prefix, capacity - 1)
         rows.append(made[segments])
     for layer, same in zip(stacked, zip(*rows, strict=True), strict=True):
         layer.keys = mx.concatenate([source.keys for source in same])
         layer.values = mx.concatenate([source.values for source in same])
-    return stacked  # type: ignore[no-any-return]
+    return stacked

@@ -6,23 +6,23 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models.cache import KVCache, make_prompt_cache
+from mlx_vlm.models.cache import KVCache
 from numpy.typing import NDArray
 
 from vlm_server.interfaces import NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import (
     LayerStates,
-    buffer_capacity,
     only_append,
     restore,
     snapshot,
 )
+from vlm_server.runner.kv.window_cache import buffer_capacity, new_layers
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
+from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.vision.encoder import ImageFeatures
 
@@ -33,13 +33,16 @@ class Prefill:
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._loaded = loaded
         self._prompt = request.prompt
-        self._cache = make_prompt_cache(loaded.language_model)
+        self._cache = new_layers(loaded.language_model)
         self.kv = PromptKV(request, self._cache, waits_for_copy=loaded.errors.are_late)
         for layer in self._cache:
             if type(layer) is KVCache:  # allocated once for all chunks
                 layer.step = buffer_capacity(request.prompt.num_tokens)
-        self._can_be_padded = self._supports_padding()
-        self._multiple = loaded.backend.prefill_padding_tokens if self._can_be_padded else 1
+        has_head = has_last_token_head(loaded.language_model)
+        self._can_be_compiled = has_head and not request.prompt.atomic_prefill_tokens
+        """Whether logits are of chosen tokens, and no token attends to later ones."""
+        padding = loaded.backend.prefill_padding_tokens
+        self._multiple = padding if self._supports_padding() else 1
         """Multiple to which chunks are padded unless they are compiled steps."""
         self._logits: mx.array | None = None
         """The logits of the last chunk's last token."""
@@ -57,7 +60,7 @@ class Prefill:
 
     def chunk(self, start: int, end: int) -> PromptChunk | None:
         """Tokens `start` to `end` for a mixed step; None if they need a step of their own."""
-        return self._chunk(start, end) if self._can_be_padded else None
+        return self._chunk(start, end) if self._can_be_compiled else None
 
     def launch(self, start: int, end: int, logits: mx.array | None = None) -> mx.array:
         """Begin tokens `start` to `end`; `logits` are those of a mixed step that did so.
@@ -115,7 +118,7 @@ class Prefill:
     def _launch_alone(self, start: int, end: int) -> mx.array:
         """The last token's logits, (1, 1, vocabulary), lazy; by a compiled step if there is one."""
         chunk = self._chunk(start, end)
-        logits = self._loaded.text.prefill(chunk) if self._can_be_padded else None
+        logits = self._loaded.text.prefill(chunk) if self._can_be_compiled else None
         self._is_compiled = logits is not None
         if logits is None:
             logits = self._forward_eager(PaddedChunk.around(start, end, self._multiple), chunk)
@@ -140,16 +143,13 @@ class Prefill:
             token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
         with self._loaded.attention.in_place(), logits_of(language_model, wanted):
-            return language_model(token_ids, cache=cache, **arguments).logits  # type: ignore[no-any-return]
+            given = self._loaded.family.deepstack.arguments(arguments)
+            return language_model(token_ids, cache=cache, **given).logits  # type: ignore[no-any-return]
 
     def _supports_padding(self) -> bool:
-        """Whether no token and no layer attends to padding, and logits are of one token."""
-        return (
-            only_append(self._cache)
-            and not self._prompt.atomic_prefill_tokens
-            and self._loaded.family.deepstack is not Deepstack.BY_PLACE
-            and has_last_token_head(self._loaded.language_model)
-        )
+        """Whether no layer attends to padding, or has it in its states, in mlx-vlm's own code."""
+        is_by_place = self._loaded.family.deepstack is Deepstack.BY_PLACE
+        return self._can_be_compiled and only_append(self._cache) and not is_by_place
 
 
 def embedded(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
@@ -165,7 +165,6 @@ class _PromptInputs:
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._prompt, self._start = request.prompt, request.prefix.length
-        self._deepstack_kind = loaded.family.deepstack
         self._token_ids = mx.array(self._prompt.token_ids[self._start :])[None]
         self._by_token = embedded(loaded, self._token_ids)
         later = (span for span in self._prompt.spans if span.start >= self._start)
@@ -197,7 +196,7 @@ class _PromptInputs:
             if mask.any():
                 first = int(self._visual_mask[:start].sum())
                 rows = self._deepstack[:, first : first + int(mask.sum())]
-                kwargs |= _deepstack_arguments(self._deepstack_kind, rows, mask)
+                kwargs |= {EMBEDS: _by_token(rows, mask), MASK: mx.array(mask)[None]}
         return kwargs
 
 
@@ -210,30 +209,6 @@ def _splice(
         pieces += [text[0, cursor:start], image.rows.astype(text.dtype)]
         cursor = end
     return mx.concatenate([*pieces, text[0, cursor:]])[None]
-
-
-class _Sliced:
-    """A slice that any slicing returns, for a model that slices an array of the whole prompt."""
-
-    def __init__(self, part: mx.array) -> None:
-        self._part = part
-
-    def __getitem__(self, _: Any) -> mx.array:
-        return self._part
-
-
-def _deepstack_arguments(
-    kind: Deepstack, rows: mx.array, mask: NDArray[np.bool_]
-) -> dict[str, Any]:
-    """Arguments from `rows`, (layers, visual tokens, hidden), for tokens in `mask`, (tokens,)."""
-    masks: Any = mx.array(mask)[None]
-    embeds: Any = list(rows)
-    if kind is not Deepstack.VISUAL_ROWS:
-        embeds = _by_token(rows, mask)
-    if kind is Deepstack.BY_PLACE:
-        embeds = [_Sliced(embeds[0, :, layer]) for layer in range(len(rows))]
-        masks = _Sliced(masks)
-    return {"visual_pos_masks": masks, "deepstack_visual_embeds": embeds}
 
 
 def _by_token(rows: mx.array, mask: NDArray[np.bool_]) -> mx.array:

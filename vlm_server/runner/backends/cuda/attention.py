@@ -50,6 +50,8 @@ _MAX_MASKED_QUERIES = 64
 _MAX_SCORES = 1 << 26
 """Maximum scores of a batched prefill: 128 MiB."""
 _MAX_HEAD_SIZE = 128
+_LARGE_HEADS = (256, 512)
+"""Larger heads that our kernels take."""
 _DTYPES = (mx.bfloat16, mx.float16)
 """Limits of cuDNN."""
 _TOLERANCE = 0.05
@@ -213,17 +215,26 @@ class CudaAttention(Attention):
         assert layer.new is not None
         _check_heads(queries, layer.new)
         buffers = layer.keys, layer.values
-        return append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
+        return append_and_attend(
+            queries, layer.new, buffers, scale, layer.bounds, layer.window or 0
+        )
 
     def attend_mixed(self, queries: mx.array, layer: MixedLayer, scale: float) -> mx.array:
         assert layer.new is not None
         _check_heads(queries, layer.new)
+        if layer.rows is None:
+            (_, queries), *new = (layer.split(array) for array in (queries, *layer.new))
+            layer.prompt.new = new[0][1], new[1][1]
+            return self.attend_bounded(queries, layer.prompt, scale).transpose(2, 1, 0, 3)
         rows, prompt = (
             ((part.keys, part.values), part.bounds) for part in (layer.rows, layer.prompt)
         )
-        return append_and_attend_mixed(queries, layer.new, rows, prompt, scale)
+        window = layer.prompt.window or 0
+        return append_and_attend_mixed(queries, layer.new, rows, prompt, scale, window)
 
-    def is_precompiled(self, num_queries: int, num_keys: int) -> bool:
+    def is_precompiled(self, num_queries: int, num_keys: int, head_size: int) -> bool:
+        if head_size > _MAX_HEAD_SIZE:
+            return False  # our kernel is faster
         shape = num_queries, num_keys
         if not self._works_ahead or num_keys not in self._block_lengths:
             return True  # no plan is to come
@@ -252,7 +263,8 @@ class CudaAttention(Attention):
 def _check_heads(queries: mx.array, new: tuple[mx.array, mx.array]) -> None:
     size = queries.shape[-1]
     are_alike = {array.shape[-1] for array in new} == {size}
-    if not are_alike or size % 16 or size > _MAX_HEAD_SIZE or queries.dtype not in _DTYPES:
+    fits = size % 16 == 0 if size <= _MAX_HEAD_SIZE else size in _LARGE_HEADS
+    if not (are_alike and fits and queries.dtype in _DTYPES):
         raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
 
 

@@ -20,14 +20,20 @@ _INPUTS = ("queries", "new_keys", "new_values", "keys", "values", "bounds")
 
 
 def append_and_attend(
-    queries: mx.array, new: KeysAndValues, buffers: KeysAndValues, scale: float, bounds: mx.array
+    queries: mx.array,
+    new: KeysAndValues,
+    buffers: KeysAndValues,
+    scale: float,
+    bounds: mx.array,
+    window: int = 0,
 ) -> mx.array:
     """Write `new` keys and values into `buffers`, in place, and attend to all.
 
     queries: (rows, heads, tokens, head size); returns as much. new: (rows, groups, tokens, head
-    size). bounds: (rows, 3) int32: each row's first key, the one after its last, and how many of
-    them are new: further tokens are padding. Keys may be beyond the end of `buffers`, if those are
-    the first columns of larger arrays.
+    size). bounds: (rows, 3) int32: each row's first key, negative if it was dropped, the one after
+    its last, and how many of them are new: further tokens are padding. Keys may be beyond the end
+    of `buffers`, if those are the first columns of larger arrays. window: the number of keys that a
+    query attends to; 0 for all.
 
     MLX is not told that `buffers` change: no other operation may use the written columns.
     """
@@ -38,15 +44,15 @@ def append_and_attend(
     warps = _warps_for(num_queries)
     blocks = -(-num_queries // (source.QUERIES_OF_A_WARP * warps))
     template = [("T", queries.dtype), ("D", size)]
-    parts, weights = _attention(size, scale)(
+    parts, weights = _attention(size, scale, window)(
         inputs=[queries, *new, *buffers, bounds],
         template=template,
-        grid=(blocks * splits * warps * source.WARP, groups, rows),
+        grid=(blocks * splits * _value_parts(size) * warps * source.WARP, groups, rows),
         threadgroup=(warps * source.WARP, 1, 1),
         output_shapes=[(rows, count, heads, splits, size), (rows, count, heads, splits)],
         output_dtypes=[mx.float32, mx.float32],
     )
-    output: mx.array = _merge_rows()(
+    output: mx.array = _merge_rows(window)(
         inputs=[parts, weights, bounds],
         template=template,
         grid=(rows * count * heads * source.WARP, 1, 1),
@@ -63,6 +69,7 @@ def append_and_attend_mixed(
     rows: tuple[KeysAndValues, mx.array],
     prompt: tuple[KeysAndValues, mx.array],
     scale: float,
+    window: int = 0,
 ) -> mx.array:
     """`append_and_attend` of a mixed step: rows with a token each, and after them a prompt's.
 
@@ -78,10 +85,10 @@ def append_and_attend_mixed(
     warps = _warps_for(num_queries)
     blocks = -(-num_queries // (source.QUERIES_OF_A_WARP * warps))
     row_blocks = -(-shared // (source.QUERIES_OF_A_WARP * warps))
-    num_blocks = max(blocks * splits, row_blocks * row_splits)
+    num_blocks = max(blocks * splits, row_blocks * row_splits) * _value_parts(size)
     num_parts = heads * (num_rows * row_splits + (count - num_rows) * splits)
     template = [("T", queries.dtype), ("D", size)]
-    parts, weights = _attention_mixed(size, scale)(
+    parts, weights = _attention_mixed(size, scale, window)(
         inputs=[queries, *new, *buffers, bounds, *prompt_buffers, prompt_bounds],
         template=template,
         grid=(num_blocks * warps * source.WARP, groups, num_rows + 1),
@@ -89,7 +96,7 @@ def append_and_attend_mixed(
         output_shapes=[(num_parts, size), (num_parts,)],
         output_dtypes=[mx.float32, mx.float32],
     )
-    output: mx.array = _merge_mixed()(
+    output: mx.array = _merge_mixed(window)(
         inputs=[parts, weights, queries, buffers[0], bounds, prompt_bounds],
         template=template,
         grid=(count * heads * source.WARP, 1, 1),
@@ -111,38 +118,49 @@ def _warps_for(num_queries: int) -> int:
     return min(-(-num_queries // source.QUERIES_OF_A_WARP), source.MOST_WARPS)
 
 
+def _value_parts(size: int) -> int:
+    """The number of blocks that share a head's values."""
+    return size // source.values_of_block(size)
+
+
+def _shared_memory(size: int) -> int:
+    """Bytes of a tile of keys and one of values, twice if registers are not the limit anyway."""
+    both = source.tile_bytes(size) + source.tile_bytes(source.values_of_block(size))
+    return both if _value_parts(size) > 1 else 2 * both
+
+
 @cache
-def _attention(size: int, scale: float) -> Any:
+def _attention(size: int, scale: float, window: int) -> Any:
     return source.kernel(
-        f"attention_{source.name_of(scale)}",
+        f"attention_{source.name_of(scale)}_{window}",
         _INPUTS,
         ["parts", "weights"],
         "attention_of_rows<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
         " const_cast<T*>(values), bounds, queries_strides, new_keys_strides, new_values_strides,"
         " keys_strides, values_strides, queries_shape[1], queries_shape[2], keys_shape[1],"
-        f" {source.literal_of(scale)}, parts, weights);",
+        f" {source.literal_of(scale)}, {window}, parts, weights);",
         _SOURCES,
-        shared_memory=4 * source.tile_bytes(size),
+        shared_memory=_shared_memory(size),
     )
 
 
 @cache
-def _merge_rows() -> Any:
+def _merge_rows(window: int) -> Any:
     return source.kernel(
-        "merge_rows",
+        f"merge_rows_{window}",
         ["parts", "weights", "bounds"],
         ["out"],
         "merge_rows<D>(parts, weights, bounds, weights_shape[2], weights_shape[1],"
-        " weights_shape[0], weights_shape[3], out);",
+        f" weights_shape[0], weights_shape[3], {window}, out);",
         _SOURCES,
         is_strided=False,
     )
 
 
 @cache
-def _attention_mixed(size: int, scale: float) -> Any:
+def _attention_mixed(size: int, scale: float, window: int) -> Any:
     return source.kernel(
-        f"attention_mixed_{source.name_of(scale)}",
+        f"attention_mixed_{source.name_of(scale)}_{window}",
         [*_INPUTS, "prompt_keys", "prompt_values", "prompt_bounds"],
         ["parts", "weights"],
         "attention_mixed<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
@@ -150,19 +168,19 @@ def _attention_mixed(size: int, scale: float) -> Any:
         " const_cast<T*>(prompt_values), prompt_bounds, queries_strides, new_keys_strides,"
         " new_values_strides, keys_strides, values_strides, prompt_keys_strides,"
         " prompt_values_strides, queries_shape[1], bounds_shape[0], queries_shape[0],"
-        f" keys_shape[1], {source.literal_of(scale)}, parts, weights);",
+        f" keys_shape[1], {source.literal_of(scale)}, {window}, parts, weights);",
         _SOURCES,
-        shared_memory=4 * source.tile_bytes(size),
+        shared_memory=_shared_memory(size),
     )
 
 
 @cache
-def _merge_mixed() -> Any:
+def _merge_mixed(window: int) -> Any:
     return source.kernel(
-        "merge_mixed",
+        f"merge_mixed_{window}",
         ["parts", "weights", "queries", "keys", "bounds", "prompt_bounds"],
         ["out"],
         "merge_mixed<D>(parts, weights, bounds, prompt_bounds, queries_shape[1], keys_shape[1],"
-        " bounds_shape[0], queries_shape[0], out);",
+        f" bounds_shape[0], queries_shape[0], {window}, out);",
         _SOURCES,
     )

@@ -8,6 +8,10 @@ constexpr int KEYS = 64;  // of a tile
 template <int D>
 constexpr int tile_row = D + 8;
 
+// Numbers of a head's values that a block of threads sums up: a thread has registers for no more.
+template <int D>
+constexpr int values_of_block = D > 128 ? 128 : D;
+
 __device__ inline void copy_async(void* shared, const void* global, bool is_there) {
   const int bytes = is_there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
@@ -43,10 +47,11 @@ struct Queries {
   }
 };
 
-// softmax(q @ k.T * scale) @ v over the tiles so far, not divided by what all weights add up to.
-template <int D>
+// softmax(q @ k.T * scale) @ v over the tiles so far, not divided by what all weights add up to. `v` has
+// DV numbers of each value.
+template <int D, int DV = D>
 struct OnlineSoftmax {
-  float sums[D / 8][4] = {}, total[2] = {}, most[2] = {-INFINITE, -INFINITE};
+  float sums[DV / 8][4] = {}, total[2] = {}, most[2] = {-INFINITE, -INFINITE};
 
   // `factor`: the scale, times log2(e), so that exp2 serves as exp. If `has_mask`, a query attends only to
   // keys that are not `is_masked(half, key)`.
@@ -91,7 +96,7 @@ struct OnlineSoftmax {
       most[half] = top;
       total[half] *= rescale;
 #pragma unroll
-      for (int n = 0; n < D / 8; n++) {
+      for (int n = 0; n < DV / 8; n++) {
         sums[n][2 * half] *= rescale;
         sums[n][2 * half + 1] *= rescale;
       }
@@ -111,10 +116,10 @@ struct OnlineSoftmax {
           pack(scores[2 * k + 1][0], scores[2 * k + 1][1], T()),
           pack(scores[2 * k + 1][2], scores[2 * k + 1][3], T())};
 #pragma unroll
-      for (int n = 0; n < D / 16; n++) {
+      for (int n = 0; n < DV / 16; n++) {
         uint32_t b[4];
         const int key = k * 16 + lane % 16, part = n * 16 + lane / 16 * 8;
-        load_transposed(b, v_tile + key * ROW + part);
+        load_transposed(b, v_tile + key * tile_row<DV> + part);
         mma(sums[2 * n], p, b[0], b[1], T());
         mma(sums[2 * n + 1], p, b[2], b[3], T());
       }

@@ -61,6 +61,11 @@ def tile_bytes(size: int) -> int:
     return _TILE_KEYS * (size + 8) * 2
 
 
+def values_of_block(size: int) -> int:
+    """`values_of_block` in attention_tiles.cuh."""
+    return min(size, 128)
+
+
 def name_of(scale: float) -> str:
     """Part of the name of a kernel that has `scale` in its source."""
     return np.float32(scale).tobytes().hex()
