@@ -143,7 +143,8 @@ __device__ void attention(
       const int limit = limits[half];
       return start + key > min(limit, end - 1) || (window && start + key <= limit - window);
     };
-    const bool has_mask = start + KEYS - 1 > first_limit || (window && start <= last_limit - window);
+    const bool has_mask =
+        start + KEYS - 1 > min(first_limit, end - 1) || (window && start <= last_limit - window);
     softmax.add(q, k_tile, k_tile + KEYS * ROW, factor, has_mask, is_masked);
     __syncthreads();
     if (STAGES == 2)
