@@ -65,9 +65,9 @@ def _measure(loaded: LoadedModel, turns: int, seeds: int) -> dict[str, Any]:
             if turn == seed == 0:
                 for encoder in (ImageEncoder(loaded), ImageEncoder(loaded, LruCache("tile", 0))):
                     encoder.encode(work)  # a process's first is slower
-            before = tiles.read()
+            before = tiles.stats()
             seconds = _in_turns(encoders, work, is_swapped=bool(turn % 2))
-            after = tiles.read()
+            after = tiles.stats()
             encoded = after.misses - before.misses
             if turn == 0:
                 num_tiles = encoded + after.hits

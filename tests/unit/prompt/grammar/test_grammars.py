@@ -192,7 +192,7 @@ def test_cancelled_schema_compilation_ends_and_is_not_remembered(new: New):
     with pytest.raises(InternalError):
         grammars.compile(Schema(json.dumps(HUGE)), "", cancellation)
     assert time.monotonic() - started < 20
-    assert not grammars._refusals.read().entries
+    assert not grammars._refusals.stats().entries
 
 
 def test_grammar_server_restarts_and_keeps_compiled_grammars(new: New):
@@ -217,16 +217,16 @@ def test_grammars_are_cached_by_schema_and_salt(new: New):
 def test_schema_refusals_are_cached_by_salt(new: New):
     grammars = new()
     refusal(grammars, {"not": {}}, "mine")
-    assert grammars._refusals.read().entries == 1
+    assert grammars._refusals.stats().entries == 1
     refusal(grammars, {"not": {}}, "yours")
-    assert grammars._refusals.read().entries == 2
+    assert grammars._refusals.stats().entries == 2
 
 
 def test_grammar_cache_is_bounded_and_evicted_processes_end(new: New):
     grammars = new(cache_bytes=16 << 20)
     pids = [pid_of(compiled(grammars, {"const": number})) for number in range(12)]
-    assert grammars._kept.read().size_bytes <= 16 << 20
-    kept = grammars._kept.read().entries
+    assert grammars._kept.stats().size_bytes <= 16 << 20
+    kept = grammars._kept.stats().entries
     assert 1 <= kept < 12
     assert comes_true(lambda: sum(map(is_alive, pids)) == kept)
     grammars._kept.clear()
