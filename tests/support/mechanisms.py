@@ -71,7 +71,7 @@ def _towers(row: Family) -> frozenset[str]:
 
 
 def _deepstack(row: Family) -> str:
-    if row.deepstack is not Deepstack.VISUAL_ROWS:
+    if row.deepstack is not Deepstack.BY_LAYER:
         return row.deepstack.name
     has_one = row.tower is not None and issubclass(row.tower, DeepstackTower)
     return row.deepstack.name if has_one else "none"
