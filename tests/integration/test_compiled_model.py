@@ -59,8 +59,8 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 Load = Callable[[str], Served]
 Model = TypeVar("Model", bound=CompiledModel)
 
-CANT_BE_COMPILED = ("gemma3n", "glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")
-"""They look at values of arrays while they build a step, or at a layer's buffers."""
+CANT_BE_COMPILED = ("glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")
+"""They look at values of arrays while they build a step."""
 
 
 class Compiled(CompiledModel):
@@ -134,7 +134,7 @@ READ_BESIDE = {
     "media": (
         "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3", "pixtral", "mistral3", "internvl",
         "internvl_chat", "llava", "llava_onevision", "fastvlm", "kimi_vl", "dots_ocr", "glm_ocr",
-        "aya_vision", "gemma3", "granite4_vision", "lfm2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
+        "aya_vision", "gemma3", "gemma3n", "granite4_vision", "lfm2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
         "qwen3_vl_moe",
     ),
 }  # fmt: skip

@@ -43,6 +43,8 @@ class _StepLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     """Keys and values of the new tokens, if attention has to write them."""
     was_attended = False
     """Whether attention to all keys was computed."""
+    _num_appended = 0
+    """The number of tokens of each row that `update_and_fetch` has appended."""
     _idx = 1  # the offset that mlx-vlm asks for, only to see whether a prompt begins
 
     def make_mask(self, *_: Any, **__: Any) -> None:
@@ -72,12 +74,18 @@ class BoundedLayer(_StepLayer):
 
     @property
     def offset(self) -> mx.array:
-        """(rows,) int32: the number of tokens of each row before the new ones."""
-        return self.bounds[:, 1] - self.bounds[:, 0] - self.bounds[:, 2]
+        """(rows,) int32: the number of tokens of each row so far."""
+        return self.bounds[:, 1] - self.bounds[:, 0] - self.bounds[:, 2] + self._num_appended
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        """What `update_and_fetch` returned, for a later layer that shares it."""
+        return self.keys, self.values
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `keys` and `values`, (rows, heads, tokens, head size). Returns the buffers."""
         num_rows, _, count, _ = keys.shape
+        self._num_appended = count
         if self._in_place:
             self.new = keys, values
         else:
@@ -98,17 +106,25 @@ class MixedLayer(_StepLayer):
         """`num_tokens`: number of the prompt's tokens."""
         self.rows, self.prompt = rows, prompt
         self._num_rows = 0 if rows is None else rows.bounds.shape[0]
-        self._num_tokens = num_tokens
+        self._before = prompt.offset + mx.arange(num_tokens)
+        if rows is not None:
+            self._before = mx.concatenate([rows.offset, self._before])
 
     @property
     def offset(self) -> mx.array:
-        """(tokens,) int32: the number of tokens before each in its sequence."""
-        of_prompt = self.prompt.offset + mx.arange(self._num_tokens)
-        return of_prompt if self.rows is None else mx.concatenate([self.rows.offset, of_prompt])
+        """(tokens,) int32: the number of tokens before each in its sequence, or up to it."""
+        return self._before + self._num_appended
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        """What `update_and_fetch` returned, for a later layer that shares it."""
+        assert self.new is not None
+        return self.new
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Record `keys` and `values`, (tokens, heads, 1, head size), and return them."""
         self.new = keys, values
+        self._num_appended = 1
         return keys, values
 
     def split(self, array: mx.array) -> tuple[mx.array, mx.array]:

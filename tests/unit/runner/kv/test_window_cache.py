@@ -48,7 +48,7 @@ def seen(layer: Layer, rows: list[range]) -> list[list[list[int]]]:
 
 @dataclass
 class Batch:
-    """A layer of a batch, and the number of tokens of each row; row i's have numbers from i * 1e5."""
+    """The layer of a batch, and what its rows hold."""
 
     layers: list[Layer] = field(default_factory=list)
     lengths: list[tuple[int, int]] = field(default_factory=list)
