@@ -134,8 +134,8 @@ READ_BESIDE = {
     "media": (
         "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3", "pixtral", "mistral3", "internvl",
         "internvl_chat", "llava", "llava_onevision", "fastvlm", "kimi_vl", "dots_ocr", "glm_ocr",
-        "aya_vision", "gemma3", "gemma3n", "granite4_vision", "lfm2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
-        "qwen3_vl_moe",
+        "aya_vision", "gemma3", "gemma3n", "granite4_vision", "lfm2_vl",
+        "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe",
     ),
 }  # fmt: skip
 """What of which families' prompts is read in the pass of a decode step."""

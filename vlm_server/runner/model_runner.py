@@ -102,7 +102,7 @@ class ModelRunner:
     def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
         if prompt.atomic_prefill_tokens or prompt.token_types is not None:
             return 0
-        return self._loaded.text.max_piggybacked_tokens(num_seqs, has_media=bool(prompt.spans))
+        return self._loaded.text.max_piggybacked_tokens(num_seqs)
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Begin one decode step and one prefill. Never raises for the error of a request."""

@@ -76,8 +76,16 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
 
     def make_room(self, count: int) -> None:
         """Make room for `count` more tokens; drops the columns before `first_seen` if it must."""
-        if max(self.end + count, KVCache.step) <= self.keys.shape[2]:
-            return
+        if max(self.end + count, KVCache.step) > self.keys.shape[2]:
+            self._drop_unseen(count)
+
+    def shrink(self) -> None:
+        """Free the columns that no later token attends to, after a long chunk."""
+        if self.keys is not None and self.keys.shape[2] > buffer_capacity(self.max_size):
+            self._drop_unseen(1)
+
+    def _drop_unseen(self, count: int) -> None:
+        """Drop the columns before `first_seen`, and make room for `count` more tokens."""
         first, length = self.first_seen, self.end - self.first_seen
         runs, capacity = [Run(0, 1, first, length)], buffer_capacity(length + count)
         self.keys, self.values = arranged([(self.keys, self.values)], runs, capacity)

@@ -158,7 +158,7 @@ class CompiledModel(TextModel):
         kinds = zip(self._kinds, self._column, strict=True)
         return [arrays for kind, arrays in kinds if not kind.has_states]
 
-    def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
+    def max_piggybacked_tokens(self, rows: int) -> int:
         is_known = self.can_compile and bool(self._inputs)
         count = self._tokens_per_pass
         return count - rows if is_known and rows <= _MAX_SHARE_OF_ROWS * count else 0
@@ -188,7 +188,7 @@ class CompiledModel(TextModel):
         """The result of `step`; None if it failed, and nothing was done."""
         rows, width = token_ids.shape
         if chunk is not None and width == 1 and self._supports_inputs(chunk):
-            has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
+            has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows)
             made = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
             if made is not None:
                 return made

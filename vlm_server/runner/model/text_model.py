@@ -20,7 +20,7 @@ class TextModel:
         self._language_model = language_model
         self._attention = attention
 
-    def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
+    def max_piggybacked_tokens(self, rows: int) -> int:
         """The maximum tokens of a prompt in a mixed step of `rows`; 0 for no mixed step."""
         return 0
 

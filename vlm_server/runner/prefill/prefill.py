@@ -19,7 +19,7 @@ from vlm_server.runner.kv.segments import (
     restore,
     snapshot,
 )
-from vlm_server.runner.kv.window_cache import buffer_capacity, new_layers
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
@@ -81,6 +81,8 @@ class Prefill:
             self._inputs = None
             for layer in self._cache:
                 vars(layer).pop("step", None)
+                if isinstance(layer, WindowKVCache):
+                    layer.shrink()
         self._logits = logits[:, -1]
         return self._logits
 
