@@ -196,9 +196,10 @@ class CompiledModel(TextModel):
         target = self._target(cache, width, width)
         made = None
         with self._fallback():
-            made = self._step(*target.rows(token_ids, position_ids))
+            launched = self._step(*target.rows(token_ids, position_ids))
             if not self._column:
-                mx.eval(made)  # compiles the kernels, if that is possible
+                mx.eval(launched)  # compiles the kernels, if that is possible
+            made = launched
         if made is None:
             return None
         logits, new = made
