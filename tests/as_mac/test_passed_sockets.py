@@ -97,7 +97,7 @@ def test_busy_grammar_process_follows_answer_later(grammars: Grammars):
         matcher.advance([byte_host().backend.token_to_id("1")])
         assert not matcher.wait(0.05)
     assert matcher.wait(30)
-    assert matcher.fault is None
+    assert matcher.error is None
     assert matcher.allowed()[byte_host().backend.token_to_id("2")]
     matcher.close()
 
