@@ -199,30 +199,31 @@ def test_first_chunk_waits_for_one_plan(planned: Planned):
 
 def test_requested_chunk_shapes_are_precompiled_first_and_reported(planned: Planned):
     attention = CudaAttention(4096)
-    assert attention.is_precompiled(768, 1024)  # as far as is known: nothing has attended
+    assert attention.is_precompiled(768, 1024, 64)  # as far as is known: nothing has attended
     attend(attention, 256, 256)
-    assert not attention.is_precompiled(768, 1024)
+    assert not attention.is_precompiled(768, 1024, 64)
     for _ in range(3):  # whether it works, what attended, and what was asked for
         assert attention.precompile_next()
     assert (768, 1024) in planned.shapes
-    assert attention.is_precompiled(768, 1024)
-    assert not attention.is_precompiled(768, 2048)
+    assert attention.is_precompiled(768, 1024, 64)
+    assert not attention.is_precompiled(768, 2048, 64)
     plan_all(attention)
     new = planned.new
     for shape in [(768, 1024), (768, 2048), (1792, 4096)]:
-        assert attention.is_precompiled(*shape)
+        assert attention.is_precompiled(*shape, 64)
         attend(attention, *shape)
     assert planned.new == new
-    assert attention.is_precompiled(768, 65536)  # blocks end before that
+    assert attention.is_precompiled(768, 65536, 64)  # blocks end before that
+    assert not attention.is_precompiled(768, 1024, 256)  # no plan is to come
 
 
 def test_unsound_cuda_attention_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
-    assert not attention.is_precompiled(768, 1024)
+    assert not attention.is_precompiled(768, 1024, 64)
     plan_all(attention)
-    assert attention.is_precompiled(768, 1024)
+    assert attention.is_precompiled(768, 1024, 64)
 
 
 def test_failing_soundness_check_is_not_repeated_forever(

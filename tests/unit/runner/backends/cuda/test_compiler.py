@@ -109,7 +109,7 @@ def test_kernels_of_a_block_are_there_at_its_end(tmp_path: Path, compiled: list[
         assert (tmp_path / "kernels" / f"{other.module}.ptx").exists()
 
 
-def test_mlx_compiles_what_can_not_be_compiled_here(
+def test_kernel_that_fails_to_compile_is_left_to_mlx(
     tmp_path: Path,
     compiled: list[Code],
     monkeypatch: pytest.MonkeyPatch,
