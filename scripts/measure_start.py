@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from vlm_server.supervisor.start import for_models
 
 from vlm_server.cli.bench.material import DESCRIBE, Material, parse_size, user
 from vlm_server.cli.bench.servers import BenchTarget, Client
 from vlm_server.platform.child import launch
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import EngineSettings
+from vlm_server.supervisor.engine_process.start import for_models
 
 _LOAD = (
     "import sys, time; started = time.monotonic(); import mlx_vlm; "
