@@ -36,11 +36,11 @@ from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.speed import warn_of_slow_products
 from vlm_server.runner.distributed.rank_zero import RankZero, SingleProcess
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
-from vlm_server.runner.vision.encoder import ImageEncoder
 from vlm_server.runner.warm_up_record import WarmUpRecord
 from vlm_server.settings import MIB
 

@@ -18,7 +18,7 @@ from vlm_server.interfaces import (
     SeqId,
 )
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.vision.encoder import ImageFeatures
+from vlm_server.runner.encode.encoder import ImageFeatures
 
 _PREFIX = "mlx.core."
 _DTYPES = {

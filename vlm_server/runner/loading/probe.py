@@ -26,7 +26,7 @@ from vlm_server.runner.families import (
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.kv.window_cache import new_layers
 from vlm_server.runner.model.fixes import drop_tokenizer_options
-from vlm_server.runner.model.towers import fast_tower_of
+from vlm_server.runner.vision.towers import fast_tower_of
 
 _PROBE_TOKENS = 2
 
