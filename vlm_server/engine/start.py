@@ -23,7 +23,7 @@ from vlm_server.engine.scheduler.config import (
 )
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
-from vlm_server.engine.warm_up import stages, warm_up
+from vlm_server.engine.warm_up import WarmUpRecord, stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
 from vlm_server.platform.footprint import SystemProcessMemory
@@ -41,7 +41,6 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
-from vlm_server.runner.warm_up_record import WarmUpRecord
 from vlm_server.settings import MIB
 
 logger = logging.getLogger(__name__)
