@@ -16,11 +16,7 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.formats import Formats
-from vlm_server.engine.scheduler.config import (
-    TYPICAL_TOKENS,
-    SchedulerConfig,
-    suitable_num_seqs,
-)
+from vlm_server.engine.scheduler.config import TYPICAL_TOKENS, SchedulerConfig, suitable_num_seqs
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.engine.warm_up import WarmUpRecord, stages, warm_up

@@ -22,11 +22,7 @@ from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.stats import SchedulerStats
-from vlm_server.engine.scheduler.validation import (
-    check_sampling,
-    max_answer_tokens,
-    with_defaults,
-)
+from vlm_server.engine.scheduler.validation import check_sampling, max_answer_tokens, with_defaults
 from vlm_server.errors import (
     ContextLengthExceeded,
     DeviceLimit,
@@ -44,15 +40,7 @@ from vlm_server.interfaces import (
     SeqId,
     StepResult,
 )
-from vlm_server.protocol import (
-    Accepted,
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    Submit,
-    Tokens,
-)
+from vlm_server.protocol import Accepted, Delta, Event, Failed, Finished, Submit, Tokens
 
 _MAX_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
 """Retries of a request's encodes and prefill, by the error's code."""

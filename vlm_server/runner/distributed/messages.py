@@ -10,13 +10,7 @@ import msgspec
 import numpy as np
 
 from vlm_server import settings
-from vlm_server.interfaces import (
-    NewRequest,
-    PrefillWork,
-    PreparedPrompt,
-    SchedulerOutput,
-    SeqId,
-)
+from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.encode.encoder import ImageFeatures
 

@@ -31,12 +31,7 @@ from vlm_server.runner.loading.checkpoint.files import (
     reason_of,
 )
 from vlm_server.runner.loading.checkpoint.view import no_code_of, view_of, weights_renamed
-from vlm_server.runner.loading.checkpoint.weights import (
-    Budget,
-    check_fits,
-    dtype_on,
-    tensors_in,
-)
+from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of

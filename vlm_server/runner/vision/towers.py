@@ -33,11 +33,7 @@ from numpy.typing import NDArray
 
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.backends.rope import Rope, image_rope
-from vlm_server.runner.vision.attention import (
-    Segments,
-    attend,
-    many_segments,
-)
+from vlm_server.runner.vision.attention import Segments, attend, many_segments
 from vlm_server.runner.vision.grids import (
     Grid,
     interpolation,
