@@ -24,8 +24,8 @@ from tests.tiny_models.checkpoint import Checkpoint, Family, write
 from tests.tiny_models.vocabulary import Vocabulary
 from vlm_server.cache.lru import LruCache
 from vlm_server.interfaces import EncodeWork
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.vision.encoder import ImageEncoder
 
 _TOWER = {
     "hidden_size": 128,

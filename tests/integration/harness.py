@@ -64,12 +64,12 @@ from vlm_server.protocol import (
     Message as ChatMessage,
 )
 from vlm_server.runner.device.device import current_device
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.loading.processors import ModelProcessor
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
-from vlm_server.runner.vision.encoder import ImageEncoder
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)

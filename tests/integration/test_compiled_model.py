@@ -48,10 +48,10 @@ from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.forward_pass import text_inputs
-from vlm_server.runner.model.grids import Grid
 from vlm_server.runner.model.mrope import next_position_ids
-from vlm_server.runner.model.towers import FrameTower
 from vlm_server.runner.prefill.prefill import Prefill
+from vlm_server.runner.vision.grids import Grid
+from vlm_server.runner.vision.towers import FrameTower
 
 pytestmark = pytest.mark.families("rope")
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import mlx.core as mx
 
 from vlm_server.runner.disk.records import Record, features_record
-from vlm_server.runner.vision.encoder import ImageFeatures
+from vlm_server.runner.encode.encoder import ImageFeatures
 
 with TemporaryDirectory() as folder:
     path = Path(folder) / "record.safetensors"

@@ -34,9 +34,9 @@ from vlm_server.runner import caches as runner_caches
 from vlm_server.runner.caches import build_caches, disk_folder
 from vlm_server.runner.disk import disk_cache, records
 from vlm_server.runner.disk.records import Record, features_record, prefix_record, read_header
+from vlm_server.runner.encode.encoder import ImageFeatures
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("caches", "deepstack")

@@ -16,8 +16,8 @@ from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.interfaces import Encoder, EncodeWork
 from vlm_server.protocol import Finished
 from vlm_server.runner.backends.cpu import CpuBackend
-from vlm_server.runner.vision import encoder
-from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
+from vlm_server.runner.encode import encoder
+from vlm_server.runner.encode.encoder import ImageEncoder, ImageEncoding
 
 pytestmark = pytest.mark.families("tower", "tiling")
 

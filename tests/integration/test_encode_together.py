@@ -23,9 +23,9 @@ from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeCall, Encoder, EncodeWork
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.encode.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.families import FAMILIES as ROWS
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
 
 pytestmark = pytest.mark.families("tower", "batches")
 

@@ -37,10 +37,10 @@ from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeWork, Prepared
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import gated_delta
-from vlm_server.runner.vision.encoder import ImageEncoder
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 

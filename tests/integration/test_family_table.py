@@ -26,10 +26,10 @@ from tests.support.images import random_image
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.interfaces.model_spec import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.families import FAMILIES, Spelling
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import family_of, probe
-from vlm_server.runner.vision.encoder import ImageEncoder
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 

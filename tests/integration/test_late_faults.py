@@ -23,10 +23,10 @@ from vlm_server.protocol import Failed, Finished, Submit
 from vlm_server.runner.backends.cpu import CpuBackend
 from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.device import arrays
+from vlm_server.runner.encode import encoder
+from vlm_server.runner.encode.encoder import ImageEncoder, ImageEncoding
 from vlm_server.runner.kv import segments
 from vlm_server.runner.prefill.prefill import Prefill
-from vlm_server.runner.vision import encoder
-from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
 
 WORDS = "lu factorization failed"
 """Of LAPACK's error; each test takes it for one of Metal's."""

@@ -18,9 +18,9 @@ from vlm_server import settings
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.runner.backends.metal import MetalAttention
 from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.encode import encoder
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loading.load import load
-from vlm_server.runner.vision import encoder
-from vlm_server.runner.vision.encoder import ImageEncoder
 
 pytestmark = pytest.mark.families("tiling")
 

@@ -16,7 +16,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.processors import ModelProcessor
-from vlm_server.runner.model.patches import PatchProcessor, PixelValues, use_fast_patches
+from vlm_server.runner.vision.patches import PatchProcessor, PixelValues, use_fast_patches
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 

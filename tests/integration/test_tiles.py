@@ -25,10 +25,10 @@ from vlm_server.interfaces import EncodeWork, MemoryReading
 from vlm_server.protocol import Finished
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import DeviceKind
+from vlm_server.runner.encode.encoder import ImageEncoder, ImageFeatures
+from vlm_server.runner.encode.tile_encoder import TileCache
 from vlm_server.runner.families import FAMILIES
-from vlm_server.runner.model.tiles import tile_key
-from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
-from vlm_server.runner.vision.tile_encoder import TileCache
+from vlm_server.runner.vision.tiles import tile_key
 from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("tiling")

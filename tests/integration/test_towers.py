@@ -24,16 +24,16 @@ from vlm_server.runner.backends.cpu import attention_on_cpu
 from vlm_server.runner.backends.metal import MetalBackend
 from vlm_server.runner.backends.rope import image_rope
 from vlm_server.runner.device.device import current_device
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model import vision_attention as attention
-from vlm_server.runner.model.grids import window_layout
-from vlm_server.runner.model.towers import (
+from vlm_server.runner.vision import attention
+from vlm_server.runner.vision.grids import window_layout
+from vlm_server.runner.vision.towers import (
     FrameTower,
     GlmTower,
     WindowTower,
     fast_tower_of,
 )
-from vlm_server.runner.vision.encoder import ImageEncoder
 
 pytestmark = pytest.mark.families("tower")
 

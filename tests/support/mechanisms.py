@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from vlm_server.runner.families import FAMILIES, Deepstack, Family
-from vlm_server.runner.model.towers import DeepstackTower, FrameTower
+from vlm_server.runner.vision.towers import DeepstackTower, FrameTower
 
 WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4"})
 """Families with layers that keep the last tokens only."""

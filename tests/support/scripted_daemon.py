@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from vlm_server.api.http.access import keys
-from vlm_server.cli.process import main
+from vlm_server.cli.__main__ import main
 from vlm_server.cli.serve import front, reload
 from vlm_server.settings import Settings
 from vlm_server.supervisor.engine_process.process import EngineProcess

@@ -112,7 +112,6 @@ class CacheReferences:
             self._key,
             self._salt,
             self._limit,
-            self._min_length,
             length,
             {index: self._key.spans[index].mm_hash for index in sizes},
             in_prefix + sum(sizes.values()),

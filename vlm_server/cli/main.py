@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from vlm_server.cli import exit_codes, usage
-from vlm_server.cli.process import discard_output
 from vlm_server.cli.text import printable
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError
@@ -126,6 +126,14 @@ def _line_of(error: BaseException, code: int) -> str:
     if code == exit_codes.DEFECT:
         return f"this is a defect ({type(error).__name__}: {text}); --debug shows where it is"
     return text
+
+
+def discard_output() -> None:
+    """Redirect stdout to /dev/null: Python would otherwise fail to flush it at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _version() -> str:

@@ -6,6 +6,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, TextIO
 
+from vlm_server.cli.text import fitted
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -116,15 +118,6 @@ class _Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-
-
-def fitted(stage: str, columns: int) -> str:
-    """`stage` in at most `columns`: in `downloading FILE: 1 of 2 GB`, the file's name is cut."""
-    name, colon, figures = stage.rpartition(": ")
-    room = columns - len(colon) - len(figures) - 1
-    if len(stage) <= columns or not colon or room < 1:
-        return stage
-    return f"{name[:room]}\u2026{colon}{figures}"
 
 
 def _kind_of(stage: str) -> str:

@@ -28,6 +28,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
+def fitted(stage: str, columns: int) -> str:
+    """`stage` in at most `columns`: in `downloading FILE: 1 of 2 GB`, the file's name is cut."""
+    name, colon, figures = stage.rpartition(": ")
+    room = columns - len(colon) - len(figures) - 1
+    if len(stage) <= columns or not colon or room < 1:
+        return stage
+    return f"{name[:room]}\u2026{colon}{figures}"
+
+
 def binary_size(num_bytes: float) -> str:
     """A size in binary units, for people."""
     for unit in ("bytes", "KiB", "MiB"):

@@ -16,14 +16,10 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.formats import Formats
-from vlm_server.engine.scheduler.config import (
-    TYPICAL_TOKENS,
-    SchedulerConfig,
-    suitable_num_seqs,
-)
+from vlm_server.engine.scheduler.config import TYPICAL_TOKENS, SchedulerConfig, suitable_num_seqs
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
-from vlm_server.engine.warm_up import stages, warm_up
+from vlm_server.engine.warm_up import WarmUpRecord, stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
 from vlm_server.platform.footprint import SystemProcessMemory
@@ -36,12 +32,11 @@ from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.speed import warn_of_slow_products
 from vlm_server.runner.distributed.rank_zero import RankZero, SingleProcess
+from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
-from vlm_server.runner.vision.encoder import ImageEncoder
-from vlm_server.runner.warm_up_record import WarmUpRecord
 from vlm_server.settings import MIB
 
 logger = logging.getLogger(__name__)

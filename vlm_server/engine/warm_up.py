@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -29,6 +33,7 @@ from vlm_server.protocol import (
     Video,
     VideoPart,
 )
+from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,32 @@ _NUM_TEXTS = 8
 _MAX_TOKENS_DRAFTED = 64
 """The length of an answer to `_SCHEMA` with one token per character."""
 _SCHEMA = '{"const": "all of this is drafted, for nothing else may be said"}'
+_COMPILERS = ("mlx", "mlx-vlm", "vlm-server")
+"""Packages whose versions may differ in the kernels that a warm-up compiles."""
+
+
+class WarmUpRecord:
+    """The record on disk that a model was warmed up: its kernels are compiled, and it can answer.
+
+    It is that of one device, of versions, configuration and type of weights. It lies among MLX's
+    compiled kernels, so that who removes those removes it, too.
+    """
+
+    def __init__(self, settings: ModelSettings, device_name: str) -> None:
+        config = (Path(settings.path) / "config.json").read_bytes()
+        versions = tuple(version(name) for name in _COMPILERS)
+        key = hashlib.sha256(repr((versions, device_name, str(settings.dtype), config)).encode())
+        self._path = Path(tempfile.gettempdir(), "mlx", "warmed-up", key.hexdigest())
+
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def write(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+        except OSError as error:
+            logger.warning("the next start will warm up at length again: %s", error)
 
 
 @dataclass(frozen=True, slots=True)

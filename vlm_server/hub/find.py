@@ -17,13 +17,7 @@ from huggingface_hub import constants
 
 from vlm_server.errors import ConfigError
 from vlm_server.hub import layout
-from vlm_server.hub.names import (
-    HubName,
-    is_path,
-    repo_of_cache_folder,
-    served_name,
-    to_download,
-)
+from vlm_server.hub.names import HubName, is_path, repo_of_cache_folder, served_name, to_download
 from vlm_server.settings import ModelSettings
 from vlm_server.settings.paths import expanded
 

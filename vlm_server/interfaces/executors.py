@@ -7,11 +7,7 @@ from typing import Protocol
 
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.interfaces.prompts import Prepared, PreparedPrompt
-from vlm_server.interfaces.step import (
-    EncodeWork,
-    SchedulerOutput,
-    StepResult,
-)
+from vlm_server.interfaces.step import EncodeWork, SchedulerOutput, StepResult
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import Submit
 

@@ -24,8 +24,8 @@ from vlm_server.runner.model.fixes import (
     name_image_context,
     read_settings,
 )
-from vlm_server.runner.model.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
-from vlm_server.runner.model.towers import DeepstackTower, FrameTower, GlmTower, WindowTower
+from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
+from vlm_server.runner.vision.towers import DeepstackTower, FrameTower, GlmTower, WindowTower
 
 
 class MRopeRule(enum.Enum):

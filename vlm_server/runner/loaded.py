@@ -17,8 +17,8 @@ from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.mrope import DecodePositions
 from vlm_server.runner.model.text_model import TextModel
-from vlm_server.runner.model.tiles import Tiling
 from vlm_server.runner.ranks import Ranks
+from vlm_server.runner.vision.tiles import Tiling
 
 
 @dataclass(frozen=True, slots=True)

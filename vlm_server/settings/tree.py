@@ -28,13 +28,7 @@ from vlm_server.settings.media import ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
 from vlm_server.settings.model import ListedModel, ModelSettings
 from vlm_server.settings.paths import expanded, missing, why_unreadable
-from vlm_server.settings.quantities import (
-    MAX_FLOAT,
-    MAX_INT,
-    MIN_KEY_CHARS,
-    AbsolutePath,
-    value_of,
-)
+from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, AbsolutePath, value_of
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 ORIGIN = re.compile(

@@ -107,7 +107,7 @@ _AFTER = {
     "vlm_server.runner.device.device": _take_for_metal,
     "vlm_server.runner.decode.decode_batch": _spoil_decode,
     "vlm_server.runner.prefill.prefill": _spoil_prefill,
-    "vlm_server.runner.vision.encoder": _spoil_encode,
+    "vlm_server.runner.encode.encoder": _spoil_encode,
     "vlm_server.runner.kv.segments": _spoil_store,
 }
 """What is changed after a module is imported, and before anybody has it."""

@@ -55,7 +55,7 @@ def use(caches: Caches) -> None:
 def wanted(prompt: PromptKey, prefix_tokens: int, **features: int) -> DiskRead:
     """A load of so many tokens and of features, by key with their span."""
     by_span = {index: key for key, index in features.items()}
-    return DiskRead(prompt, "", len(prompt), 0, prefix_tokens, by_span, 1, 1)
+    return DiskRead(prompt, "", len(prompt), prefix_tokens, by_span, 1, 1)
 
 
 def never() -> bool:

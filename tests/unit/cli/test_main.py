@@ -229,7 +229,7 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-from vlm_server.cli.process import main
+from vlm_server.cli.__main__ import main
 sys.exit(main())
 """
 

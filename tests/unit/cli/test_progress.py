@@ -8,7 +8,8 @@ import logging
 import pytest
 
 from tests.unit.cli.screen import Terminal
-from vlm_server.cli.progress import ProgressLine, fitted
+from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.text import fitted
 
 DOWNLOAD = "downloading model.safetensors: 1 GB of 2 GB"
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from tokenizers import Tokenizer
+
 from tests.unit.engine.fakes import (
     ByteDecoder,
     FakeMemory,
@@ -25,7 +27,6 @@ from vlm_server.engine.inbox import DiskReadDone, EncodeDone, InboxMessage, Prep
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.scheduler import Scheduler
@@ -162,7 +163,7 @@ class Engine:
         memory: FakeMemory | None = None,
         scheduler: type[Scheduler] = Scheduler,
         clock: Callable[[], float] = time.monotonic,
-        decoder: Decoder | None = None,
+        decoder: Tokenizer | None = None,
         **limits: object,
     ) -> None:
         self.config = config(**{"max_preparing": 9, **limits})

@@ -103,8 +103,6 @@ class DiskRead:
     salt: str
     limit: int
     """The maximum number of usable prefix tokens."""
-    min_length: int
-    """The minimum number of usable prefix tokens."""
     prefix_tokens: int
     """The length of the stored prefix; 0 for none."""
     features: Mapping[int, str]

@@ -20,7 +20,7 @@ from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.cli import log, options
 from vlm_server.cli.client.daemon import url_of
-from vlm_server.cli.process import discard_output
+from vlm_server.cli.main import discard_output
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.serve import greeting
 from vlm_server.cli.serve.listener import Listener, check_exposure, listen, with_inherited_address

@@ -9,14 +9,7 @@ from enum import Enum, auto
 from vlm_server.engine.output.auto_calls import AutoCallParser
 from vlm_server.engine.output.calls import Calls
 from vlm_server.engine.output.formats import Formats
-from vlm_server.engine.output.pieces import (
-    BLANKS,
-    Marks,
-    Piece,
-    ReasoningPiece,
-    add_piece,
-    marks,
-)
+from vlm_server.engine.output.pieces import BLANKS, Marks, Piece, ReasoningPiece, add_piece, marks
 from vlm_server.engine.output.required_calls import RequiredCallParser
 from vlm_server.interfaces import AnswerFormat
 from vlm_server.interfaces.model_spec import ReasoningFormat

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
+
+from tokenizers import Tokenizer
 
 from vlm_server.interfaces import TokenLogprobs
 from vlm_server.protocol import TokenLogprob, TokenText
@@ -11,14 +12,6 @@ from vlm_server.protocol import TokenLogprob, TokenText
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 8
 """A character has at most 4 bytes: bytes still unreadable after this many tokens never will be."""
-
-
-class Decoder(Protocol):
-    """The part of `tokenizers.Tokenizer` that is used here."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
-
-    def id_to_token(self, id: int) -> str | None: ...
 
 
 class Detokenizer:
@@ -30,7 +23,7 @@ class Detokenizer:
     are the tokenizer's special ones, have text only `with_control`.
     """
 
-    def __init__(self, decoder: Decoder, *, with_control: bool = False) -> None:
+    def __init__(self, decoder: Tokenizer, *, with_control: bool = False) -> None:
         self.num_control = 0
         """The length of the control token at the end of the text emitted last; 0 without one."""
         self._decoder = decoder
@@ -100,7 +93,7 @@ class Detokenizer:
 
 
 def logprobs(
-    decoder: Decoder, token_id: int, found: TokenLogprobs | None
+    decoder: Tokenizer, token_id: int, found: TokenLogprobs | None
 ) -> tuple[TokenLogprob, ...]:
     """Log probabilities of `token_id` and the likeliest tokens in its place, with their texts.
 
@@ -112,7 +105,7 @@ def logprobs(
     return (TokenLogprob(token, tuple(_text(decoder, *top) for top in found.top)),)
 
 
-def _text(decoder: Decoder, token_id: int, logprob: float) -> TokenText:
+def _text(decoder: Tokenizer, token_id: int, logprob: float) -> TokenText:
     text = decoder.decode([token_id], skip_special_tokens=False)
     is_whole = _REPLACEMENT not in text
     return TokenText(text, logprob, b"" if is_whole else _bytes(decoder.id_to_token(token_id)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenizers import Tokenizer
+
 from vlm_server.engine.output.answer_parser import AnswerParser
-from vlm_server.engine.output.detokenizer import Decoder, Detokenizer
+from vlm_server.engine.output.detokenizer import Detokenizer
 from vlm_server.engine.output.pieces import Piece, ReasoningPiece, add_piece
 from vlm_server.engine.output.stops import StopChecker
 from vlm_server.protocol import FinishReason, SamplingParams, ToolCallDelta
@@ -17,7 +19,7 @@ class Choice:
     Stop strings are searched for in emitted content and reasoning, not in marks or tool calls.
     """
 
-    def __init__(self, sampling: SamplingParams, decoder: Decoder) -> None:
+    def __init__(self, sampling: SamplingParams, decoder: Tokenizer) -> None:
         self.num_generated = 0
         self.num_accepted = 0
         """The number of draft tokens in the answer."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from tokenizers import Tokenizer
+
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.tier import DiskRead, DiskReadResult
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.references import CacheReferences
 from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.output.answer_parser import build_parser
-from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.output.formats import NO_FORMATS, Formats
 from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.choice import Choice
@@ -40,7 +41,7 @@ class Request:
         self,
         submit: Submit,
         sampling: SamplingParams,
-        decoder: Decoder,
+        decoder: Tokenizer,
         clock: Callable[[], float],
     ) -> None:
         """`sampling`: that of `submit`, with defaults. The deadlines begin now, by `clock`."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from vlm_server.engine.output.formats import NO_FORMATS, Formats
+from vlm_server.errors import ContextLengthExceeded, InvalidRequest
+from vlm_server.interfaces import PreparedPrompt
+from vlm_server.protocol import SamplingParams
 
 TYPICAL_TOKENS = 4096
 """Tokens of a typical prompt and its answer: a conversation with some pictures."""
@@ -41,3 +46,40 @@ class SchedulerConfig:
     """1 for a model that takes one image, or frame group of a video, at a time."""
     max_prompts_per_prefill: int = 1
     """1 for a model whose prompts can't be prefilled in one batch."""
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raises InvalidRequest for sampling parameters that this engine can't apply."""
+        if any(not 0 <= token_id < self.vocabulary_size for token_id in sampling.logit_bias):
+            last = self.vocabulary_size - 1
+            message = f"This model's token ids run from 0 to {last}; the bias names another one."
+            raise InvalidRequest(message, "logit_bias")
+        if sampling.n > self.max_num_seqs:
+            message = (
+                f"This server decodes at most {self.max_num_seqs} choices in one batch "
+                "(scheduler.max_num_seqs)."
+            )
+            raise InvalidRequest(message, "n")
+
+    def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
+        """`sampling` with the checkpoint's own temperature and top_p where it names none."""
+        temperature, top_p = sampling.temperature, sampling.top_p
+        return msgspec.structs.replace(
+            sampling,
+            temperature=self.default_temperature if temperature is None else temperature,
+            top_p=self.default_top_p if top_p is None else top_p,
+        )
+
+    def max_answer_tokens(self, prompt: PreparedPrompt, max_tokens: int | None) -> int:
+        """The maximum length of the answer: `max_tokens`, or the rest of the context if less.
+
+        Raises ContextLengthExceeded if the prompt leaves no room.
+        """
+        room = self.context_tokens - prompt.num_tokens
+        if room < 1:
+            raise ContextLengthExceeded.of_prompt(
+                self.context_tokens,
+                f"{prompt.num_tokens} tokens > {self.context_tokens - 1} maximum. Send fewer or "
+                "shorter messages, or smaller images.",
+                prompt.param,
+            )
+        return min(max_tokens or room, room)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec.structs import replace
+from tokenizers import Tokenizer
 
-from vlm_server.engine.output.detokenizer import Decoder, logprobs
+from vlm_server.engine.output.detokenizer import logprobs
 from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.scheduler.stats import SchedulerStats
@@ -17,7 +18,7 @@ from vlm_server.protocol import Delta
 class OutputProcessor:
     """Appends sampled tokens to their requests, up to the end of each choice."""
 
-    def __init__(self, decoder: Decoder, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, decoder: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         self._decoder = decoder
         self._eos_token_ids = eos_token_ids
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tokenizers import Tokenizer
+
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduler.config import SchedulerConfig
@@ -22,11 +23,6 @@ from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.stats import SchedulerStats
-from vlm_server.engine.scheduler.validation import (
-    check_sampling,
-    max_answer_tokens,
-    with_defaults,
-)
 from vlm_server.errors import (
     ContextLengthExceeded,
     DeviceLimit,
@@ -44,15 +40,7 @@ from vlm_server.interfaces import (
     SeqId,
     StepResult,
 )
-from vlm_server.protocol import (
-    Accepted,
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    Submit,
-    Tokens,
-)
+from vlm_server.protocol import Accepted, Delta, Event, Failed, Finished, Submit, Tokens
 
 _MAX_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
 """Retries of a request's encodes and prefill, by the error's code."""
@@ -67,7 +55,7 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        decoder: Decoder,
+        decoder: Tokenizer,
         caches: Caches,
         admission: Admission,
         pixels_to_decode: Callable[[Submit], int],
@@ -98,10 +86,10 @@ class Scheduler:
             error = EngineUnavailable("The server is shutting down.")
             return [_failed(submit.request_id, error)]
         try:
-            check_sampling(self._config, submit.sampling)
+            self._config.check_sampling(submit.sampling)
         except InvalidRequest as error:
             return [_failed(submit.request_id, error)]
-        sampling = with_defaults(self._config, submit.sampling)
+        sampling = self._config.with_defaults(submit.sampling)
         request = Request(submit, sampling, self._decoder, self._clock)
         request.num_pixels = self._pixels_to_decode(submit)
         self._requests.enqueue(request)
@@ -131,7 +119,7 @@ class Scheduler:
             return self._count(request, outcome)
         try:
             wanted = request.sampling.max_tokens
-            max_tokens = max_answer_tokens(self._config, outcome.prompt, wanted)
+            max_tokens = self._config.max_answer_tokens(outcome.prompt, wanted)
         except ContextLengthExceeded as error:
             outcome.references.release()
             return self._fail(request, error)

@@ -24,8 +24,8 @@ from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.disk import records
 from vlm_server.runner.disk.disk_writer import DiskWriter, WriteJob
 from vlm_server.runner.disk.records import Record, StoredPrefix
+from vlm_server.runner.encode.encoder import ImageFeatures
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
-from vlm_server.runner.vision.encoder import ImageFeatures
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from vlm_server.cache.block_hash import KVBlock
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.runner.encode.encoder import ImageFeatures
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
-from vlm_server.runner.vision.encoder import ImageFeatures
 
 _HEADER = "vlm_server"
 _TYPES = (

@@ -10,15 +10,9 @@ import msgspec
 import numpy as np
 
 from vlm_server import settings
-from vlm_server.interfaces import (
-    NewRequest,
-    PrefillWork,
-    PreparedPrompt,
-    SchedulerOutput,
-    SeqId,
-)
+from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.vision.encoder import ImageFeatures
+from vlm_server.runner.encode.encoder import ImageFeatures
 
 _PREFIX = "mlx.core."
 _DTYPES = {

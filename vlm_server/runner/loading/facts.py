@@ -20,12 +20,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.families import FAMILIES, refuse_unservable
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalised
-from vlm_server.runner.loading.checkpoint.weights import (
-    Budget,
-    bytes_as,
-    check_fits,
-    dtype_on,
-)
+from vlm_server.runner.loading.checkpoint.weights import Budget, bytes_as, check_fits, dtype_on
 from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size

@@ -31,12 +31,7 @@ from vlm_server.runner.loading.checkpoint.files import (
     reason_of,
 )
 from vlm_server.runner.loading.checkpoint.view import no_code_of, view_of, weights_renamed
-from vlm_server.runner.loading.checkpoint.weights import (
-    Budget,
-    check_fits,
-    dtype_on,
-    tensors_in,
-)
+from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of
@@ -47,9 +42,9 @@ from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import use_last_token_head
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
-from vlm_server.runner.model.patches import use_fast_patches
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
+from vlm_server.runner.vision.patches import use_fast_patches
 from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)

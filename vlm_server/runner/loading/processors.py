@@ -15,7 +15,7 @@ from PIL import Image as PillowImage
 
 from vlm_server.interfaces.model_spec import PixelRule, ProcessedMedia, StandIn
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.model.patches import PatchProcessor
+from vlm_server.runner.vision.patches import PatchProcessor
 
 PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, but not typed
 """Pillow keeps one block, of at most 16 MB, for the next image: mapping a new one takes 3 ms."""

@@ -12,19 +12,14 @@ from numpy.typing import NDArray
 from vlm_server.interfaces import NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import read
+from vlm_server.runner.encode.encoder import ImageFeatures
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
-from vlm_server.runner.kv.segments import (
-    LayerStates,
-    only_append,
-    restore,
-    snapshot,
-)
+from vlm_server.runner.kv.segments import LayerStates, only_append, restore, snapshot
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
-from vlm_server.runner.vision.encoder import ImageFeatures
 
 
 class Prefill:

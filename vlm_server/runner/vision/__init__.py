@@ -1,1 +1,1 @@
-"""The vision encoder: pixels to features."""
+"""Vision towers that replace mlx-vlm's: patches, positions and attention; tilings of families."""

@@ -321,7 +321,7 @@ def test_dying_video_decoder_fails_request(
 def test_video_decoder_process_is_not_reused() -> None:
     """So nothing of one video can appear in the next."""
     decode(video_files.encode(video_files.moving("up", 10)))
-    assert not DECODERS._videos.num_idle
+    assert not DECODERS._videos._idle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")

@@ -12,7 +12,7 @@ from vlm_server.protocol import SamplingParams
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.messages import RankPlan, Stored, Taken
 from vlm_server.runner.distributed.prefixes import FollowerPrefixes, HeldPrefix
-from vlm_server.runner.vision.encoder import ImageFeatures
+from vlm_server.runner.encode.encoder import ImageFeatures
 
 FEATURES = ImageFeatures(
     rows=mx.random.normal((4, 8)).astype(mx.bfloat16),

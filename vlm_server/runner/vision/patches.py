@@ -15,7 +15,7 @@ from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from vlm_server.runner.model.towers import PIXEL_BYTES, FrameTower
+from vlm_server.runner.vision.towers import PIXEL_BYTES, FrameTower
 
 
 class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is not typed

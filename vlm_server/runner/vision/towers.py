@@ -33,17 +33,13 @@ from numpy.typing import NDArray
 
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.backends.rope import Rope, image_rope
-from vlm_server.runner.model.grids import (
+from vlm_server.runner.vision.attention import Segments, attend, many_segments
+from vlm_server.runner.vision.grids import (
     Grid,
     interpolation,
     join_frames,
     patch_positions,
     window_layout,
-)
-from vlm_server.runner.model.vision_attention import (
-    Segments,
-    attend,
-    many_segments,
 )
 
 PIXEL_BYTES = "pixel_bytes"

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import DeviceErrors, read
+from vlm_server.runner.encode.layers import by_layers
+from vlm_server.runner.encode.tile_encoder import TileCache, encode_tiles
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.deepstack import Deepstack
-from vlm_server.runner.model.towers import TowerRows
-from vlm_server.runner.vision.layers import by_layers
-from vlm_server.runner.vision.tile_encoder import TileCache, encode_tiles
+from vlm_server.runner.vision.towers import TowerRows
 
 logger = logging.getLogger(__name__)
 

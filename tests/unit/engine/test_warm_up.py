@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.runner.warm_up_record import WarmUpRecord
+from vlm_server.engine.warm_up import WarmUpRecord
 from vlm_server.settings import ModelSettings
 
 

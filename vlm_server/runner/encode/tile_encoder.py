@@ -12,9 +12,9 @@ from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import read
+from vlm_server.runner.encode.layers import by_layers
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.tiles import Tiling, tile_key
-from vlm_server.runner.vision.layers import by_layers
+from vlm_server.runner.vision.tiles import Tiling, tile_key
 
 TileCache = LruCache[mx.array]
 

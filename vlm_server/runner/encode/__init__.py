@@ -1,0 +1,1 @@
+"""Images and videos into features: whole, layer by layer, or tile by tile."""
