@@ -93,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(daemon, folder / "keys.toml", root, http)
 
 
-def test_every_path_needs_a_valid_key(site: Site) -> None:
+def test_every_path_needs_valid_key(site: Site) -> None:
     guesses = [None, "", "laptop", "operator", USER[:-1], USER + "x", USER.upper(),
                f"{USER} {ADMIN}", "\x00", "Bearer", f"{USER},{ADMIN}", "x" * 60_000]  # fmt: skip
     for path in ("/v1/models", "/v1/status", "/metrics", "/", "/nowhere"):
@@ -139,7 +139,7 @@ def test_key_file_changes_apply_without_restart(site: Site) -> None:
     assert site.is_fine()
 
 
-def test_the_log_has_names_and_no_keys(site: Site) -> None:
+def test_log_has_names_and_no_keys(site: Site) -> None:
     site.status_of("/v1/models", USER)
     site.status_of("/v1/models", "a-wrong-key-that-nobody-has")
     site.post("https://user:swordfish@example.org/", "file:///etc/swordfish")
@@ -278,9 +278,7 @@ def test_unresolvable_hosts_do_not_delay_other_requests(site: Site) -> None:
         ("server.api_key_file={folder}/absent", "No such file"),
     ],
 )
-def test_unsafe_settings_stop_the_start_with_reason(
-    setting: str, words: str, tmp_path: Path
-) -> None:
+def test_unsafe_settings_stop_start_with_reason(setting: str, words: str, tmp_path: Path) -> None:
     readable = tmp_path / "keys.toml"
     readable.write_text(KEYS)
     readable.chmod(0o644)

@@ -233,7 +233,7 @@ def in_flight(daemon: Daemon) -> int:
     return int(daemon.status()["requests"]["in_flight"])
 
 
-def test_disconnected_client_ends_the_parsing_of_its_body(daemon: Daemon):
+def test_disconnected_client_ends_parsing_of_its_body(daemon: Daemon):
     with stopped_parsers(daemon):
         pids = parser_pids(daemon)
         with send(daemon, small_picture()):
@@ -271,7 +271,7 @@ def test_killed_parsing_process_fails_no_request(daemon: Daemon):
         assert pending.result()[0] == 200
 
 
-def test_pictures_are_answered_correctly_after_hostile_bodies(daemon: Daemon):
+def test_images_are_answered_correctly_after_hostile_bodies(daemon: Daemon):
     url = data_url(image_file("PNG", (64, 48)))
     status, answer = post(daemon, json.dumps(chat(user(picture(url)), max_tokens=1)).encode())
     assert (status, answer["usage"]["completion_tokens"]) == (200, 1)

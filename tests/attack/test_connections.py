@@ -223,7 +223,7 @@ SHORT = b"socket.accept() out of system resource"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set")
-def test_missing_descriptors_do_not_flood_the_log(
+def test_missing_descriptors_do_not_flood_log(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
@@ -282,9 +282,7 @@ def test_huge_refused_body_is_not_read(daemon: Daemon, clients: contextlib.ExitS
     assert sent < 200 << 20
 
 
-def test_a_refused_body_does_not_hide_the_answer(
-    daemon: Daemon, clients: contextlib.ExitStack
-) -> None:
+def test_refused_body_does_not_hide_answer(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     client = connect(daemon, clients, HEAD, b"Content-Length: 70000000\r\n\r\n", b" " * 30_000_000)
     answer = everything(client)
     assert answer.startswith(b"HTTP/1.1 413 ")
@@ -315,7 +313,7 @@ def test_stalled_readers_are_disconnected(daemon: Daemon, clients: contextlib.Ex
         assert not everything(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_a_slow_reader_gets_its_answer(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+def test_slow_reader_gets_its_answer(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     client = slow_reader(daemon, clients, chat(**{**LONG_ANSWER, "n": 1, "max_tokens": 20}))
     received = b""
     while b"[DONE]" not in received:
@@ -342,7 +340,7 @@ def test_disconnect_is_noticed_behind_pipelined_bytes(
         wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
 
 
-def test_too_many_pipelined_bytes_end_the_request(
+def test_too_many_pipelined_bytes_end_request(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     with stopped(daemon.engine_pid()):
@@ -356,9 +354,7 @@ def test_too_many_pipelined_bytes_end_the_request(
 # ---- a long wait -------------------------------------------------------------------
 
 
-def test_comments_keep_a_waiting_stream_alive(
-    daemon: Daemon, clients: contextlib.ExitStack
-) -> None:
+def test_comments_keep_waiting_stream_alive(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     with stopped(daemon.engine_pid()):
         client = connect(daemon, clients, chat(stream=True, max_tokens=4))
         waiting = until(client, b": keep-alive\n\n\r\n") + until(client, b": keep-alive\n\n\r\n")
@@ -366,7 +362,7 @@ def test_comments_keep_a_waiting_stream_alive(
     assert b'"finish_reason"' in until(client, b"[DONE]")
 
 
-def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
+def test_official_client_reads_over_comments(daemon: Daemon) -> None:
     """The client's timeout is shorter than the wait for the first token."""
     engine = daemon.engine_pid()
     with stopped(engine):
@@ -377,7 +373,7 @@ def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
         assert list(stream)[-1].choices[0].finish_reason
 
 
-def test_engine_death_after_keepalive_is_an_error_event(
+def test_engine_death_after_keepalive_is_error_event(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     engine = daemon.engine_pid()
@@ -414,7 +410,7 @@ def test_engine_death_after_keepalive_is_an_error_event(
         (HEAD + b"a:\r\n" * 1000 + b"\r\n", 431, "headers_too_large"),
     ],
 )
-def test_malformed_http_is_an_error_in_openais_shape(
+def test_malformed_http_is_error_in_openais_shape(
     daemon: Daemon, clients: contextlib.ExitStack, sent: bytes, status: int, code: str
 ) -> None:
     answer = everything(connect(daemon, clients, sent))

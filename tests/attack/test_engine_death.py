@@ -237,7 +237,7 @@ async def test_request_that_kills_engine_alone_is_quarantined() -> None:
         await front.check_clean()
 
 
-async def test_requests_during_a_trial_wait_and_survive_its_crash() -> None:
+async def test_requests_during_trial_wait_and_survive_its_crash() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid

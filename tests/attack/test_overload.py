@@ -102,7 +102,7 @@ def long_body(**fields: object) -> bytes:
 # ---- overload --------------------------------------------------------------------------
 
 
-async def test_tenfold_overload_is_refused_early_and_the_rest_served(daemon: Daemon) -> None:
+async def test_tenfold_overload_is_refused_early_and_rest_served(daemon: Daemon) -> None:
     """The bounds are loose, as two busy cores may be shared; `tests.attack.load` measures."""
     usual = await at_capacity(daemon.port, 4, SEATS, 32, KEYS[0])
     assert set(usual.statuses) == {200}
@@ -120,7 +120,7 @@ async def test_tenfold_overload_is_refused_early_and_the_rest_served(daemon: Dae
     assert sorted(reply.seconds for reply in refused)[len(refused) // 2] < 1.0
 
 
-async def test_occasional_client_is_served_during_a_flood(daemon: Daemon) -> None:
+async def test_occasional_client_is_served_during_flood(daemon: Daemon) -> None:
     flood = asyncio.create_task(at_rate(daemon.port, 7, 40, 32, KEYS[:1]))
     await asyncio.sleep(2)
     answered, tries = 0, 0
@@ -185,7 +185,7 @@ async def test_slow_answer_ends_with_its_timeout_code(
     assert reply.seconds < 5
 
 
-async def test_stream_timeout_is_the_last_event(daemon: Daemon) -> None:
+async def test_stream_timeout_is_last_event(daemon: Daemon) -> None:
     reply = await ask(daemon, long_body(stream=True), "X-Request-Timeout-Ms: 1500")
     assert reply.status == 200
     assert b'"code":"total_timeout"' in reply.body

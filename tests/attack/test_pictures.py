@@ -99,7 +99,7 @@ def wait_quiet(daemon: Daemon) -> None:
     wait_until(is_quiet, 20, daemon.log)
 
 
-def test_small_picture_overtakes_requests_of_many_pixels(daemon: Daemon) -> None:
+def test_small_image_overtakes_requests_of_many_pixels(daemon: Daemon) -> None:
     with ExitStack() as clients:
         for _ in range(2):
             clients.enter_context(send(daemon, large()))
@@ -111,7 +111,7 @@ def test_small_picture_overtakes_requests_of_many_pixels(daemon: Daemon) -> None
 
 
 @pytest.mark.whole
-def test_abandoned_pictures_do_not_delay_small_ones(daemon: Daemon) -> None:
+def test_abandoned_images_do_not_delay_small_ones(daemon: Daemon) -> None:
     for _ in range(2):
         with ExitStack() as clients:
             for _ in range(4):

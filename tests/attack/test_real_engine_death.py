@@ -103,7 +103,7 @@ def known_answer(daemon: Daemon) -> str:
 @pytest.mark.parametrize(
     "death", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.whole)]
 )
-def test_real_engine_death_ends_each_of_a_crowd_once(daemon: Daemon, death: signal.Signals) -> None:
+def test_real_engine_death_ends_each_request_once(daemon: Daemon, death: signal.Signals) -> None:
     expected, pid = known_answer(daemon), daemon.engine_pid()
     clients = crowd(daemon)
     os.kill(pid, death)

@@ -193,7 +193,7 @@ def function(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": deep(name)}}
 
 
-async def test_slow_tools_of_a_key_delay_no_other_key(keyed_daemon: Daemon):
+async def test_slow_tools_of_key_delay_no_other_key(keyed_daemon: Daemon):
     """Sixteen requests with 128 new deep tools each. All prompts are too long for the model, which
     shows once the tools are compiled."""
     slow, other = (

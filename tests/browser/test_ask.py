@@ -32,7 +32,7 @@ def figures_of(answer: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_picture_question_streams_true_answer_and_follow_up(
+def test_image_question_streams_true_answer_and_follow_up(
     daemon: Daemon, open_page: Open, how: str, device: str
 ) -> None:
     page = open_page(daemon, device=device)
@@ -54,7 +54,7 @@ def test_picture_question_streams_true_answer_and_follow_up(
     assert page.get_by_role("heading", name="Ask about a picture").is_visible()
 
 
-def test_page_sends_pictures_in_their_order(daemon: Daemon, open_page: Open) -> None:
+def test_page_sends_images_in_their_order(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     star = (encoded(one_shape("star", "red")), "star.png", "image/png")
     give(page, "drop", SQUARE, star, SQUARE)
@@ -67,7 +67,7 @@ def test_page_sends_pictures_in_their_order(daemon: Daemon, open_page: Open) -> 
     assert first != second
 
 
-def test_page_sends_a_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Path) -> None:
+def test_page_sends_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Path) -> None:
     page = open_page(daemon)
     file = tmp_path / "square.png"
     file.write_bytes(SQUARE[0])
@@ -78,14 +78,14 @@ def test_page_sends_a_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Pat
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_page_converts_unsupported_picture_formats(daemon: Daemon, open_page: Open) -> None:
+def test_page_converts_unsupported_image_formats(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     bitmap = (encoded(one_shape("square", "blue"), "BMP"), "square.bmp", "image/bmp")
     give(page, "drop", bitmap)
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_page_refuses_files_that_are_no_pictures(daemon: Daemon, open_page: Open) -> None:
+def test_page_refuses_files_that_are_no_images(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     give(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
     alerts = page.get_by_role("alert").all_inner_texts()
@@ -93,7 +93,7 @@ def test_page_refuses_files_that_are_no_pictures(daemon: Daemon, open_page: Open
     assert any("bad.png can" in text for text in alerts)
 
 
-def test_page_answers_a_question_about_a_video(daemon: Daemon, open_page: Open) -> None:
+def test_page_answers_question_about_video(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     give(
         page, "drop", (video_files.encode(video_files.moving("left", 30)), "clip.mp4", "video/mp4")
@@ -102,7 +102,7 @@ def test_page_answers_a_question_about_a_video(daemon: Daemon, open_page: Open) 
 
 
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_tool_call_is_shown_and_marked_on_the_picture(
+def test_tool_call_is_shown_and_marked_on_image(
     daemon: Daemon, open_page: Open, device: str
 ) -> None:
     picture = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
@@ -169,7 +169,7 @@ def test_regions_are_found_in_answers(
 
 
 @pytest.mark.parametrize("name", ["curl", "Python"])
-def test_copied_request_gives_the_pages_answer(
+def test_copied_request_gives_pages_answer(
     daemon: Daemon, open_page: Open, tmp_path: Path, name: str
 ) -> None:
     page = open_page(daemon)

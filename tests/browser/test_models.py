@@ -45,7 +45,7 @@ def row(page: Any, where: str, name: str) -> Any:
 # ---- load and unload -------------------------------------------------------------------
 
 
-def test_page_loads_and_unloads_a_model(several: Several, open_page: Open) -> None:
+def test_page_loads_and_unloads_model(several: Several, open_page: Open) -> None:
     several.post("unload", "second")
     page = open_page(several.daemon, "#models")
     wait_for_state(page, "second", "Not loaded")
@@ -65,7 +65,7 @@ def test_page_loads_and_unloads_a_model(several: Several, open_page: Open) -> No
     assert several.daemon.status()["models"][1]["state"] == "unloaded"
 
 
-def test_unload_button_of_a_pinned_model_is_disabled(several: Several, open_page: Open) -> None:
+def test_unload_button_of_pinned_model_is_disabled(several: Several, open_page: Open) -> None:
     page = open_page(several.daemon, "#models")
     button = page.get_by_role("button", name="Unload: shapes")
     button.wait_for()
@@ -94,7 +94,7 @@ def test_user_key_sees_models_and_has_no_buttons(tiny_daemon: Daemon, open_page:
 # ---- what is here, and what comes -------------------------------------------------------
 
 
-def test_page_serves_a_local_checkpoint(several: Several, open_page: Open) -> None:
+def test_page_serves_local_checkpoint(several: Several, open_page: Open) -> None:
     several.copy_of_model("spare")
     page = open_page(several.daemon, "#models")
     row(page, "local", "spare").get_by_text("14.8 MiB · search path · fits").wait_for()
@@ -116,7 +116,7 @@ def test_checkpoint_over_memory_is_shown_as_too_large(several: Several, open_pag
     row(page, "local", "org/giant").get_by_text("too large: needs about 2.1 GiB").wait_for()
 
 
-def test_download_survives_a_reload_and_can_be_cancelled(several: Several, open_page: Open) -> None:
+def test_download_survives_reload_and_can_be_cancelled(several: Several, open_page: Open) -> None:
     add(several.hub, "org/one", files_of_model())
     several.hub.seconds_per_mib = 3.0
     page = open_page(several.daemon, "#models")
@@ -153,7 +153,7 @@ def test_failed_download_shows_its_error(several: Several, open_page: Open) -> N
 
 
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_question_goes_to_the_picked_model_and_shows_its_load(
+def test_question_goes_to_picked_model_and_shows_its_load(
     several: Several, open_page: Open, device: str
 ) -> None:
     several.post("unload", LONG_NAME)
@@ -175,7 +175,7 @@ def test_question_goes_to_the_picked_model_and_shows_its_load(
     check_that_it_fits(page)
 
 
-def test_figures_belong_to_the_picked_model(several: Several, open_page: Open) -> None:
+def test_figures_belong_to_picked_model(several: Several, open_page: Open) -> None:
     several.post("load", "second")
     page = open_page(several.daemon, "#now")
     picked = page.get_by_label("Figures of")

@@ -34,7 +34,7 @@ def give_key(page: Any, key: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_page_asks_for_key_and_keeps_it_in_the_tab(tiny_daemon: Daemon, open_page: Open) -> None:
+def test_page_asks_for_key_and_keeps_it_in_tab(tiny_daemon: Daemon, open_page: Open) -> None:
     page = open_page(tiny_daemon)
     page.get_by_role("dialog").wait_for()
     assert problems(page) == []
@@ -51,7 +51,7 @@ def test_page_asks_for_key_and_keeps_it_in_the_tab(tiny_daemon: Daemon, open_pag
     assert "laptop-key" not in page.content()
 
 
-def test_stop_button_ends_the_answer_in_the_engine(tiny_daemon: Daemon, key_page: Any) -> None:
+def test_stop_button_ends_answer_in_engine(tiny_daemon: Daemon, key_page: Any) -> None:
     page = key_page
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Longest answer").fill(str(MANY_TOKENS))

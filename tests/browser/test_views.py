@@ -79,7 +79,7 @@ def test_every_view_is_accessible_and_fits(
 
 
 @pytest.mark.alone
-def test_first_paint_of_the_page_is_quick(daemon: Daemon, open_page: Open) -> None:
+def test_first_paint_of_page_is_quick(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     times = []
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_content_policy_blocks_inline_code_and_other_hosts(daemon: Daemon, open_
     )
 
 
-def test_keyboard_moves_through_the_navigation(daemon: Daemon, open_page: Open) -> None:
+def test_keyboard_moves_through_navigation(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"

@@ -64,7 +64,7 @@ def client(connect: Connect) -> anthropic.Anthropic:
     return connect()
 
 
-def test_anthropic_client_answers_a_picture_and_counts_its_tokens(
+def test_anthropic_client_answers_image_and_counts_its_tokens(
     client: anthropic.Anthropic,
 ) -> None:
     message = client.messages.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
@@ -76,7 +76,7 @@ def test_anthropic_client_answers_a_picture_and_counts_its_tokens(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_anthropic_tool_loop_reads_a_screenshot_result(
+def test_anthropic_tool_loop_reads_screenshot_result(
     client: anthropic.Anthropic, streams: bool
 ) -> None:
     messages = [user(LOOK)]
@@ -96,7 +96,7 @@ def test_anthropic_tool_loop_reads_a_screenshot_result(
     assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "red"}]
 
 
-def test_anthropic_tool_runner_reads_a_screenshot(client: anthropic.Anthropic) -> None:
+def test_anthropic_tool_runner_reads_screenshot(client: anthropic.Anthropic) -> None:
     shown = []
 
     @anthropic.beta_tool(name="screenshot")
@@ -114,7 +114,7 @@ def test_anthropic_tool_runner_reads_a_screenshot(client: anthropic.Anthropic) -
 @pytest.mark.parametrize(
     "choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "click"}]
 )
-def test_anthropic_client_clicks_the_circle(client: anthropic.Anthropic, choice: Any) -> None:
+def test_anthropic_client_clicks_circle(client: anthropic.Anthropic, choice: Any) -> None:
     choice = {**choice, "disable_parallel_tool_use": True}
     message = client.messages.create(
         messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY

@@ -46,7 +46,7 @@ def connect(daemon: Daemon) -> Connect:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_instructor_returns_an_object_about_a_picture(connect: Connect, mode: Mode) -> None:
+def test_instructor_returns_object_about_image(connect: Connect, mode: Mode) -> None:
     client = connect(mode)
     fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES}
     thing, answer = client.chat.completions.create_with_completion(**fields)
@@ -55,7 +55,7 @@ def test_instructor_returns_an_object_about_a_picture(connect: Connect, mode: Mo
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_instructor_reads_a_picture_after_earlier_turns(connect: Connect, mode: Mode) -> None:
+def test_instructor_reads_image_after_earlier_turns(connect: Connect, mode: Mode) -> None:
     """Only user messages can have pictures here: instructor's tool results are text."""
     looked: Any = [
         {"role": "user", "content": "Take a screenshot."},
@@ -131,7 +131,7 @@ def far(scripted: str, mode: Mode) -> instructor.AsyncInstructor:
 
 
 @pytest.mark.parametrize("mode", [Mode.JSON, Mode.MD_JSON, *MODES])
-async def test_instructor_gets_an_object_in_every_mode(
+async def test_instructor_gets_object_in_every_mode(
     scripted: str, engine: ScriptedEngine, mode: Mode
 ) -> None:
     content = STAR.model_dump_json()

@@ -76,7 +76,7 @@ def model(connect: Connect, request: pytest.FixtureRequest) -> ChatOpenAI:
     return connect(use_responses_api=request.param)
 
 
-def test_langchain_answers_a_picture_with_usage(model: ChatOpenAI) -> None:
+def test_langchain_answers_image_with_usage(model: ChatOpenAI) -> None:
     answer = model.invoke([user(PICTURE, COLOUR, name="supervisor")])
     assert answer.text == "red"
     assert answer.usage_metadata is not None
@@ -84,7 +84,7 @@ def test_langchain_answers_a_picture_with_usage(model: ChatOpenAI) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_langchain_tool_loop_reads_a_screenshot_result(model: ChatOpenAI, streams: bool) -> None:
+def test_langchain_tool_loop_reads_screenshot_result(model: ChatOpenAI, streams: bool) -> None:
     bound = model.bind_tools([screenshot, click])
     messages: list[Any] = [user(LOOK)]
     if streams:
@@ -100,7 +100,7 @@ def test_langchain_tool_loop_reads_a_screenshot_result(model: ChatOpenAI, stream
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "click"])
-def test_langchain_clicks_the_circle(model: ChatOpenAI, choice: str) -> None:
+def test_langchain_clicks_circle(model: ChatOpenAI, choice: str) -> None:
     reply = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
     assert isinstance(reply, AIMessage)
     (call,) = reply.tool_calls
@@ -120,7 +120,7 @@ def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> N
         assert is_the_circle(found["parsed"])
 
 
-def test_langchain_streams_an_answer_in_pieces(connect: Connect, model: ChatOpenAI) -> None:
+def test_langchain_streams_answer_in_pieces(connect: Connect, model: ChatOpenAI) -> None:
     pieces = [piece.text for piece in model.stream("Count from 1 to 10.")]
     assert len(pieces) > 10
     assert "".join(pieces).startswith("1, 2, 3, 4")
@@ -210,7 +210,7 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_langchain_structured_output_reaches_the_engine(
+async def test_langchain_structured_output_reaches_engine(
     far: ChatOpenAI, engine: ScriptedEngine, method: Any
 ) -> None:
     thing = Thing(shape="star", color="blue", count=2, x=3, y=4)

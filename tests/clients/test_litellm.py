@@ -62,7 +62,7 @@ def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fi
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_litellm_answers_a_picture_with_usage(daemon: Daemon, provider: str) -> None:
+def test_litellm_answers_image_with_usage(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, COLOUR))
     assert answer.choices[0].message.content == "red"
     assert answer.usage.completion_tokens < 10 < answer.usage.prompt_tokens
@@ -70,7 +70,7 @@ def test_litellm_answers_a_picture_with_usage(daemon: Daemon, provider: str) -> 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("streams", [False, True])
-def test_litellm_tool_loop_reads_a_screenshot_result(
+def test_litellm_tool_loop_reads_screenshot_result(
     daemon: Daemon, provider: str, streams: bool
 ) -> None:
     """LiteLLM adds text to such turns, so the question is repeated."""
@@ -88,7 +88,7 @@ def test_litellm_tool_loop_reads_a_screenshot_result(
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_litellm_clicks_the_circle(daemon: Daemon, provider: str) -> None:
+def test_litellm_clicks_circle(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, CLICK), tools=[TOOLS[1]])
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "click"
@@ -102,7 +102,7 @@ def test_litellm_gets_structured_output(daemon: Daemon, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_litellm_streams_an_answer_in_pieces(daemon: Daemon, provider: str) -> None:
+def test_litellm_streams_answer_in_pieces(daemon: Daemon, provider: str) -> None:
     chunks = ask(daemon, provider, user(COUNT), max_tokens=40, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert len(pieces) > 10
@@ -202,7 +202,7 @@ async def test_litellm_reads_reasoning_and_parallel_calls(
 @pytest.mark.parametrize(
     ("provider", "role"), [("openai", "user"), ("anthropic", "tool"), ("ollama_chat", "tool")]
 )
-async def test_litellm_sends_result_pictures_in_the_expected_role(
+async def test_litellm_sends_result_images_in_expected_role(
     scripted: str, engine: ScriptedEngine, provider: str, role: str
 ) -> None:
     function = {"name": "screenshot", "arguments": "{}"}

@@ -72,13 +72,13 @@ def test_ollama_show_lists_vision_and_tools(client: ollama.Client) -> None:
     assert {"vision", "tools"} <= set(client.show("demo").capabilities or ())
 
 
-def test_ollama_client_answers_a_picture(client: ollama.Client) -> None:
+def test_ollama_client_answers_image(client: ollama.Client) -> None:
     assert client.chat(messages=[user(COLOUR, PNG)], **GREEDY).message.content == "red"
     assert client.generate(prompt=COLOUR, images=[PNG], **GREEDY).response == "red"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_ollama_tool_loop_reads_a_screenshot_result(client: ollama.Client, streams: bool) -> None:
+def test_ollama_tool_loop_reads_screenshot_result(client: ollama.Client, streams: bool) -> None:
     messages: list[Any] = [user(LOOK)]
     fields: Any = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
@@ -95,7 +95,7 @@ def test_ollama_tool_loop_reads_a_screenshot_result(client: ollama.Client, strea
     assert client.chat(**fields).message.content == "red"
 
 
-def test_ollama_client_clicks_the_circle(client: ollama.Client) -> None:
+def test_ollama_client_clicks_circle(client: ollama.Client) -> None:
     reply = client.chat(messages=[user(CLICK, PNG)], tools=[click], **GREEDY).message
     (call,) = reply.tool_calls or ()
     assert call.function.name == "click"

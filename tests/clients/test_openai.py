@@ -52,13 +52,13 @@ def client(daemon: Daemon) -> openai.OpenAI:
 # ---- chat completions --------------------------------------------------------------------
 
 
-def test_openai_chat_answers_a_picture(client: openai.OpenAI) -> None:
+def test_openai_chat_answers_image(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
     assert answer.choices[0].message.content == "red"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_openai_tool_loop_reads_a_screenshot_result(client: openai.OpenAI, streams: bool) -> None:
+def test_openai_tool_loop_reads_screenshot_result(client: openai.OpenAI, streams: bool) -> None:
     messages = [user(LOOK)]
     fields = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
@@ -83,7 +83,7 @@ def test_openai_tool_loop_reads_a_screenshot_result(client: openai.OpenAI, strea
 @pytest.mark.parametrize(
     "choice", ["auto", "required", {"type": "function", "function": {"name": "click"}}]
 )
-def test_openai_client_clicks_the_circle(client: openai.OpenAI, choice: Any) -> None:
+def test_openai_client_clicks_circle(client: openai.OpenAI, choice: Any) -> None:
     answer = client.chat.completions.create(
         messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
     )
@@ -94,7 +94,7 @@ def test_openai_client_clicks_the_circle(client: openai.OpenAI, choice: Any) -> 
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_openai_client_parses_arguments_into_a_class(client: openai.OpenAI, choice: Any) -> None:
+def test_openai_client_parses_arguments_into_class(client: openai.OpenAI, choice: Any) -> None:
     """The class becomes a strict tool."""
     answer = client.chat.completions.parse(
         messages=[user(PICTURE, "Call report for the circle.")],
@@ -192,13 +192,13 @@ def input_message(*content: Any) -> Any:
     return [{"role": "user", "content": parts}]
 
 
-def test_openai_response_answers_a_picture(client: openai.OpenAI) -> None:
+def test_openai_response_answers_image(client: openai.OpenAI) -> None:
     response = client.responses.create(input=input_message(SHOWN, COLOUR), **GREEDY)
     assert response.output_text == "red"
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_openai_responses_tool_loop_reads_a_screenshot(
+def test_openai_responses_tool_loop_reads_screenshot(
     client: openai.OpenAI, is_stored: bool
 ) -> None:
     fields = {**GREEDY, "tools": FUNCTIONS, "store": is_stored}
@@ -214,7 +214,7 @@ def test_openai_responses_tool_loop_reads_a_screenshot(
     assert second.output_text == "red"
 
 
-def test_openai_client_parses_a_structured_response(client: openai.OpenAI) -> None:
+def test_openai_client_parses_structured_response(client: openai.OpenAI) -> None:
     response = client.responses.parse(
         input=input_message(SHOWN, DESCRIBE), text_format=Thing, **GREEDY
     )

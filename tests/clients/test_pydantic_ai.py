@@ -77,20 +77,20 @@ def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
     return agent, clicked
 
 
-async def test_pydantic_ai_answers_a_picture_with_usage(model: Model) -> None:
+async def test_pydantic_ai_answers_image_with_usage(model: Model) -> None:
     result = await Agent(model).run([PICTURE, COLOUR])
     assert result.output == "red"
     assert result.usage.input_tokens > 100
 
 
-async def test_pydantic_ai_tool_loop_reads_a_screenshot_result(model: Model) -> None:
+async def test_pydantic_ai_tool_loop_reads_screenshot_result(model: Model) -> None:
     """In chats the picture goes into a user message, among words that this model does not know."""
     result = await using_tools(model)[0].run(LOOK)
     assert result.usage.tool_calls == 1
     assert result.output == "red" or isinstance(model, OpenAIChatModel)
 
 
-async def test_pydantic_ai_clicks_the_circle(model: Model) -> None:
+async def test_pydantic_ai_clicks_circle(model: Model) -> None:
     agent, clicked = using_tools(model)
     result = await agent.run([PICTURE, CLICK])
     (place,) = clicked
@@ -104,7 +104,7 @@ async def test_pydantic_ai_gets_structured_output(model: Model, output: Any) -> 
     assert is_the_circle(result.output)
 
 
-async def test_pydantic_ai_streams_an_answer_in_pieces(connect: Connect) -> None:
+async def test_pydantic_ai_streams_answer_in_pieces(connect: Connect) -> None:
     async with Agent(connect()).run_stream("Count from 1 to 10.") as result:
         pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
     assert len(pieces) > 10

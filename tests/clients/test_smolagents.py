@@ -103,14 +103,14 @@ def user(*content: Any) -> ChatMessage:
     return ChatMessage(role=MessageRole.USER, content=parts)
 
 
-def test_smolagents_answers_a_picture_with_usage(model: OpenAIServerModel) -> None:
+def test_smolagents_answers_image_with_usage(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, COLOUR)])
     assert answer.content == "red"
     assert answer.token_usage is not None
     assert answer.token_usage.input_tokens > 100
 
 
-def test_smolagents_clicks_the_circle(model: OpenAIServerModel) -> None:
+def test_smolagents_clicks_circle(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, CLICK)], tools_to_call_from=[Mouse().tool()])
     (call,) = answer.tool_calls or ()
     arguments: Any = model.parse_tool_calls(answer).tool_calls[0].function.arguments  # type: ignore[index]
@@ -135,7 +135,7 @@ def test_smolagents_gets_structured_output(model: OpenAIServerModel) -> None:
     assert is_the_circle(Thing.model_validate_json(str(answer.content)))
 
 
-def test_smolagents_streams_an_answer_with_usage(model: OpenAIServerModel) -> None:
+def test_smolagents_streams_answer_with_usage(model: OpenAIServerModel) -> None:
     deltas = list(model.generate_stream([user("Count from 1 to 10.")]))
     assert len(deltas) > 10
     assert "".join(delta.content or "" for delta in deltas).startswith("1, 2, 3, 4")

@@ -49,7 +49,7 @@ def test_anthropic_answer_and_usage_equal_openais(daemon: Daemon) -> None:
     assert usage.output_tokens == other.usage.completion_tokens
 
 
-def test_anthropic_stream_ends_at_a_stop_sequence(daemon: Daemon) -> None:
+def test_anthropic_stream_ends_at_stop_sequence(daemon: Daemon) -> None:
     client = anthropic.Anthropic(base_url=daemon.url, api_key="none")
     with client.messages.stream(
         model="default",

@@ -32,7 +32,7 @@ def is_right(answer: Any, shape: str, question: str) -> bool:
     return bool(text == (shape, SHAPES[shape])[QUESTIONS[question]])
 
 
-async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
+async def test_repeated_images_keep_their_own_answers(daemon: Daemon) -> None:
     cases = [(shape, question) for question in QUESTIONS for shape in SHAPES]
     for case in cases * 2:
         assert is_right(await ask(daemon, *case), *case), case
@@ -41,7 +41,7 @@ async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
         assert is_right(answer, *case), case
 
 
-async def test_cached_tokens_count_the_known_prefix(daemon: Daemon) -> None:
+async def test_cached_tokens_count_known_prefix(daemon: Daemon) -> None:
     """A picture of another size shares no tokens; a repeated one shares all but the last."""
     new = one_shape("square", "green", (392, 448))
     messages = [user(new, "What shape is this?")]

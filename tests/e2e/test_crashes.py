@@ -65,7 +65,7 @@ def assert_answers(daemon: Daemon) -> None:
     assert answer.usage.completion_tokens == 4
 
 
-def test_killed_engine_ends_its_stream_with_an_error(mortal: Daemon) -> None:
+def test_killed_engine_ends_its_stream_with_error(mortal: Daemon) -> None:
     stream = long_stream(mortal)
     for _ in range(5):
         next(stream)
@@ -98,7 +98,7 @@ def test_repeatedly_killed_engine_comes_back(mortal: Daemon) -> None:
     assert_answers(mortal)
 
 
-def test_engine_death_before_the_first_token_is_an_http_error(mortal: Daemon) -> None:
+def test_engine_death_before_first_token_is_http_error(mortal: Daemon) -> None:
     os.kill(mortal.engine_pid(), signal.SIGSTOP)
 
     async def ask() -> Any:
@@ -151,7 +151,7 @@ def test_request_that_killed_engines_is_refused(mortal: Daemon) -> None:
     assert (engine["restarts"], engine["quarantine"]) == (3, {"shapes": 1, "refusals": 1})
 
 
-def test_stopped_front_does_not_kill_the_engine(tmp_path: Path) -> None:
+def test_stopped_front_does_not_kill_engine(tmp_path: Path) -> None:
     """As with `docker pause` or a debugger: the engine works, the front does not listen."""
     silence_seconds = 0.6
     settings = with_settings(
@@ -177,7 +177,7 @@ def test_stopped_front_does_not_kill_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole  # tests/integration/test_supervisor.py does it to the real engine, too
-def test_front_killed_leaves_no_orphan(tmp_path: Path) -> None:
+def test_killed_front_leaves_no_orphan(tmp_path: Path) -> None:
     model = ("--model", str(checkpoint("qwen3_vl")))
     with running_daemon(tmp_path, *model) as daemon:
         stream = long_stream(daemon)
@@ -189,7 +189,7 @@ def test_front_killed_leaves_no_orphan(tmp_path: Path) -> None:
         wait_until(lambda: not is_alive(engine), 5, daemon.log)
 
 
-def test_front_killed_while_the_engine_loads_leaves_no_orphan(tmp_path: Path) -> None:
+def test_front_killed_during_load_leaves_no_orphan(tmp_path: Path) -> None:
     with running_daemon(tmp_path, wait=False) as daemon:
         pids: list[int] = []
 
@@ -207,7 +207,7 @@ def test_front_killed_while_the_engine_loads_leaves_no_orphan(tmp_path: Path) ->
         wait_until(lambda: not is_alive(pids[0]), 20, daemon.log)
 
 
-def test_terminated_front_cuts_long_streams_with_an_error(mortal: Daemon) -> None:
+def test_terminated_front_cuts_long_streams_with_error(mortal: Daemon) -> None:
     engine = mortal.engine_pid()
     stream = long_stream(mortal)
     next(stream)
@@ -232,7 +232,7 @@ def test_terminated_front_refuses_new_requests_with_503(tmp_path: Path) -> None:
         assert daemon.process.wait(20) == 0
 
 
-def test_terminated_front_lets_a_short_answer_end(mortal: Daemon) -> None:
+def test_terminated_front_finishes_short_answer(mortal: Daemon) -> None:
     stream = mortal.client().chat.completions.create(
         model="default", messages=[user("Go on")], max_tokens=300, stream=True
     )
@@ -255,7 +255,7 @@ def test_disconnected_client_ends_its_request(tiny_daemon: Daemon) -> None:
     tiny_daemon.wait_idle(3)
 
 
-def test_connection_reset_during_upload_leaves_nothing(tiny_daemon: Daemon) -> None:
+def test_connection_reset_during_upload_leaves_no_request(tiny_daemon: Daemon) -> None:
     for cut in (10, 200, 5000):
         with socket.create_connection(("127.0.0.1", tiny_daemon.port)) as connection:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

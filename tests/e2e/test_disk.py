@@ -87,7 +87,7 @@ def then(first: str) -> list[Any]:
 
 
 @pytest.mark.whole
-def test_restarted_daemon_finds_the_conversation_on_disk(
+def test_restarted_daemon_finds_conversation_on_disk(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted
@@ -135,7 +135,7 @@ def test_stop_waits_for_pending_disk_writes(
 
 
 @pytest.mark.whole
-def test_stop_does_not_wait_for_a_hung_disk(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_hung_disk(tmp_path: Path) -> None:
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         ask(daemon, FIRST)
@@ -154,7 +154,7 @@ def test_stop_does_not_wait_for_a_hung_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_restarted_engine_finds_the_conversation_on_disk(
+def test_restarted_engine_finds_conversation_on_disk(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted

@@ -14,7 +14,7 @@ __all__ = ["wanted"]
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]  # two engines: tests/integration
 
 
-def test_conversation_moves_between_daemons_sharing_a_folder(
+def test_conversation_moves_between_daemons_sharing_folder(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted

@@ -44,7 +44,7 @@ def port() -> str:
 
 
 @pytest.mark.whole
-def test_doctor_finds_no_problem_on_a_sound_machine(port: str) -> None:
+def test_doctor_finds_no_problem_on_sound_machine(port: str) -> None:
     code, found = doctor("--set", port)
     assert (code, [finding for finding in found.values() if finding["level"] == "problem"]) == (
         0,
@@ -75,9 +75,7 @@ def test_doctor_prints_its_findings_as_text(port: str) -> None:
 
 
 @pytest.mark.whole
-def test_doctor_report_includes_the_running_daemons_state(
-    keyed_daemon: Daemon, tmp_path: Path
-) -> None:
+def test_doctor_report_includes_running_daemons_state(keyed_daemon: Daemon, tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     config.write_text(f'[server]\napi_keys = ["{keyed_daemon.api_key}"]\n')
     config.chmod(0o600)
@@ -102,16 +100,14 @@ def test_doctor_report_includes_the_running_daemons_state(
 
 
 @pytest.mark.whole
-def test_doctor_without_a_key_reports_the_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
+def test_doctor_without_key_reports_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
     code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
     assert (code, found["daemon"]["level"]) == (0, "ok")
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("tests_itself", few_of((False, True), (False,)))
-def test_doctor_checks_the_machine_despite_broken_settings(
-    tmp_path: Path, tests_itself: bool
-) -> None:
+def test_doctor_checks_machine_despite_broken_settings(tmp_path: Path, tests_itself: bool) -> None:
     config = tmp_path / "my.toml"
     config.write_text("[server]\nprot = 8001\n")
     code, found = doctor("--config", str(config), *(() if tests_itself else ("--no-self-test",)))
@@ -123,7 +119,7 @@ def test_doctor_checks_the_machine_despite_broken_settings(
 
 
 @pytest.mark.whole
-def test_doctor_does_not_hang_on_an_unreadable_settings_file(tmp_path: Path) -> None:
+def test_doctor_does_not_hang_on_unreadable_settings_file(tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     os.mkfifo(config)  # whoever reads it waits for a writer, as on a disk that hangs
     arguments = ("--config", str(config), "--no-self-test")
@@ -148,7 +144,7 @@ def test_doctor_reports_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -
 
 
 @pytest.mark.whole
-def test_doctor_reports_a_hung_daemon_in_time(tmp_path: Path) -> None:
+def test_doctor_reports_hung_daemon_in_time(tmp_path: Path) -> None:
     openblas = with_settings("engine.openblas=off")
     with running_daemon(tmp_path, *openblas, program=SCRIPTED) as daemon:
         os.kill(daemon.process.pid, signal.SIGSTOP)
@@ -164,7 +160,7 @@ def test_doctor_reports_a_hung_daemon_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_doctor_reports_another_program_on_the_port() -> None:
+def test_doctor_reports_another_program_on_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         number = other.getsockname()[1]
         code, found = doctor("--set", f"server.port={number}", "--no-self-test")
@@ -183,7 +179,7 @@ def stranger() -> tuple[str, ...]:
 
 
 @pytest.mark.whole
-def test_doctor_reports_an_unwritable_home(
+def test_doctor_reports_unwritable_home(
     tmp_path: Path, stranger: tuple[str, ...], port: str
 ) -> None:
     config = tmp_path / "my.toml"
@@ -204,7 +200,7 @@ def test_doctor_reports_an_unwritable_home(
     )
 
 
-def test_doctor_prints_findings_before_a_report_write_error(tmp_path: Path, port: str) -> None:
+def test_doctor_prints_findings_before_report_write_error(tmp_path: Path, port: str) -> None:
     path = str(tmp_path / "none" / "report.json")
     done = subprocess.run(
         [*PROGRAM, "--no-self-test", "--set", port, "--report", path],

@@ -101,7 +101,7 @@ def small(
 
 
 @pytest.mark.whole
-def test_largest_pictures_in_little_memory_are_all_answered(small: tuple[Daemon, int]):
+def test_largest_images_in_little_memory_are_all_answered(small: tuple[Daemon, int]):
     daemon, limit = small
     with ThreadPoolExecutor(MANY) as threads:
         answers = list(threads.map(lambda seed: ask(daemon, seed), range(MANY)))
@@ -113,7 +113,7 @@ def test_largest_pictures_in_little_memory_are_all_answered(small: tuple[Daemon,
 
 
 @pytest.mark.whole
-def test_sixteen_largest_pictures_are_answered_in_order_in_tight_memory(tmp_path: Path):
+def test_sixteen_largest_images_are_answered_in_order_in_tight_memory(tmp_path: Path):
     """Three requests fit; all arrive one after the other, faster than they are answered."""
     (tmp_path / "one").mkdir()
     with running_daemon(tmp_path / "one") as fresh:
@@ -151,7 +151,7 @@ def test_request_over_memory_is_413_with_figures(small: tuple[Daemon, int]):
 
 
 @pytest.mark.alone
-def test_memory_returns_within_two_seconds_after_a_burst(small: tuple[Daemon, int]):
+def test_memory_returns_within_two_seconds_after_burst(small: tuple[Daemon, int]):
     daemon, _ = small
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda seed: ask(daemon, seed, max_tokens=40), range(200, 208)))

@@ -82,7 +82,7 @@ def test_front_reports_download_progress_and_then_answers(
     assert not hub.requests
 
 
-def test_stopping_daemon_ends_its_download(daemon: Daemon, hub: Hub) -> None:
+def test_stopped_daemon_ends_its_download(daemon: Daemon, hub: Hub) -> None:
     wait_until(lambda: hub.sent_bytes["model.safetensors"], 30, daemon.log)
     started = time.monotonic()
     daemon.process.terminate()
@@ -98,7 +98,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_unknown_hub_model_ends_serve_with_the_reason(hub: Hub) -> None:
+def test_unknown_hub_model_ends_serve_with_reason(hub: Hub) -> None:
     done = run("serve", "--port", "0", "--model", "org/none")
     assert done.returncode == 3
     assert "has no model org/none" in done.stderr.splitlines()[-1]
@@ -186,7 +186,7 @@ def test_models_check_reports_too_small_memory_with_figures(
 
 
 @pytest.mark.whole
-def test_check_config_finds_a_truncated_model(tmp_path: Path) -> None:
+def test_check_config_finds_truncated_model(tmp_path: Path) -> None:
     """In `[model]`, and among the models that are loaded later."""
     folder = shutil.copytree(EMBEDDED, tmp_path / "model")
     whole = run("check-config", "--model", str(folder))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 QUESTION = {"model": "demo", "messages": [{"role": "user", "content": "accept wait"}]}
 
 
-def test_ps_shows_models_and_requests_of_a_daemon(
+def test_ps_shows_models_and_requests_of_daemon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / f"hub/models--org--other/snapshots/{'a' * 40}"

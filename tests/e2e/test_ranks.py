@@ -128,7 +128,7 @@ def test_batched_requests_on_two_ranks_answer_as_alone(pair: tuple[Daemon, Daemo
     two.wait_idle()
 
 
-def test_two_ranks_continue_a_conversation_from_the_prefix_cache(
+def test_two_ranks_continue_conversation_from_prefix_cache(
     pair: tuple[Daemon, Daemon],
 ) -> None:
     """The shared beginning is stored, split where two conversations diverge, and continued."""
@@ -283,7 +283,7 @@ def engine_of(daemon: Daemon) -> int | None:
 # ---- what can't be ---------------------------------------------------------------------------
 
 
-def test_unreachable_rank_ends_the_start_with_its_status(tmp_path: Path) -> None:
+def test_unreachable_rank_ends_start_with_its_status(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     ours = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps([ours, ours | {"ssh": "nobody.invalid"}]))
@@ -292,7 +292,7 @@ def test_unreachable_rank_ends_the_start_with_its_status(tmp_path: Path) -> None
         assert "rank 1 has ended with status 255" in daemon.log.read_text()
 
 
-def test_unsplittable_family_ends_the_start_with_reason(tmp_path: Path) -> None:
+def test_unsplittable_family_ends_start_with_reason(tmp_path: Path) -> None:
     model = checkpoint("kimi_vl")
     with running_daemon(
         tmp_path, "--model", str(model), *two_hosts(tmp_path), wait=False

@@ -171,7 +171,7 @@ def test_ollamas_clients_load_and_unload(roomy: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_stream_comments_report_the_load_of_its_model(roomy: Daemon) -> None:
+def test_stream_comments_report_load_of_its_model(roomy: Daemon) -> None:
     post(roomy, "/v1/models/unload", model="one")
     body = {"model": "one", "stream": True, "max_tokens": 4}
     body["messages"] = [{"role": "user", "content": "Hi"}]
@@ -215,7 +215,7 @@ async def test_models_sharing_memory_by_turns_fail_no_request(narrow: Daemon) ->
 
 
 @pytest.mark.whole
-def test_model_next_to_a_pinned_one_is_refused_with_figures(tmp_path: Path) -> None:
+def test_model_next_to_pinned_one_is_refused_with_figures(tmp_path: Path) -> None:
     file = settings(tmp_path, 1)
     file.write_text(file.read_text().replace("[models.two]", "[models.two]\npinned = true"))
     with running_daemon(tmp_path, "--config", str(file)) as daemon:

@@ -78,7 +78,7 @@ def chunk_ends(engine: EngineHarness, submit: Submit) -> list[int]:
     return [end for end in ends if end]
 
 
-def test_prompt_is_atomic_up_to_last_picture(gemma4: Served):
+def test_prompt_is_atomic_up_to_last_image(gemma4: Served):
     prompt = prompt_of(gemma4[1], asked("a", "First", A, "and then", B, QUESTION))
     assert prompt.atomic_prefill_tokens == prompt.spans[-1].end < prompt.num_tokens
     assert prompt.token_types is not None
@@ -97,7 +97,7 @@ def test_causal_families_have_no_atomic_prefill_tokens(
     assert (prompt.atomic_prefill_tokens, prompt.token_types) == (0, None)
 
 
-def test_chunks_begin_after_the_last_picture(gemma4: Served):
+def test_chunks_begin_after_last_image(gemma4: Served):
     submit = asked("a", "First", A, "and then", B, QUESTION)
     prompt = prompt_of(gemma4[1], submit)
     first, last = prompt.atomic_prefill_tokens, prompt.num_tokens
@@ -105,7 +105,7 @@ def test_chunks_begin_after_the_last_picture(gemma4: Served):
     assert ends == [*range(first, last, 7), last]
 
 
-def test_picture_tokens_attend_to_each_other(gemma4: Served):
+def test_image_tokens_attend_to_each_other(gemma4: Served):
     """The tests against mlx-vlm would not tell if the mask changed nothing."""
     loaded, preparer = gemma4
     submit = asked("a", A, QUESTION)
@@ -119,7 +119,7 @@ def test_picture_tokens_attend_to_each_other(gemma4: Served):
         loaded.language_model.config.use_bidirectional_attention = "vision"
 
 
-def test_question_about_cached_picture_resumes_after_the_picture(gemma4: Served):
+def test_question_about_cached_image_resumes_after_image(gemma4: Served):
     engine, plain = EngineHarness(*gemma4, caches=caches_of(gemma4)), EngineHarness(*gemma4)
     first = ("user", (A, QUESTION))
     engine.answer(talk("first", first))
@@ -132,7 +132,7 @@ def test_question_about_cached_picture_resumes_after_the_picture(gemma4: Served)
     assert cached_tokens(engine, "other") == engine.prompts["other"].spans[-1].end
 
 
-def test_cached_prefix_before_a_new_picture_is_not_used(gemma4: Served):
+def test_cached_prefix_before_new_image_is_not_used(gemma4: Served):
     engine, plain = EngineHarness(*gemma4, caches=caches_of(gemma4)), EngineHarness(*gemma4)
     first = ("user", (A, QUESTION))
     engine.answer(talk("first", first))

@@ -181,7 +181,7 @@ def test_token_by_token_window_writes_leave_snapshots_unchanged(
     settle(engine)
 
 
-def test_next_turn_after_an_aborted_answer_uses_its_prefix(served: Served):
+def test_next_turn_after_aborted_answer_uses_its_prefix(served: Served):
     engine = new_engine(served)
     long = msgspec.structs.replace(GREEDY, max_tokens=40, ignore_eos=True)
     engine.add(with_system("beside", B, "what?", sampling=long))
@@ -222,7 +222,7 @@ def cancel_at(engine: EngineHarness, submit: Submit, num_tokens: int) -> list[in
     return ends
 
 
-def test_cancelled_prefill_stores_no_partial_picture(served: Served):
+def test_cancelled_prefill_stores_no_partial_image(served: Served):
     """The prefix before the picture stays cached, also with states that can't be cut."""
     parts = "Look at the button, and then at this:", A, "what?"
     plain = EngineHarness(*served, chunk_tokens=4)
@@ -275,7 +275,7 @@ def test_follower_ranks_store_same_cancelled_prefill_as_rank_0(
 # ---- failures --------------------------------------------------------------------------
 
 
-def test_failed_picture_between_leases_releases_all_leases(
+def test_failed_image_between_leases_releases_all_leases(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ):
     engine = new_engine(served)
@@ -378,7 +378,7 @@ def scores(told: list[TokenLogprob]) -> list[float]:
     return [each.logprob for token in told for each in (token.token, *token.top)]
 
 
-def test_schema_is_followed_on_a_cache_hit(load_tiny: Callable[[str], Served]):
+def test_schema_is_followed_on_cache_hit(load_tiny: Callable[[str], Served]):
     served = load_tiny("qwen3_5")
     schema = '{"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "maxItems": 5}'
     strict = SamplingParams(max_tokens=30, temperature=0.0, json_schema=schema)

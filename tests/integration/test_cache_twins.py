@@ -158,7 +158,7 @@ def test_lookalike_prompts_get_their_own_answers(served: Served):
     settle(engine)
 
 
-def test_picture_reencoded_losslessly_gets_the_same_answer(few: Served):
+def test_losslessly_reencoded_image_gets_equal_answer(few: Served):
     files = [submitted(A), submitted(A, compress_level=0), submitted(A, "WEBP", lossless=True)]
     engine, _ = new_engine(few)
     answers = [engine.answer(ask(f"{n}", file, "what?")) for n, file in enumerate(files)]
@@ -182,7 +182,7 @@ AROUND: list[Asked] = [
 ]
 
 
-def test_prefixes_that_part_around_a_picture_answer_as_alone(served: Served):
+def test_prefixes_diverging_around_image_answer_as_alone(served: Served):
     """Each prompt diverges from earlier ones at another position: before, after or in the image."""
     engine, encoder = new_engine(served)
     for number, parts in enumerate(AROUND):
@@ -196,7 +196,7 @@ def test_prefixes_that_part_around_a_picture_answer_as_alone(served: Served):
 # ---- work that is done once ------------------------------------------------------------
 
 
-def test_new_picture_in_concurrent_requests_is_decoded_and_encoded_once(
+def test_new_image_in_concurrent_requests_is_decoded_and_encoded_once(
     few: Served, decodes: Counted
 ):
     engine, encoder = new_engine(few)
@@ -219,7 +219,7 @@ def test_new_picture_in_concurrent_requests_is_decoded_and_encoded_once(
 
 
 @pytest.mark.parametrize("gone", [("features", "pixels"), ("prefixes", "pixels")])
-def test_picture_in_one_cache_is_neither_decoded_nor_encoded(
+def test_image_in_one_cache_is_neither_decoded_nor_encoded(
     few: Served, decodes: Counted, gone: tuple[str, str]
 ):
     engine, encoder = new_engine(few)
@@ -277,7 +277,7 @@ def test_cached_clip_is_not_decoded_again(
     settle(engine)
 
 
-def test_different_frames_of_a_clip_are_cached_separately(few: Served):
+def test_different_frames_of_clip_are_cached_separately(few: Served):
     engine, _ = new_engine(few)
     answers = []
     for limits in (VideoSettings(), VideoSettings(fps=1.0), VideoSettings(max_side_pixels=64)):

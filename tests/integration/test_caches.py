@@ -63,7 +63,7 @@ class Parted(Caches):
         raise EngineBroken("a rank of the model has left")
 
 
-def test_rank_out_of_step_breaks_the_engine(load_tiny: Callable[[str], Served]):
+def test_diverging_rank_breaks_engine(load_tiny: Callable[[str], Served]):
     """Other errors while storing a prompt fail no request."""
     engine = EngineHarness(*load_tiny("qwen3_vl"), caches=Parted(prefix_bytes=LOTS))
     with pytest.raises(EngineBroken):
@@ -108,7 +108,7 @@ def test_concurrent_repeated_requests_answer_as_without_caches(
 
 
 @pytest.mark.families("caches", "turns")
-def test_next_turn_is_prefilled_after_the_cached_answer(served: Served, engine: EngineHarness):
+def test_next_turn_is_prefilled_after_cached_answer(served: Served, engine: EngineHarness):
     turns: Turns = (("system", ("Answer in short words.",)),)
     plain = EngineHarness(*served)
     for number in range(4):
@@ -131,7 +131,7 @@ def test_next_turn_is_prefilled_after_the_cached_answer(served: Served, engine: 
 
 
 @pytest.mark.families("tiling")
-def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
+def test_agent_dropping_old_screenshots_encodes_no_image_twice(
     served: Served, engine: EngineHarness
 ):
     """Each turn drops the oldest picture, which changes the prompt after that position."""
@@ -172,7 +172,7 @@ CANCELLED: dict[str, tuple[Part, ...]] = {
 
 @pytest.mark.families("caches", "prompts")
 @pytest.mark.parametrize("name", few_of(CANCELLED, ["picture before"]))
-def test_cancelled_prefill_is_stored_for_the_next_request(
+def test_cancelled_prefill_is_stored_for_next_request(
     served: Served, engine: EngineHarness, name: str
 ):
     """A client that times out after three quarters, and asks again, waits for the rest alone."""

@@ -87,7 +87,7 @@ def test_code_named_in_config_files_never_runs(
 
 
 @pytest.mark.parametrize("model_type", ["evil", "..evil", "../model/evil", "evil.Evil", "os"])
-def test_model_type_never_imports_a_checkpoint_module(
+def test_model_type_never_imports_checkpoint_module(
     checkpoint: Path, mark: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(checkpoint)
@@ -168,7 +168,7 @@ def test_weight_index_with_outside_path_is_refused(checkpoint: Path, name: str):
 
 
 @pytest.mark.parametrize("key", ["chat_template", "chat_template.jinja"])
-def test_chat_template_runs_in_the_sandbox(checkpoint: Path, mark: Path, key: str):
+def test_chat_template_runs_in_sandbox(checkpoint: Path, mark: Path, key: str):
     source = (
         "{% for name in ['lipsum', 'cycler', 'joiner', 'namespace', 'dict', 'range'] %}{% endfor %}"
         f"{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}}"

@@ -45,7 +45,7 @@ def greedy(served: Served) -> Callable[[str], list[int]]:
     return lambda name: EngineHarness(*served).answer(asked(name, LONGER))
 
 
-def test_greedy_choices_equal_the_answer_alone_in_any_batch(
+def test_greedy_choices_equal_answer_alone_in_any_batch(
     new_engine: NewEngine, greedy: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=16)
@@ -114,7 +114,7 @@ def engine_of(load_tiny: Callable[[str], Served]) -> Callable[..., EngineHarness
 
 
 @pytest.mark.parametrize("max_num_seqs", [5, 8, 16])
-def test_seeded_choices_do_not_depend_on_the_batch(
+def test_seeded_choices_do_not_depend_on_batch(
     engine_of: Callable[..., EngineHarness], max_num_seqs: int
 ):
     parts = (random_image(1), "what?")
@@ -145,7 +145,7 @@ def test_consecutive_seeds_share_no_choice():
     assert len(set(seeds)) == len(seeds)
 
 
-def test_first_choice_equals_a_single_choice_request(engine_of: Callable[..., EngineHarness]):
+def test_first_choice_equals_single_choice_request(engine_of: Callable[..., EngineHarness]):
     one = engine_of().answer(ask("a", "a text", sampling=drawn(5)))
     assert engine_of().answer(ask("a", "a text", sampling=drawn(5, n=3))) == one
 

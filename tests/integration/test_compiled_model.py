@@ -281,7 +281,7 @@ def check_alike(found: mx.array, wanted: mx.array) -> None:
 
 
 @pytest.mark.parametrize("count", few_of([129, 700, 1280], [129]))
-def test_long_compiled_chunk_equals_the_eager_model(
+def test_long_compiled_chunk_equals_eager_model(
     typed: LoadedModel, tiny_model: TinyModel, count: int
 ):
     """In half precision, both are equally far from the float32 logits."""
@@ -374,7 +374,7 @@ def test_mixed_step_equals_separate_decode_and_prefill(typed: LoadedModel):
         check_alike(one, two)
 
 
-def test_eager_chunk_after_a_mixed_step_writes_in_place(
+def test_eager_chunk_after_mixed_step_writes_in_place(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
@@ -644,7 +644,7 @@ def test_kernels_differing_from_mlx_are_not_used(
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="asks where there is no CUDA GPU")
-def test_kernels_are_not_used_without_a_cuda_gpu():
+def test_kernels_are_not_used_without_cuda_gpu():
     assert not kernels.can_be_used()
 
 
@@ -731,7 +731,7 @@ def test_qkv_projections_of_few_rows_are_one_product(
     assert len(calls) == is_shared
 
 
-def test_combined_product_is_bypassed_for_a_different_input():
+def test_combined_product_is_bypassed_for_different_input():
     layers = [Linear(64, size, bias=False) for size in (8, 4)]
     for layer in layers:
         layer.set_dtype(mx.bfloat16)

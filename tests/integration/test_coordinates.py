@@ -92,7 +92,7 @@ def test_documented_coordinate_table_has_three_screenshots():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}x{row[1]}")
 @pytest.mark.parametrize(("factor", "first"), [(28, 2), (32, 5)])
-def test_documented_screenshot_sizes_follow_the_resize_rule(
+def test_documented_screenshot_sizes_follow_resize_rule(
     row: tuple[str, ...], factor: int, first: int
 ):
     width, height, tokens = map(int, row[first : first + 3])

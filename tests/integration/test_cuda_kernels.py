@@ -319,7 +319,7 @@ def test_rows_without_wide_alignment_are_left_to_mlx():
     assert not kernels.takes_rows([(side, side)])
 
 
-def test_mlx_loads_the_code_that_is_compiled_here():
+def test_mlx_loads_code_compiled_by_server():
     """MLX would compile it in seconds, if it looked for another file."""
     x, weight = normal(3, 128, dtype=mx.bfloat16), normal(72, 128, dtype=mx.bfloat16)
     mx.eval(x, weight)

@@ -111,7 +111,7 @@ def qwen(load_tiny: Callable[[str], Served]) -> Served:
     return load_tiny("qwen3_vl")
 
 
-def test_conversation_is_cached_across_a_restart(
+def test_conversation_is_cached_across_restart(
     served: Served, alone: Callable[[int], list[int]], tmp_path: Path
 ):
     """As many tokens are cached as with everything in memory."""
@@ -131,7 +131,7 @@ def test_conversation_is_cached_across_a_restart(
     assert not engine.preparers.num_uncached_spans["again"]
 
 
-def test_picture_is_cached_for_other_prompts_across_a_restart(served: Served, tmp_path: Path):
+def test_image_is_cached_for_other_prompts_across_restart(served: Served, tmp_path: Path):
     plain = EngineHarness(*served)
     with engine_on(served, tmp_path) as engine:
         engine.answer(ask("first", random_image(1), QUESTION, sampling=GREEDY))
@@ -266,7 +266,7 @@ def test_conversation_ends_are_evicted_from_disk_first(qwen: Served, tmp_path: P
         assert engine.prompts["again"].num_tokens > cached_tokens(engine, again) + 1
 
 
-def test_prefix_larger_than_the_disk_limit_is_not_stored(qwen: Served, tmp_path: Path):
+def test_prefix_larger_than_disk_limit_is_not_stored(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path, 1000) as engine:
         engine.answer(talk(4))
         assert engine.answer(talk(4, "again")) == EngineHarness(*qwen).answer(talk(4))
@@ -481,7 +481,7 @@ def assert_same(read: Iterable[Iterable[Any]], written: Iterable[Iterable[Any]])
             assert a is None or (a.dtype == b.dtype and mx.array_equal(a, b))
 
 
-def test_disk_loads_follow_the_resized_prefix_cache_limit(served: Served, tmp_path: Path):
+def test_disk_loads_follow_resized_prefix_cache_limit(served: Served, tmp_path: Path):
     """The front may change it while the engine runs."""
     with engine_on(served, tmp_path) as engine:
         engine.answer(talk(2))
@@ -495,7 +495,7 @@ def test_disk_loads_follow_the_resized_prefix_cache_limit(served: Served, tmp_pa
         assert disk_of(engine).hits > 0
 
 
-def test_relative_disk_path_is_inside_the_system_cache_folder(tmp_path: Path):
+def test_relative_disk_path_is_inside_system_cache_folder(tmp_path: Path):
     assert disk_folder(CacheSettings(disk_path="model-1")) == default_folder() / "model-1"
     assert disk_folder(CacheSettings(disk_path=str(tmp_path))) == tmp_path
     assert disk_folder(CacheSettings()) == default_folder()

@@ -55,7 +55,7 @@ def test_conversation_moves_between_engines_by_shared_disk(
     assert other.preparers.num_uncached_spans[asked[1].request_id] == 1, "the new picture"
 
 
-def test_picture_encoded_by_another_engine_is_found_on_disk(qwen: Served, tmp_path: Path):
+def test_image_encoded_by_another_engine_is_found_on_disk(qwen: Served, tmp_path: Path):
     other_prompt = ask("second", "Something else", random_image(1), "and what?", sampling=GREEDY)
     wanted = EngineHarness(*qwen).answer(other_prompt)
     with engine_on(qwen, tmp_path) as one, engine_on(qwen, tmp_path) as other:

@@ -92,9 +92,7 @@ def test_encode_in_turns_has_one_part_per_tower_layer(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
-def test_fast_encode_is_a_single_part(
-    load_tiny: Load, monkeypatch: pytest.MonkeyPatch, family: str
-):
+def test_fast_encode_is_single_part(load_tiny: Load, monkeypatch: pytest.MonkeyPatch, family: str):
     monkeypatch.setattr(encoder, "_TURN_SECONDS", math.inf)
     loaded, preparer = load_tiny(family)
     (work,) = encode_works(preparer, ask("a", random_image(1, 200, 140), "what?"))

@@ -147,7 +147,7 @@ def test_abort_leaves_other_answers_unchanged(
     assert ended.is_aborted
 
 
-def test_broken_picture_fails_only_its_request(
+def test_broken_image_fails_only_its_request(
     new_engine: NewEngine, alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
@@ -244,7 +244,7 @@ def test_more_placeholders_than_features_fail_only_their_request(
     assert engine.tokens == {"text": alone("text")}
 
 
-def test_encoder_with_too_many_feature_rows_is_an_error(served: Served):
+def test_encoder_with_too_many_feature_rows_is_error(served: Served):
     """LLaVA-NeXT's merge does: one placeholder becomes a whole tile."""
     (work,) = encode_works(served[1], asked("picture"))
     if served[0].family.tower is not None:
@@ -286,20 +286,20 @@ def add_changed(
 # ---- pictures are looked at ----------------------------------------------------------
 
 
-def test_different_pictures_get_different_answers(new_engine: NewEngine):
+def test_different_images_get_different_answers(new_engine: NewEngine):
     engine = new_engine()
     first = engine.answer(ask("a", random_image(1), "what?"))
     assert engine.answer(ask("b", random_image(2), "what?")) != first
     assert engine.answer(ask("c", random_image(1), "what?")) == first
 
 
-def test_answer_depends_on_the_order_of_pictures(new_engine: NewEngine):
+def test_answer_depends_on_order_of_images(new_engine: NewEngine):
     engine = new_engine()
     a, b = random_image(1), random_image(2)
     assert engine.answer(ask("ab", a, b, "what?")) != engine.answer(ask("ba", b, a, "what?"))
 
 
-def test_answer_depends_on_the_pictures_position_in_text(new_engine: NewEngine, served: Served):
+def test_answer_depends_on_images_position_in_text(new_engine: NewEngine, served: Served):
     if served[0].family.name == "llava":
         pytest.skip("its template puts all pictures first")
     engine = new_engine()
@@ -308,7 +308,7 @@ def test_answer_depends_on_the_pictures_position_in_text(new_engine: NewEngine, 
 
 
 @pytest.mark.families
-def test_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEngine):
+def test_equal_pixels_in_other_format_get_equal_answer(new_engine: NewEngine):
     engine = new_engine()
     png = engine.answer(ask("png", submitted(random_image(1)), "what?"))
     webp = submitted(random_image(1), "WEBP", lossless=True)
@@ -319,7 +319,7 @@ SHAPES = [(1, 1), (1, 90), (90, 1), (3000, 10), (2, 500)]
 
 
 @pytest.mark.parametrize(("width", "height"), few_of(SHAPES, [(1, 1), (3000, 10)]))
-def test_odd_shapes_get_an_answer_or_a_clear_refusal(
+def test_odd_shapes_get_answer_or_clear_refusal(
     new_engine: NewEngine, alone: Callable[[str], list[int]], width: int, height: int
 ):
     engine = new_engine()

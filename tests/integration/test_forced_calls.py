@@ -186,7 +186,7 @@ def test_unenforceable_tools_fail_only_their_request(load_tiny: Load):
     check_calls(answers(engine, "right")[0], tools())
 
 
-def test_stuck_tool_grammar_error_names_the_tools_field(load_tiny: Load):
+def test_stuck_tool_grammar_error_names_tools_field(load_tiny: Load):
     ways = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in range(700)]}
     definitions = [{"type": "function", "function": {"name": "f", "parameters": ways}}]
     engine = with_template(load_tiny("qwen3_vl")[0])
@@ -230,7 +230,7 @@ def raw_texts(engine: EngineHarness, request_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 17])
-def test_reasoning_budget_closes_the_reasoning(thinker: EngineHarness, budget: int):
+def test_reasoning_budget_closes_reasoning(thinker: EngineHarness, budget: int):
     params = sampling(1, max_tokens=40, n=2, max_reasoning_tokens=budget)
     add_in_thought(thinker, ask("a", "what?", sampling=params))
     thinker.run()
@@ -279,7 +279,7 @@ def test_schema_is_followed_after_reasoning(thinker: EngineHarness):
     assert json.loads(text.partition("</think>")[2]) in ("a", "b")
 
 
-def test_reasoning_does_not_depend_on_the_batch(thinker: EngineHarness, load_tiny: Load):
+def test_reasoning_does_not_depend_on_batch(thinker: EngineHarness, load_tiny: Load):
     params = sampling(7, max_reasoning_tokens=12)
     thought = with_tools(ask("thought", "what?", sampling=params), tools("count", parallel=False))
     free = ask("free", "a text", sampling=SamplingParams(max_tokens=50, temperature=1.1, seed=2))

@@ -129,7 +129,7 @@ def test_const_schema_yields_its_only_value(engine: Callable[[], EngineHarness])
     conforming(made, "a", schema)
 
 
-def test_stop_string_ends_a_constrained_answer(engine: Callable[[], EngineHarness]):
+def test_stop_string_ends_constrained_answer(engine: Callable[[], EngineHarness]):
     made = engine()
     made.add(ask("a", "a text", sampling=held_to(SHAPE, stop=('"count"',))))
     made.run()
@@ -137,7 +137,7 @@ def test_stop_string_ends_a_constrained_answer(engine: Callable[[], EngineHarnes
     assert isinstance(made.ends["a"], Finished)
 
 
-def test_constrained_logprobs_are_the_models_own(engine: Callable[[], EngineHarness]):
+def test_constrained_logprobs_equal_unconstrained_ones(engine: Callable[[], EngineHarness]):
     made = engine()
     made.add(ask("free", "a text", sampling=GREEDY_SCORED))
     made.add(ask("held", "a text", sampling=held_to(SHAPE, max_tokens=1, logprobs=3)))

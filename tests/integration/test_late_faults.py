@@ -125,7 +125,7 @@ def run(engine: EngineHarness) -> None:
 
 
 @pytest.mark.parametrize("at", few_of([1, 4, 7], [4]))
-def test_late_decode_error_fails_only_the_steps_requests(
+def test_late_decode_error_fails_only_steps_requests(
     served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any, at: int
 ):
     engine = in_turns(served)
@@ -140,7 +140,7 @@ def test_late_decode_error_fails_only_the_steps_requests(
     check(engine, alone)
 
 
-def test_late_prefill_error_repeats_the_prompt_and_spares_others(
+def test_late_prefill_error_repeats_prompt_and_spares_others(
     served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
 ):
     engine = in_turns(served)
@@ -155,7 +155,7 @@ def test_late_prefill_error_repeats_the_prompt_and_spares_others(
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_late_encode_error_repeats_the_encode_and_spares_others(
+def test_late_encode_error_repeats_encode_and_spares_others(
     served: Served,
     alone: dict[str, list[int]],
     monkeypatch: pytest.MonkeyPatch,

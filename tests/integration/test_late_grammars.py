@@ -142,7 +142,7 @@ def test_late_grammars_change_no_answer(engine: Callable[[], EngineHarness], n: 
 
 
 @pytest.mark.whole
-def test_recovered_grammar_rejoins_the_decode_batch(engine: Callable[[], EngineHarness]):
+def test_recovered_grammar_rejoins_decode_batch(engine: Callable[[], EngineHarness]):
     schema = {"type": "string", "minLength": 250, "maxLength": 250, "pattern": "^[a-z]*$"}
     held = ask("held", "a text", sampling=held_to(schema, max_tokens=500))
     alone = engine().answer(held)

@@ -208,7 +208,7 @@ RENAMED = {
 
 
 @pytest.mark.parametrize("family", RENAMED)
-def test_weights_with_transformers_4_52_names_answer_the_same(
+def test_weights_with_transformers_4_52_names_give_equal_answer(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]], family: str
 ):
     folder = copy_of(family)
@@ -228,7 +228,7 @@ def test_weights_with_transformers_4_52_names_answer_the_same(
 # ---- files that are none of the model's ----------------------------------------------
 
 
-def test_macos_metadata_files_in_a_checkpoint_are_ignored(
+def test_macos_metadata_files_in_checkpoint_are_ignored(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]]
 ):
     folder = copy_of("qwen2_5_vl")
@@ -282,7 +282,7 @@ def prompt_text(folder: Path, *parts: Any, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_missing_chat_template_gets_turn_marks_and_a_warning(
+def test_missing_chat_template_gets_turn_marks_and_warning(
     copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, family: str
 ):
     folder = without_template(copy_of(family))
@@ -301,7 +301,7 @@ def test_missing_chat_template_gets_turn_marks_and_a_warning(
     assert first != second, "the picture is seen"
 
 
-def test_end_of_turn_of_fallback_template_ends_the_answer(copy_of: Callable[[str], Path]):
+def test_end_of_turn_of_fallback_template_ends_answer(copy_of: Callable[[str], Path]):
     folder = without_template(copy_of("qwen2_5_vl"))
     for name in ("config.json", "generation_config.json"):
         content = json.loads((folder / name).read_text()) | {"eos_token_id": 3}
@@ -312,7 +312,7 @@ def test_end_of_turn_of_fallback_template_ends_the_answer(copy_of: Callable[[str
     assert host.tokenizer.convert_tokens_to_ids("<|im_end|>") in host.eos_token_ids
 
 
-def test_chat_template_setting_replaces_the_checkpoints_template(
+def test_chat_template_setting_replaces_checkpoints_template(
     copy_of: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     file = tmp_path / "template.jinja"

@@ -126,7 +126,7 @@ def test_unusable_config_is_refused(checkpoint: Path, content: str):
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_directory_in_place_of_a_file_is_refused(checkpoint: Path, file: str):
+def test_directory_in_place_of_file_is_refused(checkpoint: Path, file: str):
     (checkpoint / file).unlink()
     (checkpoint / file).mkdir()
     assert file in refusal(checkpoint)
@@ -251,12 +251,12 @@ def test_missing_generation_config_defaults_to_plain_sampling(checkpoint: Path):
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, 8192), (100, 100), (10**9, 8192)])
-def test_context_is_the_smaller_of_model_and_settings(checkpoint: Path, limit: int, expected: int):
+def test_context_is_smaller_of_model_and_settings(checkpoint: Path, limit: int, expected: int):
     loaded = load_model(checkpoint, max_context_tokens=limit)
     assert loaded.spec.context_tokens == expected
 
 
-def test_vocabulary_size_equals_the_width_of_logits(served: tuple[LoadedModel, MultimodalPreparer]):
+def test_vocabulary_size_equals_width_of_logits(served: tuple[LoadedModel, MultimodalPreparer]):
     """For any name in the configuration, and without a forward pass."""
     loaded, _ = served
     output = loaded.language_model(mx.array([[1, 2]]))
@@ -276,7 +276,7 @@ def test_eos_tokens_of_all_config_files_are_used(checkpoint: Path):
     ("name", "expected"),
     [("auto", mx.float32), ("float32", mx.float32), ("bfloat16", mx.bfloat16)],
 )
-def test_weights_have_the_requested_dtype(checkpoint: Path, name: str, expected: mx.Dtype):
+def test_weights_have_requested_dtype(checkpoint: Path, name: str, expected: mx.Dtype):
     loaded = load_model(checkpoint, dtype=name)  # type: ignore[arg-type]
     types = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
     assert types == {expected}

@@ -38,7 +38,7 @@ def test_rows_get_their_requested_number_of_logprobs():
     assert [len(found.top) for found in scored(random_logits(4, 50), *counts)] == counts
 
 
-def test_top_logprobs_are_limited_to_the_vocabulary():
+def test_top_logprobs_are_limited_to_vocabulary():
     (found,) = scored(random_logits(1, 7), 20)
     assert sorted(token_id for token_id, _ in found.top) == list(range(7))
 

@@ -70,7 +70,7 @@ def crowded(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
     return Served(served[0], start)
 
 
-def test_threaded_loop_answers_a_crowd_as_alone(
+def test_threaded_loop_answers_crowd_as_alone(
     served: tuple[LoadedModel, MultimodalPreparer], crowded: Served
 ):
     alone = EngineHarness(*served)
@@ -91,7 +91,7 @@ def test_threaded_loop_answers_a_crowd_as_alone(
     assert all(isinstance(end, Finished) for end in crowded.ends.values())
 
 
-def test_threaded_loop_releases_memory_of_a_crowd(crowded: Served):
+def test_threaded_loop_releases_memory_of_crowd(crowded: Served):
     def crowd(name: str) -> int:
         for number in range(6):
             crowded.inbox.put(ask(f"{name} {number}", *PROMPTS["pictures"], sampling=GREEDY))

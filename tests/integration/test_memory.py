@@ -45,7 +45,7 @@ def memory():
     mx.set_cache_limit(limits[1])
 
 
-def test_freed_arrays_go_to_the_pool_and_clear_empties_it(memory: MlxMemory):
+def test_freed_arrays_go_to_pool_and_clear_empties_it(memory: MlxMemory):
     memory.clear()
     before = memory.read()
     array = mx.zeros((MIB,))

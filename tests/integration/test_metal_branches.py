@@ -51,7 +51,7 @@ def alone(served: Served) -> dict[str, list[int]]:
     return {name: EngineHarness(*served).answer(asked(name, LONGER)) for name in PROMPTS}
 
 
-def test_served_model_uses_the_metal_branches(served: Served):
+def test_served_model_uses_metal_branches(served: Served):
     loaded = served[0]
     assert isinstance(loaded.attention.attention, MetalAttention)
     assert loaded.tiling is loaded.family.tiling

@@ -80,7 +80,7 @@ def test_shared_mrope_rotates_as_mlx_vlm(style: str, rotated: int, dtype: Any):
             assert mx.abs(mine - theirs).max() <= 4 * size * mx.finfo(dtype).eps
 
 
-def test_mrope_kernel_gets_the_angles_of_all_layers():
+def test_mrope_kernel_gets_angles_of_all_layers():
     calls = []
 
     def rotate(*arguments: mx.array) -> tuple[mx.array, mx.array]:
@@ -119,7 +119,7 @@ def test_new_prompt_lengths_leave_no_mrope_memory():
     assert heap_bytes() - before < 100 * 1000
 
 
-def test_mrope_positions_are_dropped_after_the_last_layer():
+def test_mrope_positions_are_dropped_after_last_layer():
     rotary = shared(embedding("interleaved"), num_layers=2)
     q, k, positions = inputs(1000)
     apply_layer(rotary, q, k, positions)

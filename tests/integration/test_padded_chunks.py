@@ -101,7 +101,7 @@ def test_padded_chunk_is_minimal_around_its_tokens():
     assert PaddedChunk.around(70, 400, 1).is_exact
 
 
-def test_padded_chunk_fits_the_prompts_buffer_capacity():
+def test_padded_chunk_fits_prompts_buffer_capacity():
     for num_tokens in range(1, 2000):
         chunk = PaddedChunk.around(num_tokens // 2, num_tokens, CudaBackend.prefill_padding_tokens)
         assert chunk.last <= buffer_capacity(num_tokens)

@@ -49,7 +49,7 @@ def test_patch_processor_batches_equal_mlx_vlms():
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_pictures_without_tokenizing_equal_processor_output(load_tiny: LoadTiny, family: str):
+def test_images_without_tokenizing_equal_processor_output(load_tiny: LoadTiny, family: str):
     """Their placeholder tokens come from the first picture, without tokenizing."""
     loaded, preparer = load_tiny(family)
     placeholder = preparer._prompts.template.placeholder
@@ -74,7 +74,7 @@ class _Processor:
         self.image_processor = image_processor
 
 
-def test_patch_processor_keeps_the_processors_settings(tiny_model: TinyModel):
+def test_patch_processor_keeps_processors_settings(tiny_model: TinyModel):
     model = load_model(tiny_model("qwen2_vl")).model
     processor = _Processor(Qwen3VLImageProcessor(**KINDS["small"]))
     before = dict(vars(processor.image_processor))
@@ -115,5 +115,5 @@ def test_family_without_own_tower_keeps_its_image_processor(
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_loaded_qwen_models_use_the_patch_processor(load_tiny: LoadTiny, family: str):
+def test_loaded_qwen_models_use_patch_processor(load_tiny: LoadTiny, family: str):
     assert type(load_tiny(family)[0].processor.image_processor) is PatchProcessor

@@ -55,7 +55,7 @@ def uses(preparer: MultimodalPreparer, *images: Image) -> tuple[ImageUse, ...]:
     ],
     ids=str,
 )
-def test_qwen_picture_size_follows_the_request_within_checkpoint_bounds(
+def test_qwen_image_size_follows_request_within_checkpoint_bounds(
     load_tiny: Load, wishes: dict[str, object], size: tuple[int, int]
 ):
     (use,) = uses(load_tiny("qwen2_5_vl")[1], shot(**wishes))
@@ -63,7 +63,7 @@ def test_qwen_picture_size_follows_the_request_within_checkpoint_bounds(
     assert use.tokens == use.width * use.height // 28**2
 
 
-def test_scaled_picture_equals_the_processors_own_scaling(load_tiny: Load):
+def test_scaled_image_equals_processors_own_scaling(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     wanted = shot(min_pixels=400 * 300)
     (ours,) = prepare(preparer, ask("a", wanted, "what?")).inputs.values()
@@ -78,7 +78,7 @@ def with_settings(loaded: LoadedModel, **changes: int) -> MultimodalPreparer:
     )
 
 
-def test_image_settings_bound_requested_picture_sizes(load_tiny: Load):
+def test_image_settings_bound_requested_image_sizes(load_tiny: Load):
     loaded = load_tiny("qwen2_5_vl")[0]
     limited = with_settings(loaded, max_pixels=200 * 200)
     (as_set, asked) = uses(limited, shot(), shot(min_pixels=1 << 30))
@@ -91,7 +91,7 @@ def test_image_settings_bound_requested_picture_sizes(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_report_picture_sizes_and_obey_max_pixels(load_tiny: Load, family: str):
+def test_families_report_image_sizes_and_obey_max_pixels(load_tiny: Load, family: str):
     preparer = load_tiny(family)[1]
     whole, small = uses(preparer, shot(), shot(max_pixels=50 * 50))
     prompt = prompt_of(preparer, ask("a", shot(), "what?"))
@@ -108,7 +108,7 @@ def test_min_pixels_are_refused_in_families_without_pixel_rule(load_tiny: Load, 
     assert refused.value.param == "mm_processor_kwargs.min_pixels"
 
 
-def test_video_frames_are_not_reported_as_pictures(load_tiny: Load):
+def test_video_frames_are_not_reported_as_images(load_tiny: Load):
     from tests.integration.test_videos import SMALL
 
     assert prompt_of(load_tiny("gemma3")[1], ask("a", SMALL, "what?")).images == ()
@@ -128,7 +128,7 @@ WISHES: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("family", few_of(["qwen2_5_vl", "qwen3_vl", "pixtral"], ["qwen2_5_vl"]))
-def test_cached_pictures_of_different_sizes_answer_as_uncached(load_tiny: Load, family: str):
+def test_cached_images_of_different_sizes_answer_as_uncached(load_tiny: Load, family: str):
     """A hit equals a miss: one engine with caches answers as engines without do."""
     loaded, preparer = load_tiny(family)
     wishes = [w for w in WISHES if loaded.spec.pixel_rule or "min_pixels" not in w]
@@ -147,7 +147,7 @@ def images_of(engine: EngineHarness, submit: Submit) -> tuple[ImageUse, ...]:
     return end.images
 
 
-def test_size_requests_without_effect_share_the_cache(load_tiny: Load):
+def test_size_requests_without_effect_share_cache(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     engine = EngineHarness(loaded, preparer, caches=Caches(**CACHING))
     engine.answer(ask("a", shot(), "what?"))
@@ -203,7 +203,7 @@ def test_invalid_raw_prompt_is_refused(load_tiny: Load, prompt: str | tuple[int,
         prompt_of(load_tiny("qwen2_5_vl")[1], replace(ask("a"), messages=(), prompt=prompt))
 
 
-def test_raw_prompt_has_no_pictures(load_tiny: Load):
+def test_raw_prompt_has_no_images(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     raw = replace(ask("a"), messages=(), prompt=(5, loaded.spec.image_token_id))
     with pytest.raises(InvalidRequest, match="stand for images"):
@@ -211,7 +211,7 @@ def test_raw_prompt_has_no_pictures(load_tiny: Load):
 
 
 @pytest.mark.parametrize("size", [(1000, 4), (4, 1000)], ids=["wide", "tall"])
-def test_picture_size_refusal_gives_the_reason(load_tiny: Load, size: tuple[int, int]):
+def test_image_size_refusal_gives_reason(load_tiny: Load, size: tuple[int, int]):
     with pytest.raises(InvalidImage, match=r"x.* pixels: .*aspect ratio must be smaller than 200"):
         uses(load_tiny("qwen2_5_vl")[1], submitted(PillowImage.new("RGB", size)))
 

@@ -65,7 +65,7 @@ def check(loaded: LoadedModel, ids: list[int], token_id: int, grid: Grid, name: 
 
 @QUICK
 @given(shape=SHAPES)
-def test_mrope_positions_of_an_image_equal_mlx_vlms(loaded: LoadedModel, shape: tuple[int, int]):
+def test_mrope_positions_of_image_equal_mlx_vlms(loaded: LoadedModel, shape: tuple[int, int]):
     token_id = loaded.spec.image_token_id
     ids = media_ids(loaded, token_id, 1, shape, 0)
     check(loaded, ids, token_id, grid_of(loaded, 1, shape), "image_grid_thw")
@@ -73,7 +73,7 @@ def test_mrope_positions_of_an_image_equal_mlx_vlms(loaded: LoadedModel, shape: 
 
 @QUICK
 @given(shape=SHAPES, groups=st.integers(1, 6), gap=st.integers(0, 9))
-def test_mrope_positions_of_a_video_equal_mlx_vlms(
+def test_mrope_positions_of_video_equal_mlx_vlms(
     loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: int
 ):
     token_id = loaded.spec.video_token_id

@@ -136,7 +136,7 @@ def test_batched_prompts_join_running_sequences(served: Served, in_turn: EngineH
 
 
 @pytest.mark.usefixtures("eligible")
-def test_batched_prompts_use_and_fill_the_prefix_cache(served: Served, in_turn: EngineHarness):
+def test_batched_prompts_use_and_fill_prefix_cache(served: Served, in_turn: EngineHarness):
     """Also if cached lengths differ by chance; and answers continue from cached prefixes."""
     caches = caches_of(served)
     engine = new_engine_of(served, caches=caches)
@@ -157,7 +157,7 @@ def test_batched_prompts_use_and_fill_the_prefix_cache(served: Served, in_turn: 
 
 
 @pytest.mark.usefixtures("eligible")
-def test_abort_within_a_batch_changes_no_other_answer(served: Served, in_turn: EngineHarness):
+def test_abort_within_batch_changes_no_other_answer(served: Served, in_turn: EngineHarness):
     engine = new_engine_of(served)
     for question in questions():
         engine.add(question)

@@ -53,7 +53,7 @@ def shares(tokens: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("temperature", few_of([0.5, 1.0, 2.0], [0.5]))
-def test_token_frequencies_follow_the_temperature(temperature: float):
+def test_token_frequencies_follow_temperature(temperature: float):
     expected = PROBABILITIES ** (1 / temperature)
     expected /= expected.sum()
     assert shares(draws(temperature, 1.0)) == pytest.approx(expected, abs=0.04)
@@ -63,7 +63,7 @@ NUCLEI = [(0.0, 1), (0.39, 1), (0.41, 2), (0.71, 3), (0.9, 4), (0.96, 5), (1e-9,
 
 
 @pytest.mark.parametrize(("top_p", "kept"), few_of(NUCLEI, NUCLEI[1:4]))
-def test_top_p_keeps_the_nucleus_in_proportion(top_p: float, kept: int):
+def test_top_p_keeps_nucleus_in_proportion(top_p: float, kept: int):
     least = np.sort(PROBABILITIES)[-kept]
     expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
     found = shares(draws(1.0, top_p))
@@ -83,14 +83,14 @@ def test_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
         assert set(draw(row, mx.array(logits), 20)) == {1}
 
 
-def test_temperature_0_takes_the_largest_logit():
+def test_temperature_0_takes_largest_logit():
     rows = [row_of(temperature=0.0, seed=seed) for seed in range(8)]
     logits = mx.array(np.random.default_rng(0).normal(size=(8, 50)).astype(np.float32))
     assert sample(logits, rows).tolist() == mx.argmax(logits, axis=-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_greedy_and_sampled_rows_share_a_batch(dtype: mx.Dtype):
+def test_greedy_and_sampled_rows_share_batch(dtype: mx.Dtype):
     logits = mx.array(np.random.default_rng(0).normal(size=(4, 50)), dtype=dtype)
     params = [
         {"temperature": 0.0},
@@ -105,14 +105,14 @@ def test_greedy_and_sampled_rows_share_a_batch(dtype: mx.Dtype):
 
 
 @pytest.mark.parametrize("top_k", few_of([1, 2, 4], [2]))
-def test_top_k_keeps_the_likeliest(top_k: int):
+def test_top_k_keeps_likeliest(top_k: int):
     found = shares(draw(row_of(5, temperature=1.0, seed=1, top_k=top_k)))
     least = np.sort(PROBABILITIES)[-top_k]
     expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
     assert found == pytest.approx(expected / expected.sum(), abs=0.04)
 
 
-def test_min_p_is_relative_to_the_likeliest():
+def test_min_p_is_relative_to_likeliest():
     found = shares(draw(row_of(5, temperature=1.0, seed=1, min_p=0.3)))
     assert (found > 0).tolist() == (0.3 * PROBABILITIES.max() <= PROBABILITIES).tolist()
 
@@ -123,14 +123,14 @@ def test_logit_bias_forces_and_bans_tokens():
     assert LIKELIEST not in banned
 
 
-def test_frequency_and_presence_penalties_count_the_answer():
+def test_frequency_and_presence_penalties_count_answer():
     """Greedy from fixed logits: each draw lowers its own token by the penalty."""
     logits = mx.array([0.0, 1.0, -9.0, 1.5, 0.9])
     assert draw(row_of(5, temperature=0.0, presence_penalty=1.0), logits, 5) == [3, 1, 4, 3, 3]
     assert draw(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [3, 1, 4, 3, 0]
 
 
-def test_repetition_penalty_counts_the_prompt_too():
+def test_repetition_penalty_counts_prompt_too():
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, temperature=0.0, repetition_penalty=2.0)
     assert draw(row, logits, 2) == [3, 0]
@@ -227,7 +227,7 @@ def drawn(seed: int | None, **changes: float) -> SamplingParams:
     return SamplingParams(max_tokens=20, seed=seed, **values)
 
 
-def test_seeded_tokens_do_not_depend_on_the_batch(engine: Callable[[], EngineHarness]):
+def test_seeded_tokens_do_not_depend_on_batch(engine: Callable[[], EngineHarness]):
     alone = engine().answer(ask("a", random_image(1), "what?", sampling=drawn(7)))
     beside = engine()
     beside.add(ask("greedy", "a text", sampling=GREEDY))
@@ -242,7 +242,7 @@ def test_seeded_tokens_do_not_depend_on_the_batch(engine: Callable[[], EngineHar
     assert beside.tokens["sibling"] != alone
 
 
-def test_greedy_answer_is_unchanged_beside_sampled_rows(engine: Callable[[], EngineHarness]):
+def test_greedy_answer_is_unchanged_in_batch_with_sampled_rows(engine: Callable[[], EngineHarness]):
     alone = engine().answer(ask("a", "a text"))
     beside = engine()
     beside.add(ask("drawn", "a text", sampling=drawn(1)))

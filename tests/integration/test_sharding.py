@@ -54,7 +54,7 @@ def start(rank: Rank, models: list[str]) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sharded_model_logits_equal_the_whole_models(
+def test_sharded_model_logits_equal_whole_models(
     found: dict[str, tuple[float, float]], family: str
 ):
     difference, largest = found[family]

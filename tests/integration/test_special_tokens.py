@@ -88,7 +88,7 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
     ],
     ids=["ascii", "unicode", "picture", "pictures", "newline"],
 )
-def test_text_without_controls_gives_the_processors_ids(served: Served, parts: tuple[Part, ...]):
+def test_text_without_controls_gives_processors_ids(served: Served, parts: tuple[Part, ...]):
     loaded, preparer = served
     if loaded.family.name in ONE_IMAGE and len(parts) > 3:
         pytest.skip("mlx-vlm can't show it several images")
@@ -129,7 +129,7 @@ def test_control_strings_stay_text_in_every_message_role(served: Served):
     assert text.replace(hostile, PLAIN) == shown(loaded, plain.token_ids)
 
 
-def test_pictures_have_separate_spans_beside_control_strings(served: Served):
+def test_images_next_to_control_strings_have_separate_spans(served: Served):
     loaded, preparer = served
     token = control_strings(loaded)[0]
     for hostile in control_strings(loaded):
@@ -154,7 +154,7 @@ def test_control_string_cut_between_two_parts_stays_text(served: Served):
             assert controls_in(loaded, prepared.token_ids) == plain, (string, place)
 
 
-def test_text_parts_of_a_message_are_joined(served: Served):
+def test_text_parts_of_message_are_joined(served: Served):
     loaded, preparer = served
     submit = conversation(
         "a", ("system", ("First rule.", " Second rule.")), ("user", ("One.", " Two.", " Three."))
@@ -191,7 +191,7 @@ def test_text_with_all_private_use_characters_and_control_is_refused(served: Ser
         prompt_of(preparer, ask("a", text))
 
 
-def test_token_ids_are_int32_within_the_vocabulary(served: Served):
+def test_token_ids_are_int32_within_vocabulary(served: Served):
     loaded, preparer = served
     ids = prompt_of(preparer, ask("a", random_image(1), "what?")).token_ids
     assert ids.dtype == np.int32
@@ -213,7 +213,7 @@ def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
     assert think["id"] in plain[:-4]
 
 
-def test_control_string_completed_by_the_template_stays_text(tmp_path: Path):
+def test_control_string_completed_by_template_stays_text(tmp_path: Path):
     """Templates remove reasoning from earlier answers, which joins the text around it."""
     folder = build("qwen2_5_vl", tmp_path)
     source = (

@@ -143,7 +143,7 @@ async def test_concurrent_streams_answer_as_alone(supervisor: Supervisor):
     assert len(set(apart)) == 5
 
 
-async def test_unreadable_picture_fails_only_its_stream(supervisor: Supervisor):
+async def test_unreadable_image_fails_only_its_stream(supervisor: Supervisor):
     whole = submitted(random_image(1))
     cut = image_of(whole.data[:200], whole.format, whole.width, whole.height)
     broken = ask("bad", cut, "what?")
@@ -186,7 +186,7 @@ async def test_stream_closed_before_first_event_aborts_its_request(supervisor: S
     assert supervisor.num_in_flight == 0
 
 
-async def test_engine_memory_returns_to_baseline_after_a_burst(supervisor: Supervisor):
+async def test_engine_memory_returns_to_baseline_after_burst(supervisor: Supervisor):
     async def burst(name: str) -> int:
         submits = [ask(f"{name} {n}", random_image(n, 200, 150), "what?") for n in range(8)]
         await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
@@ -296,7 +296,7 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
 
 
 @pytest.mark.whole  # it waits for seconds, as it should
-async def test_stop_ends_an_unresponsive_engine(tiny_model: TinyModel):
+async def test_stop_ends_unresponsive_engine(tiny_model: TinyModel):
     """An aborted request's upload fills the pipe to the engine."""
     made, pid = await started(tiny_model)
     os.kill(pid, signal.SIGSTOP)
@@ -416,7 +416,7 @@ async def test_restart_backoff_does_not_grow_after_readiness(
 
 
 @either
-async def test_retry_after_during_restart_is_the_last_start_time(
+async def test_retry_after_during_restart_is_last_start_time(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
     """A client that comes again too soon gives up before the engine is back."""
@@ -517,7 +517,7 @@ async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
     assert perilous.num_in_flight == perilous._quarantine.num_tracked == 0
 
 
-async def test_externally_killed_engines_refuse_no_picture(perilous: Perilous):
+async def test_externally_killed_engines_refuse_no_image(perilous: Perilous):
     for number in range(2):
         await die_of(perilous, ask(f"costly {number}", COSTLY, ENCODE))
     suspect = ask("harmless", COSTLY)
@@ -528,7 +528,7 @@ async def test_externally_killed_engines_refuse_no_picture(perilous: Perilous):
     assert not perilous._quarantine.is_suspect(suspect.shape)
 
 
-async def test_abandoned_picture_under_encode_is_blamed_for_crashes(perilous: Perilous):
+async def test_abandoned_image_under_encode_is_blamed_for_crashes(perilous: Perilous):
     for number in range(2):
         left = asyncio.create_task(all_events(perilous, ask(f"left {number}", COSTLY, ENCODE_ON)))
         await wait_until(lambda: bool(perilous._quarantine._working))
@@ -600,7 +600,7 @@ async def test_killed_front_leaves_no_engine_process(
     assert not orphans
 
 
-async def test_front_releases_picture_bytes_during_the_answer(supervisor: Supervisor):
+async def test_front_releases_image_bytes_during_answer(supervisor: Supervisor):
     request = ask("large", random_image(1), "what?", sampling=LONG)
     data = request.submit.images
     stream = supervisor.stream(request)

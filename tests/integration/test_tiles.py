@@ -109,7 +109,7 @@ def test_encode_reports_tokens_per_call(served: Served):
     assert ImageEncoder(served[0]).encode([work])[0].tokens_per_call is None
 
 
-def test_picture_sizes_give_several_tiles_in_each_family(served: Served):
+def test_image_sizes_give_several_tiles_in_each_family(served: Served):
     works = [work_of(served, random_image(1, *size)) for size in SIZES]
     assert sum(len(keys_of(served, work)) > 2 for work in works) >= 2
 
@@ -198,7 +198,7 @@ def test_tile_cache_too_small_changes_no_features(smol: Served, part: float):
     assert (cache.stats().evictions > 0) == (part > 0)
 
 
-def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
+def test_cached_tiles_of_image_survive_its_new_tiles(smol: Served):
     """Though the tiles that are looked up last were used longest ago."""
     shown = random_image(8, 200, 140)
     before, cache = work_of(smol, shown), new_cache()
@@ -252,7 +252,7 @@ def test_cleared_tiles_return_their_memory(smol: Served):
 
 
 @pytest.mark.parametrize("encoder_bytes", [1000, 0])
-def test_tiles_are_part_of_the_encoder_caches_bytes(
+def test_tiles_are_part_of_encoder_caches_bytes(
     load_tiny: Callable[[str], Served], encoder_bytes: int
 ):
     settings = CacheSettings(encoder_bytes=encoder_bytes)
@@ -263,7 +263,7 @@ def test_tiles_are_part_of_the_encoder_caches_bytes(
         assert limits["tile"] + limits["encoder"] == encoder_bytes
 
 
-def test_cuda_encodes_a_picture_in_one_call(smol: Served):
+def test_cuda_encodes_image_in_one_call(smol: Served):
     loaded = smol[0]
     cuda = replace(loaded, device=replace(loaded.device, kind=DeviceKind.CUDA))
     metal = replace(loaded, device=replace(loaded.device, kind=DeviceKind.METAL))
@@ -277,7 +277,7 @@ def test_cuda_encodes_a_picture_in_one_call(smol: Served):
 # ---- which families ----------------------------------------------------------------------
 
 
-def test_documented_tiled_families_match_the_table():
+def test_documented_tiled_families_match_table():
     page = (Path(__file__).parents[2] / "docs" / "caches.md").read_text()
     section = page.partition("## Tiles")[2].partition("\n## ")[0]
     assert {name for name in re.findall(r"`(\w+)`", section) if name in FAMILIES} == set(TILED)

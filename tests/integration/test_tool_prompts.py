@@ -85,9 +85,7 @@ def test_requests_with_equal_tools_share_prefix_and_snapshot_point(load_tiny: Lo
 
 
 @pytest.mark.parametrize("template", ["HERMES", "QWEN3_VL", "DEEPSEEK", "PLAIN"])
-def test_pictures_in_results_are_encoded_in_the_order_of_their_places(
-    load_tiny: Load, template: str
-):
+def test_images_in_results_are_encoded_in_order_of_their_places(load_tiny: Load, template: str):
     loaded, _ = load_tiny("qwen3_vl")
     preparer = preparer_of(loaded, getattr(tool_templates, template))
     pictures = [random_image(i, 64 + 32 * i, 64) for i in range(4)]
@@ -114,7 +112,7 @@ _REFUSING = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif
 
 
 @pytest.mark.parametrize(("start", "num_points"), [("", 4), (_REFUSING, 3)])
-def test_snapshot_point_precedes_the_first_droppable_screenshot(
+def test_snapshot_point_precedes_first_droppable_screenshot(
     load_tiny: Load, start: str, num_points: int
 ):
     """Unless the template refuses a conversation that ends there; that refuses nothing else."""
@@ -135,7 +133,7 @@ def test_snapshot_point_precedes_the_first_droppable_screenshot(
     assert before.endswith("<tool_response>") == (not start)
 
 
-def test_prompt_may_end_in_reasoning(load_tiny: Load):
+def test_prompt_may_end_in_open_reasoning(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_5")
     assert loaded.spec.reasoning_format is not None
 
@@ -154,7 +152,7 @@ def test_prompt_may_end_in_reasoning(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "gemma4", "mistral3", "smolvlm"])
-def test_continued_answer_starts_where_the_last_message_ends(load_tiny: Load, family: str):
+def test_continued_answer_starts_where_last_message_ends(load_tiny: Load, family: str):
     loaded, preparer = load_tiny(family)
     submit = conversation("a", ("user", ("what is it?",)), ("assistant", ("The colour is",)))
     prompt = prompt_of(preparer, altered(submit, template=TemplateOptions(continue_final=True)))

@@ -130,7 +130,7 @@ def test_tower_rows_are_equal_with_one_call_for_all_windows(
     [[(1, 10, 12), (1, 4, 6), (1, 8, 8)], [(1, 4, 6), (1, 4, 6), (1, 8, 8)]],
     ids=["of three sizes", "of two sizes"],
 )
-def test_tower_rows_of_several_pictures_equal_mlx_vlms(
+def test_tower_rows_of_several_images_equal_mlx_vlms(
     towers: tuple[FrameTower, nn.Module], grids: list[tuple[int, int, int]]
 ):
     ours, own = towers
@@ -138,7 +138,7 @@ def test_tower_rows_of_several_pictures_equal_mlx_vlms(
     assert distance(rows_of(ours, patches, *grids), rows_of(own, patches, *grids)) < 1e-5
 
 
-def test_tower_rows_of_a_frame_equal_the_frame_alone(towers: tuple[FrameTower, nn.Module]):
+def test_tower_rows_of_frame_equal_frame_alone(towers: tuple[FrameTower, nn.Module]):
     tower, _ = towers
     together = pixels(tower, (3, 10, 12))
     rows = rows_of(tower, together, (3, 10, 12))
@@ -150,7 +150,7 @@ def test_tower_rows_of_a_frame_equal_the_frame_alone(towers: tuple[FrameTower, n
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_picture_features_equal_those_mlx_vlm_gives_its_text_model(
+def test_image_features_equal_those_mlx_vlm_gives_its_text_model(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
     made, own = (
@@ -208,7 +208,7 @@ def test_head_sizes_fused_by_metal_are_not_padded(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("size", "fused"), [(32, 64), (88, 96), (112, 128), (160, 160)])
-def test_unfused_head_sizes_are_padded_to_the_next_fused_size(
+def test_unfused_head_sizes_are_padded_to_next_fused_size(
     monkeypatch: pytest.MonkeyPatch, size: int, fused: int
 ):
     assert sizes_attended_to(monkeypatch, size) == {fused}

@@ -64,7 +64,7 @@ def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("name", ["gateway", "nginx"])  # HAProxy now and then fails one request
-def test_dead_engine_behind_a_gateway_fails_no_request(
+def test_dead_engine_behind_gateway_fails_no_request(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     """The front lives, and answers 502 and 503 until it has another engine."""
@@ -134,7 +134,7 @@ def held(daemon: Daemon) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) -> None:
+def test_gateway_avoids_worker_with_many_waiting_requests(gateway: Gateway) -> None:
     """The waiting requests are answered by the same worker once it continues."""
     slow, other = gateway.daemons
     key = gateway.key_for(slow)
@@ -164,7 +164,7 @@ def num_waiting(url: str) -> int:
     return int(get(f"{url}/v1/loads")["loads"][0]["num_waiting_reqs"])
 
 
-def test_haproxy_sends_a_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
+def test_haproxy_sends_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
     """Of eight clients with the slow worker's key, at most three quarters are there at once."""
     slow, other = haproxy.daemons
     key = haproxy.key_for(slow)

@@ -50,7 +50,7 @@ def test_gateways_do_not_buffer_streams(fleet: Fleet) -> None:
     assert any(come_one_by_one(gaps(fleet.client(), 400)) for _ in range(10))
 
 
-def test_disconnect_passes_the_gateway_and_ends_the_request(fleet: Fleet) -> None:
+def test_disconnect_passes_gateway_and_ends_request(fleet: Fleet) -> None:
     stream = fleet.client().chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Go on"}],
@@ -81,7 +81,7 @@ def heavy(num_bytes: int) -> str:
     return "data:image/png;base64," + base64.b64encode(png[:head] + chunk + png[head:]).decode()
 
 
-def test_body_of_60_megabytes_passes_the_gateway(fleet: Fleet) -> None:
+def test_body_of_60_megabytes_passes_gateway(fleet: Fleet) -> None:
     picture = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
     question = {"type": "text", "text": "What is this?"}
     answer = fleet.client().chat.completions.create(
@@ -127,7 +127,7 @@ def test_earlier_response_is_unknown_on_another_worker(fleet: Fleet) -> None:
     assert caught.value.code == "previous_response_not_found"
 
 
-def test_stored_response_is_readable_through_the_gateway(
+def test_stored_response_is_readable_through_gateway(
     nginx: Nginx, haproxy: HAProxy, gateway: Gateway
 ) -> None:
     """With its key; the gateway's own store would have none."""

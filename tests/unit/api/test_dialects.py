@@ -205,7 +205,7 @@ ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES, "/v1/tokeniz
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/show"])
-async def test_lone_surrogate_in_a_model_name_is_refused(connect: Connect, route: str) -> None:
+async def test_lone_surrogate_in_model_name_is_refused(connect: Connect, route: str) -> None:
     client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
     answer = await send(client, route, model="gpt-\ud800")
     assert answer.status_code == 400, answer.text
@@ -326,7 +326,7 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_failed_stream_keeps_its_text_before_the_error(
+async def test_failed_stream_keeps_its_text_before_error(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
     engine.script = (says("One, "), last("two."), failed("engine_died", "It died."))
@@ -338,7 +338,7 @@ async def test_failed_stream_keeps_its_text_before_the_error(
     assert not any("error" in event for event in events)
 
 
-async def test_events_before_a_stream_error_are_in_order(
+async def test_events_before_stream_error_are_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("Hm."), last("two."), failed("engine_died", "It died."))
@@ -374,7 +374,7 @@ async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     "route", ["/v1/completions", "/v1/tokenize", "/v1/detokenize", CHAT, RESPONSES]
 )
-async def test_unknown_fields_follow_the_setting(connect: Connect, route: str) -> None:
+async def test_unknown_fields_follow_setting(connect: Connect, route: str) -> None:
     own = {"tokens": [1], "prompt": ..., "messages": ...} if "detokenize" in route else {}
     request = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
     request = {name: value for name, value in {**request, **own}.items() if value is not ...}
@@ -399,7 +399,7 @@ async def test_unknown_fields_follow_the_setting(connect: Connect, route: str) -
         (OLLAMA, {"format": "json"}, "messages"),
     ],
 )
-async def test_continued_answer_cannot_have_a_grammar(
+async def test_continued_answer_cannot_have_grammar(
     client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str
 ) -> None:
     begun = {"messages": BEGUN} | ({"continue_final_message": True} if route == CHAT else {})
@@ -427,7 +427,7 @@ async def test_continued_answer_cannot_have_a_grammar(
         ),
     ],
 )
-async def test_required_calls_drop_the_schema_in_every_dialect(
+async def test_required_calls_drop_schema_in_every_dialect(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     route: str,
@@ -445,7 +445,7 @@ async def test_required_calls_drop_the_schema_in_every_dialect(
 
 @pytest.mark.parametrize("kind", ["enabled", "disabled", "adaptive"])
 @pytest.mark.parametrize("budget", [None, 0, 50])
-async def test_reasoning_fields_mean_the_same_in_every_dialect(
+async def test_reasoning_fields_are_equivalent_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, kind: str, budget: int | None
 ) -> None:
     wanted = {"type": kind} if budget is None or kind == "disabled" else {
@@ -476,7 +476,7 @@ class Thought:
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
-async def test_reasoning_effort_means_the_same_in_every_dialect(
+async def test_reasoning_effort_is_equivalent_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, effort: str
 ) -> None:
     await send(client, CHAT, reasoning_effort=effort)
@@ -534,7 +534,7 @@ async def test_model_without_reasoning_reports_reasoning_fields(
 # ---- histories that were cut off -------------------------------------------------------
 
 
-async def test_every_dialect_accepts_a_result_without_its_call(
+async def test_every_dialect_accepts_result_without_its_call(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     block = {"type": "tool_result", "tool_use_id": "lost", "content": "x"}

@@ -23,7 +23,7 @@ async def test_model_list_and_model_are_equal(client: httpx.AsyncClient) -> None
     assert (await client.get("/v1/models/default")).json() == model
 
 
-async def test_model_name_may_contain_a_slash(
+async def test_model_name_may_contain_slash(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, model_name="org/model-3b")
@@ -53,7 +53,7 @@ FACTS = ModelFacts(
 )
 
 
-async def test_model_route_shows_the_models_facts(
+async def test_model_route_shows_models_facts(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
@@ -81,9 +81,7 @@ async def test_model_route_shows_the_models_facts(
     }
 
 
-async def test_image_limits_follow_the_pixel_setting(
-    connect: Connect, engine: ScriptedEngine
-) -> None:
+async def test_image_limits_follow_pixel_setting(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect(Settings(image=ImageSettings(max_pixels=500_000)))
     engine.status = replace(engine.status, model_facts=FACTS)
     limits = (await client.get("/v1/models/demo")).json()["image_limits"]
@@ -134,7 +132,7 @@ async def test_health_probes_need_no_key_and_follow_readiness(
     assert (await client.get(route)).status_code == 503
 
 
-async def test_model_route_of_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
+async def test_model_route_of_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/models/gpt-4o")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
@@ -147,12 +145,12 @@ async def test_health_routes_report_live_and_ready(client: httpx.AsyncClient) ->
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "progress": None})
 
 
-async def test_version_route_reports_the_version(client: httpx.AsyncClient) -> None:
+async def test_version_route_reports_version(client: httpx.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": __version__}
 
 
 @pytest.mark.parametrize("path", ["", "/conv_1", "/conv_1/items"])
-async def test_conversations_routes_are_501_with_the_alternative(
+async def test_conversations_routes_are_501_with_alternative(
     client: httpx.AsyncClient, path: str
 ) -> None:
     answer = await client.post(f"/v1/conversations{path}", json={})
@@ -259,7 +257,7 @@ async def test_status_reports_every_figure(
     assert (body["engine"]["pid"], body["engine"]["restarts"]) == (77, 2)
 
 
-async def test_text_page_contains_a_curl_request(client: httpx.AsyncClient) -> None:
+async def test_text_page_contains_curl_request(client: httpx.AsyncClient) -> None:
     answer = await client.get("/")
     assert answer.headers["content-type"].startswith("text/plain")
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in answer.text
@@ -287,7 +285,7 @@ async def test_unknown_routes_are_404_in_openais_shape(
         ("/v1/complete", "`POST /v1/completions`"),
     ],
 )
-async def test_unknown_path_error_names_the_nearest_route(
+async def test_unknown_path_error_names_nearest_route(
     client: httpx.AsyncClient, path: str, nearest: str
 ) -> None:
     message = (await client.get(path)).json()["error"]["message"]
@@ -301,7 +299,7 @@ async def test_unknown_path_error_suggests_no_unrelated_route(
     assert "Do you mean" not in (await client.get(path)).text
 
 
-async def test_wrong_method_error_names_the_methods(client: httpx.AsyncClient) -> None:
+async def test_wrong_method_error_names_methods(client: httpx.AsyncClient) -> None:
     answer = await client.get(ROUTE)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert "GET is not allowed on this route, which takes POST." in answer.text
@@ -314,7 +312,7 @@ async def test_unknown_path_error_is_short_and_printable(client: httpx.AsyncClie
     assert "Do you mean" not in message
 
 
-async def test_foreign_host_error_names_the_setting(client: httpx.AsyncClient) -> None:
+async def test_foreign_host_error_names_setting(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", headers={"Host": "host.docker.internal:8000"})
     assert answer.status_code == 403
     message = answer.json()["error"]["message"]

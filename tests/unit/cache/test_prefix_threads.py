@@ -54,7 +54,7 @@ def num_stored(cache: Cache, prompt: list[Item], salt: str = "") -> int:
     return match.length
 
 
-def test_copy_of_a_segment_does_not_block_other_threads() -> None:
+def test_copy_of_segment_does_not_block_other_threads() -> None:
     cache = Cache("prefix", 1000)
     readings = list[object]()
     insert(cache, [1, 2, 3], lambda: readings.append(cache.stats()))
@@ -77,7 +77,7 @@ class BusySegmentSource(FakeSource):
         return BusySegment(super().take(start, end).parts)
 
 
-def test_split_of_a_segment_does_not_block_other_threads() -> None:
+def test_split_of_segment_does_not_block_other_threads() -> None:
     BusySegment.cache = cache = Cache("prefix", 1000)
     for prompt in (prompt_of([1, 2, 3, 4]), prompt_of([1, 2, 5])):
         cache.insert(prompt, BusySegmentSource(prompt))
@@ -96,7 +96,7 @@ def test_split_of_a_segment_does_not_block_other_threads() -> None:
         ([5], [(0, 3)], 4),
     ],
 )
-def test_prefix_stored_during_the_copy_is_not_stored_twice(
+def test_prefix_stored_during_copy_is_not_stored_twice(
     others: list[Item], takes: list[tuple[int, int]], size_bytes: int
 ) -> None:
     cache = Cache("prefix", 1000)
@@ -107,7 +107,7 @@ def test_prefix_stored_during_the_copy_is_not_stored_twice(
     assert cache.num_references == 0
 
 
-def test_parent_of_a_new_segment_survives_clear_during_the_copy() -> None:
+def test_parent_of_new_segment_survives_clear_during_copy() -> None:
     cache = Cache("prefix", 1000)
     insert(cache, [1, 2])
     insert(cache, [3])
@@ -186,7 +186,7 @@ def test_failed_inserts_leave_no_root_for_their_salt() -> None:
     assert cache._tree.num_roots == 1
 
 
-def test_room_used_by_another_thread_during_the_copy_stays_used() -> None:
+def test_room_used_by_another_thread_during_copy_stays_used() -> None:
     cache = Cache("prefix", 3)
     held = list[object]()
 

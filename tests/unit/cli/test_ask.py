@@ -117,7 +117,7 @@ def test_ask_prints_streamed_answer(
     assert request["model"] == "demo"
 
 
-def test_ask_sends_pictures_in_order_before_question(
+def test_ask_sends_images_in_order_before_question(
     url: str, script: DaemonScript, picture: Path
 ) -> None:
     second = picture.with_name("second")
@@ -248,7 +248,7 @@ def test_ask_fails_if_stream_ends_without_done(
     assert "before it was complete" in err
 
 
-def test_ask_names_missing_picture(
+def test_ask_names_missing_image(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["ask", "absent.png", "What?"]) == 1
@@ -341,7 +341,7 @@ def test_own_daemon_ends_after_keyboard_interrupt() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"# no picture"])
-def test_ask_refuses_unreadable_picture_before_starting_daemon(
+def test_ask_refuses_unreadable_image_before_starting_daemon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
 ) -> None:
     path = tmp_path / "README.md"

@@ -44,7 +44,7 @@ class EncodeTurns:
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
+def test_every_turn_launches_one_part_of_encode(is_alone: bool):
     turns = EncodeTurns(num_parts=3)
     assert not turns.encoder.needs_turns
     turns.encoder.start(turns.works)
@@ -58,7 +58,7 @@ def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
     assert (done.seconds is not None) == is_alone, "others used the device meanwhile"
 
 
-def test_encode_interrupted_by_a_step_is_not_measured():
+def test_encode_interrupted_by_step_is_not_measured():
     turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     for is_alone in (True, False, True):
@@ -102,7 +102,7 @@ def test_encode_part_waits_for_few_long_steps():
     assert [turns.turn(is_long=True) for _ in range(5)] == [3, 3, 3, 3, 4]
 
 
-def test_features_are_returned_after_a_long_step():
+def test_features_are_returned_after_long_step():
     turns = EncodeTurns(num_parts=1)
     for _ in range(2):
         turns.encoder.start(turns.works[:1])
@@ -111,7 +111,7 @@ def test_features_are_returned_after_a_long_step():
         turns.done()
 
 
-def test_encode_delayed_by_a_long_step_is_not_measured():
+def test_encode_delayed_by_long_step_is_not_measured():
     turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     turns.turn(is_alone=True)
@@ -185,7 +185,7 @@ def test_encode_parts_run_between_decode_steps():
     assert engine.ended == ["b", "a"]
 
 
-def test_loop_continues_with_only_an_encode_to_do():
+def test_loop_continues_with_only_encode_to_do():
     engine, model = engine_in_turns(num_parts=4)
     engine.add("a", images=2)
     engine.step_until(lambda: engine.ended == ["a"])
@@ -194,7 +194,7 @@ def test_loop_continues_with_only_an_encode_to_do():
     assert engine.num_tracked == 0
 
 
-def test_request_arriving_during_an_encode_is_accepted():
+def test_request_arriving_during_encode_is_accepted():
     engine, model = engine_in_turns(num_parts=100)
     engine.add("a", images=1)
     engine.step_until(lambda: bool(model.encodings))
@@ -203,7 +203,7 @@ def test_request_arriving_during_an_encode_is_accepted():
     assert engine.ended == ["b", "a"]
 
 
-def test_encode_of_an_aborted_request_completes_and_is_dropped():
+def test_encode_of_aborted_request_completes_and_is_dropped():
     engine, model = picture_beside_a_text(num_parts=4)
     engine.abort("b")
     engine.run()

@@ -6,7 +6,7 @@ from vlm_server.engine.heartbeat import Heartbeat
 from vlm_server.platform.child.cancellation import Cancellation
 
 
-def test_heartbeat_reports_the_oldest_work_of_every_kind():
+def test_heartbeat_reports_oldest_work_of_every_kind():
     heartbeat = Heartbeat()
     assert heartbeat.read_oldest() == {}
     heartbeat.start("a", "first")

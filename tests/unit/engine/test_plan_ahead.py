@@ -16,7 +16,7 @@ def test_idle_engine_precompiles_all_pending_plans():
     assert engine.loop._precompile_due is None
 
 
-def test_precompilation_pauses_right_after_an_answer(monkeypatch: pytest.MonkeyPatch):
+def test_precompilation_pauses_right_after_answer(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
     engine = Engine()

@@ -60,7 +60,7 @@ def test_backend_check_passes_where_mlx_is_installed() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "ask PICTURE what", "models check MODEL"])
-def test_commands_that_need_a_model_name_the_missing_extra(
+def test_commands_with_model_report_missing_extra(
     command: str, bare: dict[str, str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "picture.png"
@@ -98,7 +98,7 @@ for words in sys.argv[1:]:
 """
 
 
-def test_commands_without_a_model_work_without_mlx(bare: dict[str, str]) -> None:
+def test_commands_without_model_work_without_mlx(bare: dict[str, str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-P", "-c", COMMANDS, *STATUSES],
         env=bare,
@@ -138,7 +138,7 @@ def test_checkpoint_examination_fails_without_mlx(bare: dict[str, str]) -> None:
     assert "vlm-server[cpu]" in refusal
 
 
-def test_library_beside_the_module_counts_as_installed(tmp_path: Path) -> None:
+def test_library_next_to_module_counts_as_installed(tmp_path: Path) -> None:
     """No process is started then: that takes time at every start."""
     assert not backend.has_library([str(tmp_path)])
     (tmp_path / "lib").mkdir()

@@ -73,7 +73,7 @@ def growth(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_trim_returns_free_memory_to_the_system():
+def test_trim_returns_free_memory_to_system():
     assert growth() > 50_000_000
     assert growth(last="heap.trim()") < 5_000_000
 

@@ -100,7 +100,7 @@ def test_unstorable_state_fails_no_request():
     ground.errors.check()
 
 
-def test_engine_broken_error_is_raised_by_the_prefix_writer():
+def test_engine_broken_error_is_raised_by_prefix_writer():
     ground = WriterHarness()
     ground.store.error = EngineBroken("a rank is gone")
     with pytest.raises(EngineBroken):

@@ -73,7 +73,7 @@ def condemn(quarantine: Quarantine, submit: Submit) -> None:
 # ---- suspects ------------------------------------------------------------------------
 
 
-def test_second_crash_makes_a_load_suspect_but_not_refused(quarantine: Quarantine) -> None:
+def test_second_crash_makes_load_suspect_but_not_refused(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     assert not is_suspect(quarantine, SAME)
     die(quarantine, LARGE)
@@ -92,14 +92,14 @@ def test_successful_suspect_is_cleared_of_all_crashes(quarantine: Quarantine) ->
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_success_between_crashes_clears_the_load(quarantine: Quarantine) -> None:
+def test_success_between_crashes_clears_load(quarantine: Quarantine) -> None:
     for _ in range(5):
         die(quarantine, LARGE)
         succeed(quarantine, SAME)
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_success_with_cached_picture_does_not_clear_the_encode_load(
+def test_success_with_cached_image_does_not_clear_encode_load(
     quarantine: Quarantine,
 ) -> None:
     """The picture was cached."""
@@ -111,7 +111,7 @@ def test_success_with_cached_picture_does_not_clear_the_encode_load(
     assert is_suspect(quarantine, LARGE)
 
 
-def test_crash_blames_the_phase_of_a_request(quarantine: Quarantine) -> None:
+def test_crash_blames_phase_of_request(quarantine: Quarantine) -> None:
     """Its picture was encoded, and is no suspect; its prompt is."""
     screenshots = ask("many", "", *[SCREENSHOT] * 20)
     die_of_prompts(quarantine, screenshots)
@@ -120,7 +120,7 @@ def test_crash_blames_the_phase_of_a_request(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_pictures_of_different_aspect_are_different_loads(quarantine: Quarantine) -> None:
+def test_images_of_different_aspect_are_different_loads(quarantine: Quarantine) -> None:
     panorama = ask("panorama", "", (46_000, 45))
     die(quarantine, panorama)
     die(quarantine, panorama)
@@ -176,7 +176,7 @@ def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantin
     assert not is_refused(quarantine, LARGE)
 
 
-def test_crash_before_the_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
+def test_crash_before_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
@@ -184,7 +184,7 @@ def test_crash_before_the_trial_runs_condemns_no_load(quarantine: Quarantine) ->
     assert not is_refused(quarantine, LARGE)
 
 
-def test_expired_refusal_clears_the_load(quarantine: Quarantine, clock: Clock) -> None:
+def test_expired_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> None:
     condemn(quarantine, LARGE)
     clock.now += SECONDS - 1
     assert is_refused(quarantine, LARGE)
@@ -210,7 +210,7 @@ def test_requests_of_equal_load_count_one_crash_together(quarantine: Quarantine)
     assert not is_suspect(quarantine, ask("c", LONG))
 
 
-def test_batched_encode_crash_blames_all_its_pictures(quarantine: Quarantine) -> None:
+def test_batched_encode_crash_blames_all_its_images(quarantine: Quarantine) -> None:
     screenshot, photo = ask("one", "", (1900, 1100)), ask("other", "", (800, 3000))
     for _ in range(2):
         for submit in (screenshot, photo):
@@ -221,7 +221,7 @@ def test_batched_encode_crash_blames_all_its_pictures(quarantine: Quarantine) ->
     assert is_suspect(quarantine, photo)
 
 
-def test_crash_blames_only_loads_on_the_device(quarantine: Quarantine) -> None:
+def test_crash_blames_only_loads_on_device(quarantine: Quarantine) -> None:
     names = ["waiting", "answered", "past", "failed", "culprit"]
     sizes = [(64, 64), (128, 128), (256, 256), (512, 512), (4096, 4096)]
     submits = [ask(name, "", size) for name, size in zip(names, sizes, strict=True)]
@@ -237,7 +237,7 @@ def test_crash_blames_only_loads_on_the_device(quarantine: Quarantine) -> None:
     assert [is_suspect(quarantine, submit) for submit in submits] == [False] * 4 + [True]
 
 
-def test_aborted_picture_still_under_encode_is_blamed(quarantine: Quarantine) -> None:
+def test_aborted_image_still_under_encode_is_blamed(quarantine: Quarantine) -> None:
     """The encoder continues an aborted picture while other prompts are prefilled."""
     for _ in range(2):
         admit(quarantine, LARGE)
@@ -249,7 +249,7 @@ def test_aborted_picture_still_under_encode_is_blamed(quarantine: Quarantine) ->
     assert is_suspect(quarantine, LARGE)
 
 
-def test_aborted_picture_is_not_blamed_for_later_work(quarantine: Quarantine) -> None:
+def test_aborted_image_is_not_blamed_for_later_work(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))
@@ -266,14 +266,14 @@ def test_intended_engine_end_is_no_crash(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, SAME)
 
 
-def test_work_of_the_previous_engine_is_not_blamed_again(quarantine: Quarantine) -> None:
+def test_work_of_previous_engine_is_not_blamed_again(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     admit(quarantine, LARGE)
     quarantine.record_engine_end(is_crash=True)
     assert not is_suspect(quarantine, SAME)
 
 
-def test_zero_quarantine_seconds_disable_the_quarantine(clock: Clock) -> None:
+def test_zero_quarantine_seconds_disable_quarantine(clock: Clock) -> None:
     quarantine = Quarantine(0.0, clock)
     condemn(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)

@@ -111,7 +111,7 @@ async def test_memory_limit_is_sent_once() -> None:
     await supervisor.stop()
 
 
-async def test_cancelled_stop_followed_by_stop_ends_the_engine() -> None:
+async def test_cancelled_stop_followed_by_stop_ends_engine() -> None:
     supervisor, process = await started()
     process.end_seconds = 0.2
     impatient = asyncio.create_task(supervisor.stop())
@@ -123,7 +123,7 @@ async def test_cancelled_stop_followed_by_stop_ends_the_engine() -> None:
 
 
 @pytest.mark.parametrize("end", [READY, Unloadable("it is broken"), None])
-async def test_load_progress_ends_with_the_load(end: Event | None) -> None:
+async def test_load_progress_ends_with_load(end: Event | None) -> None:
     """Whether the engine gets ready, can't load the model any more, or dies before that."""
     stages = list[str]()
     supervisor, process = await started(lambda stage, _fraction: stages.append(stage))

@@ -30,7 +30,7 @@ def turn(made: Trials, name: str, is_suspect: bool = False) -> asyncio.Task[bool
     return asyncio.create_task(made.wait_for_turn(name, suspect if is_suspect else innocent))
 
 
-async def test_requests_do_not_wait_without_a_suspect() -> None:
+async def test_requests_do_not_wait_without_suspect() -> None:
     made = Trials()
     for name in "abc":
         assert not await made.wait_for_turn(name, innocent)
@@ -70,7 +70,7 @@ async def test_trial_waits_for_prompts_but_not_long_for_answers(
     assert await settled(tried)
 
 
-async def test_trials_run_in_turn_and_the_next_is_rechecked() -> None:
+async def test_trials_run_in_turn_and_next_is_rechecked() -> None:
     made = Trials()
     answers = iter([True, False])
     first = asyncio.create_task(made.wait_for_turn("first", lambda: next(answers)))

@@ -127,7 +127,7 @@ async def test_metrics_contain_every_engine_figure(
     }
 
 
-async def test_metrics_omit_figures_of_a_restarting_engine(
+async def test_metrics_omit_figures_of_restarting_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.be("restarting")
@@ -137,7 +137,7 @@ async def test_metrics_omit_figures_of_a_restarting_engine(
     assert not [name for name, _ in found if "memory" in name or name.endswith("tokens_total")]
 
 
-async def test_metrics_have_documentation_and_the_right_types(
+async def test_metrics_have_documentation_and_right_types(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, stats=STATS)
@@ -217,7 +217,7 @@ async def test_metrics_of_two_applications_are_independent(connect: Connect) -> 
     assert not [name for name, _ in found if name.endswith("requests_total")]
 
 
-async def test_metrics_need_the_key_like_the_status(connect: Connect) -> None:
+async def test_metrics_need_key_like_status(connect: Connect) -> None:
     client = connect(Settings(server=Server(api_keys=(KEY,))))
     assert (await client.get("/metrics")).status_code == 401
     client.headers["authorization"] = f"Bearer {KEY}"

@@ -75,7 +75,7 @@ async def test_cancelled_request_is_410_which_clients_do_not_retry(
     assert again.status_code == 404
 
 
-async def test_cancelling_and_settings_need_an_admin_key(tmp_path: Path, connect: Connect) -> None:
+async def test_cancelling_and_settings_need_admin_key(tmp_path: Path, connect: Connect) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[laptop]\nkey = "laptop-key"\n[ops]\nkey = "operator-key"\nadmin = true\n')
     file.chmod(0o600)

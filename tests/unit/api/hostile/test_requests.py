@@ -151,7 +151,7 @@ def at(path: Path, value: Any) -> Iterator[None]:
 
 
 @by_dialect
-def test_refusals_do_not_repeat_the_value(dialect: Hostile) -> None:
+def test_refusals_do_not_repeat_value(dialect: Hostile) -> None:
     for path in paths(dialect.whole):
         for value in LONG:
             with at(path, value):
@@ -205,7 +205,7 @@ def test_request_with_changed_bytes_is_accepted_or_refused(
 
 
 @pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.pictured], ids=str)
-def test_parsing_thread_accepts_texts_and_leaves_pictures(dialect: Hostile) -> None:
+def test_parsing_thread_accepts_texts_and_leaves_images(dialect: Hostile) -> None:
     text, pictured = (json.dumps(each).encode() for each in (dialect.plain, dialect.pictured))
     on_thread = msgspec.structs.replace(CONTEXT, on_thread=True)
     assert dialect.parse(text, on_thread) == dialect.parse(text, CONTEXT)
@@ -237,7 +237,7 @@ print("all read")
 """
 
 
-def test_concurrent_first_requests_do_not_crash_the_front() -> None:
+def test_concurrent_first_requests_do_not_crash_front() -> None:
     jobs = [
         (dialect.parse.__module__, dialect.parse.__qualname__, json.dumps(dialect.plain))
         for dialect in DIALECTS

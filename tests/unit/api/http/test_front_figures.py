@@ -107,7 +107,7 @@ async def test_stream_has_no_server_timing_header(client: httpx.AsyncClient) -> 
     assert "server-timing" not in answer.headers
 
 
-async def test_tokenize_is_not_counted_as_an_answer(client: httpx.AsyncClient) -> None:
+async def test_tokenize_is_not_counted_as_answer(client: httpx.AsyncClient) -> None:
     await client.post("/v1/tokenize", json=chat())
     found = await scrape(client)
     assert found["request_success_total", "stop"] == found["num_requests_running", ""] == 0
@@ -123,7 +123,7 @@ async def test_finish_reason_counters_start_at_zero(client: httpx.AsyncClient) -
     assert ends == dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
 
 
-async def test_first_token_and_silence_are_timed_at_the_socket(
+async def test_first_token_and_silence_are_timed_at_socket(
     engine: ScriptedEngine,
 ) -> None:
     """The front's figures are never larger than those of the client."""
@@ -156,7 +156,7 @@ async def test_first_token_and_silence_are_timed_at_the_socket(
     assert found["stream_longest_silence_seconds_sum", ""] == gap
 
 
-async def test_latency_is_measured_from_the_headers(engine: ScriptedEngine) -> None:
+async def test_latency_is_measured_from_headers(engine: ScriptedEngine) -> None:
     """The request's task may start much later if the front is busy."""
     app = create_app(Settings(), OneModel(engine), parsing_pool())
 
@@ -174,7 +174,7 @@ async def test_latency_is_measured_from_the_headers(engine: ScriptedEngine) -> N
     assert float(receive.removeprefix("receive;dur=")) >= 5000
 
 
-async def test_connection_records_the_time_of_the_headers() -> None:
+async def test_connection_records_time_of_headers() -> None:
     received = asyncio.Queue[float]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -238,14 +238,14 @@ async def test_failed_request_is_counted_as_error(
     assert found["num_requests_running", ""] == found["num_requests_waiting", ""] == 0
 
 
-async def test_metric_names_have_the_configured_prefix(connect: Connect) -> None:
+async def test_metric_names_have_configured_prefix(connect: Connect) -> None:
     client = connect(Settings(metrics=MetricsSettings(prefix="vllm:")))
     await client.post(ROUTE, json=chat())
     found = await scrape(client, "vllm:")
     assert found["request_success_total", "stop"] == 1
 
 
-async def test_log_line_has_the_answers_figures(
+async def test_log_line_has_answers_figures(
     client: httpx.AsyncClient, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.script = (*HELLO[:-1], timed(Phase("queue", 0.0), Phase("decode", 0.0)))

@@ -72,7 +72,7 @@ def test_single_client_gets_every_slot() -> None:
     assert Queue(max_requests=8).fill("a") == 8
 
 
-def test_freed_slot_goes_to_the_waiting_client() -> None:
+def test_freed_slot_goes_to_waiting_client() -> None:
     queue = Queue(max_requests=8)
     queue.fill("a")
     assert not queue.take("b")
@@ -95,7 +95,7 @@ def test_client_that_stopped_asking_loses_its_share() -> None:
     assert queue.take("a")
 
 
-def test_three_greedy_clients_get_a_third_each() -> None:
+def test_three_greedy_clients_get_equal_shares() -> None:
     queue = Queue(max_requests=9)
     queue.fill("a")
     for _ in range(60):
@@ -105,7 +105,7 @@ def test_three_greedy_clients_get_a_third_each() -> None:
     assert [queue.count(client) for client in "abc"] == [3, 3, 3]
 
 
-def test_clients_beyond_the_slots_get_one_each() -> None:
+def test_clients_more_than_slots_get_one_slot_each() -> None:
     queue = Queue(max_requests=3)
     for number in range(50):
         queue.take(f"client {number}")
@@ -166,7 +166,7 @@ async def test_key_cannot_take_all_slots_while_another_waits(
 # ---- bytes -----------------------------------------------------------------------------
 
 
-def test_body_over_the_waiting_bytes_is_refused() -> None:
+def test_body_over_waiting_bytes_is_refused() -> None:
     queue = Queue(max_body_bytes=MIB, max_waiting_bytes=2 * MIB)
     assert queue.take("a", MIB)
     assert queue.take("a", MIB)
@@ -201,7 +201,7 @@ def body_of(num_bytes: int) -> bytes:
     return body + b" " * (num_bytes - len(body))
 
 
-async def test_bytes_are_refused_before_the_body_is_read() -> None:
+async def test_bytes_are_refused_before_body_is_read() -> None:
     engine = ScriptedEngine(never())
     async with (
         listening(engine, SMALL) as port,
@@ -267,7 +267,7 @@ async def test_chunked_body_is_counted_after_its_arrival() -> None:
         await until_nothing_waits(client)
 
 
-async def test_waiting_bytes_are_freed_when_the_engine_begins(
+async def test_waiting_bytes_are_freed_when_engine_begins(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(SMALL)
@@ -289,7 +289,7 @@ async def test_waiting_bytes_are_freed_when_the_engine_begins(
 # ---- when to come back -----------------------------------------------------------------
 
 
-def test_service_rate_covers_the_last_minute() -> None:
+def test_service_rate_covers_last_minute() -> None:
     rate = ServiceRate()
     assert rate.seconds_for(0, 100.0) == 1
     rate.begin(100.0)
@@ -311,7 +311,7 @@ def test_service_rate_of_many_ends_covers_less_time() -> None:
     assert rate.seconds_for(500, 30.0) == pytest.approx(5, rel=0.02)
 
 
-def test_retry_after_grows_with_the_load() -> None:
+def test_retry_after_grows_with_load() -> None:
     retry_seconds: dict[float, set[float]] = {}
     for seconds in (0.01, 0.5, 5.0):
         queue = Queue(max_requests=8)

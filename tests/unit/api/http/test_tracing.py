@@ -63,7 +63,7 @@ class Traced:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
+async def test_request_is_span_with_its_phases(stream: bool) -> None:
     traced = Traced()
     body = chat(user(text("swordfish"), picture()), stream=stream)
     before = time.time_ns()
@@ -106,7 +106,7 @@ async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
     assert "Hello" not in everything
 
 
-async def test_request_span_joins_the_callers_trace() -> None:
+async def test_request_span_joins_callers_trace() -> None:
     traced = Traced()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b"}
     await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -127,7 +127,7 @@ async def test_unsampled_callers_get_no_span() -> None:
 @pytest.mark.parametrize(
     "value", ["", "swordfish", f"00-{'0' * 32}-{PARENT}-01", "é" * 9, "-" * 999]
 )
-async def test_invalid_traceparent_begins_a_new_trace(value: str) -> None:
+async def test_invalid_traceparent_begins_new_trace(value: str) -> None:
     traced = Traced()
     headers = [(b"traceparent", value.encode("latin-1"))]
     answer = await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -135,7 +135,7 @@ async def test_invalid_traceparent_begins_a_new_trace(value: str) -> None:
     assert traced.spans["chat demo"].parent is None
 
 
-async def test_failed_request_span_has_the_error_code() -> None:
+async def test_failed_request_span_has_error_code() -> None:
     traced = Traced()
     await traced.client.post(ROUTE, json=chat(foo=1))
     traced.engine.script = (says("a"), failed("engine_died", "swordfish"))
@@ -229,13 +229,13 @@ async def test_otlp_collector_receives_spans(
     assert sorted(names) == ["chat demo", "decode", "prefill", "prepare", "queue", "receive"]
 
 
-def test_tracing_is_off_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_off_without_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENDPOINT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert start_tracer(Tracing(), OPERATIONS) is None
 
 
-def test_missing_otel_extra_is_an_error_only_by_settings(
+def test_missing_otel_extra_is_error_only_by_settings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace.export", None)

@@ -35,7 +35,7 @@ def test_parse_job_is_separated_from_its_body() -> None:
     assert message == b"body"
 
 
-def test_parsing_process_returns_the_parsed_request() -> None:
+def test_parsing_process_returns_parsed_request() -> None:
     body = json.dumps(chat(user(picture(), picture()), n=3, stream=True)).encode()
     request, answering = decode_outcome(parsing_process.answer(sent(body)))
     assert request.submit.request_id == "chatcmpl-1"
@@ -43,7 +43,7 @@ def test_parsing_process_returns_the_parsed_request() -> None:
     assert request.shape == answering.shape
 
 
-def test_parsing_process_returns_the_error_of_a_bad_request() -> None:
+def test_parsing_process_returns_error_of_bad_request() -> None:
     body = json.dumps(chat(user(picture("data:;base64,AAAA")))).encode()
     with pytest.raises(InvalidImage) as caught:
         decode_outcome(parsing_process.answer(sent(body)))
@@ -51,13 +51,13 @@ def test_parsing_process_returns_the_error_of_a_bad_request() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://x/\\ud800", "file:///\\ud800", "\\ud800"])
-def test_url_with_a_lone_surrogate_is_a_bad_request(url: str) -> None:
+def test_url_with_lone_surrogate_is_bad_request(url: str) -> None:
     body = json.dumps(chat(user(picture("URL")))).replace("URL", url).encode()
     with pytest.raises(InvalidRequest):
         decode_outcome(parsing_process.answer(sent(body)))
 
 
-def test_internal_error_does_not_end_the_parsing_process() -> None:
+def test_internal_error_does_not_end_parsing_process() -> None:
     with pytest.raises(InternalError):
         decode_outcome(parsing_process.answer(sent(b"{}", ParsingJob("no dialect", JOB.context))))
 

@@ -32,7 +32,7 @@ async def key_of(client: httpx.AsyncClient, route: str, body: Any, **headers: st
     return key
 
 
-async def test_routing_key_of_a_conversation_is_its_first_pictures_hash(
+async def test_routing_key_of_conversation_is_hash_of_first_image(
     client: httpx.AsyncClient,
 ) -> None:
     """Clients can compute the SHA-256; later pictures do not change it."""
@@ -58,7 +58,7 @@ async def test_routing_key_of_text_stays_over_turns(client: httpx.AsyncClient) -
     assert other not in keys
 
 
-async def test_routing_key_of_a_picture_is_equal_in_every_dialect(
+async def test_routing_key_of_image_is_equal_in_every_dialect(
     client: httpx.AsyncClient,
 ) -> None:
     base64 = PNG_URL.partition(",")[2]
@@ -78,16 +78,14 @@ async def test_routing_key_of_a_picture_is_equal_in_every_dialect(
     assert set(keys.values()) == {hashlib.sha256(PNG).hexdigest()}, keys
 
 
-async def test_response_continues_with_the_previous_routing_key(client: httpx.AsyncClient) -> None:
+async def test_response_continues_with_previous_routing_key(client: httpx.AsyncClient) -> None:
     first = await client.post(RESPONSES, json={"model": "demo", "input": "Look."})
     body = {"model": "demo", "input": "Again.", "previous_response_id": first.json()["id"]}
     assert await key_of(client, RESPONSES, body) == first.headers["x-vlm-routing-key"]
 
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])
-async def test_prompt_cache_key_decides_the_routing_key(
-    client: httpx.AsyncClient, route: str
-) -> None:
+async def test_prompt_cache_key_decides_routing_key(client: httpx.AsyncClient, route: str) -> None:
     """The key stays even when the first turns are dropped from the conversation."""
 
     def named(name: str, words: str) -> dict[str, Any]:
@@ -115,7 +113,7 @@ async def test_invalid_routing_key_header_is_replaced(client: httpx.AsyncClient,
     assert echoed == await key_of(client, CHAT, chat())
 
 
-async def test_error_responses_carry_the_routing_key(
+async def test_error_responses_carry_routing_key(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (failed("engine_died", "It died."),)
@@ -127,7 +125,7 @@ async def test_error_responses_carry_the_routing_key(
     assert (refused.status_code, refused.headers["x-vlm-routing-key"]) == (400, "mine")
 
 
-async def test_requests_without_a_prompt_have_no_routing_key(client: httpx.AsyncClient) -> None:
+async def test_requests_without_prompt_have_no_routing_key(client: httpx.AsyncClient) -> None:
     assert await key_of(client, OLLAMA, {"model": "demo", "messages": []}) is None
     assert "x-vlm-routing-key" not in (await client.get("/v1/models")).headers
 

@@ -48,7 +48,7 @@ def test_lack_of_memory_or_descriptors_does_not_count_as_damage(
         store.check_integrity()
 
 
-def test_files_can_be_evicted_below_the_limit(tmp_path: Path) -> None:
+def test_files_can_be_evicted_below_limit(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         for number in (1, 2, 3):
             put(store, number)

@@ -61,7 +61,7 @@ def test_entry_of_another_process_is_found_after_refresh(one: DiskStore, other: 
     other.check_integrity()
 
 
-def test_refresh_lists_the_folder_only_after_foreign_changes(
+def test_refresh_lists_folder_only_after_foreign_changes(
     one: DiskStore, other: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listings = list[object]()
@@ -106,7 +106,7 @@ def test_touch_by_another_process_delays_eviction(one: DiskStore, other: DiskSto
     one.check_integrity()
 
 
-def test_entry_evicted_by_another_process_is_a_miss(one: DiskStore, other: DiskStore) -> None:
+def test_entry_evicted_by_another_process_is_miss(one: DiskStore, other: DiskStore) -> None:
     put(one, 1)
     other.make_room(LIMIT_BYTES)
     assert one.get(key_of(1)) is None
@@ -144,7 +144,7 @@ def test_shared_folder_has_one_limit_for_all_stores(
     assert one.refresh()[1] == [key_of(1)]
 
 
-def test_second_writer_of_a_file_does_nothing(
+def test_second_writer_of_file_does_nothing(
     one: DiskStore, other: DiskStore, tmp_path: Path
 ) -> None:
     def write(path: Path) -> None:
@@ -170,7 +170,7 @@ def test_file_stored_by_another_process_is_not_overwritten(
     one.check_integrity()
 
 
-def test_unfinished_file_of_a_live_writer_is_not_swept(one: DiskStore, tmp_path: Path) -> None:
+def test_unfinished_file_of_live_writer_is_not_swept(one: DiskStore, tmp_path: Path) -> None:
     def write(path: Path) -> None:
         path.write_bytes(b"half")
         with open_store(tmp_path):
@@ -211,7 +211,7 @@ def test_writer_killed_before_rename_leaves_only_whole_files(
         assert not list(tmp_path.rglob("tmp-*"))
 
 
-def test_changes_of_a_process_that_died_with_the_lock_are_found(
+def test_changes_of_process_that_died_with_lock_are_found(
     one: DiskStore, other: DiskStore, tmp_path: Path
 ) -> None:
     """The process died between the rename and the new token."""
@@ -274,7 +274,7 @@ print(hits, store.stats().evictions)
 """
 
 
-def test_concurrent_processes_keep_the_shared_folder_intact(tmp_path: Path) -> None:
+def test_concurrent_processes_keep_shared_folder_intact(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         pass
     processes = [

@@ -121,7 +121,7 @@ def test_eviction_order_by_last_use_survives_restart(tmp_path: Path) -> None:
         store.check_integrity()
 
 
-def test_files_dated_in_the_future_are_evicted_in_order(tmp_path: Path) -> None:
+def test_files_dated_in_future_are_evicted_in_order(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -134,7 +134,7 @@ def test_files_dated_in_the_future_are_evicted_in_order(tmp_path: Path) -> None:
     assert numbers_in(store) == {3, 4, 5}
 
 
-def test_entries_to_keep_are_not_evicted_for_a_put(tmp_path: Path) -> None:
+def test_entries_to_keep_are_not_evicted_for_put(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -144,7 +144,7 @@ def test_entries_to_keep_are_not_evicted_for_a_put(tmp_path: Path) -> None:
         assert numbers_in(store) == {1, 3, 4}
 
 
-def test_smaller_limit_evicts_when_the_store_opens(tmp_path: Path) -> None:
+def test_smaller_limit_evicts_when_store_opens(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -152,7 +152,7 @@ def test_smaller_limit_evicts_when_the_store_opens(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in all_files(tmp_path)) == 100
 
 
-def test_file_larger_than_announced_stays_within_the_limit(tmp_path: Path) -> None:
+def test_file_larger_than_announced_stays_within_limit(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         put(store, 1)
         store.make_room(100)
@@ -178,7 +178,7 @@ def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
         store.check_integrity()
 
 
-def test_owners_share_the_limit_but_no_entries(tmp_path: Path) -> None:
+def test_owners_share_limit_but_no_entries(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         put(store, 1)
         put(store, 2)
@@ -258,7 +258,7 @@ def test_killed_process_leaves_only_whole_files_on_disk(tmp_path: Path) -> None:
             store.check_integrity()
 
 
-def test_default_folder_is_the_cache_folder_of_the_system(
+def test_default_folder_is_cache_folder_of_system(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

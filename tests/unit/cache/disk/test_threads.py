@@ -99,7 +99,7 @@ def test_deletion_of_damaged_file_does_not_block_other_threads(store: DiskStore)
     assert (store.stats().damaged, store.stats().misses) == (1, 1)
 
 
-def test_file_evicted_just_before_its_read_is_a_miss(store: DiskStore) -> None:
+def test_file_evicted_just_before_its_read_is_miss(store: DiskStore) -> None:
     put(store, 1)
     BusyPath.on_read = lambda path: elsewhere(lambda: store.make_room(300))
     assert store.get(key_of(1)) is None
@@ -167,7 +167,7 @@ def test_temporary_file_that_vanishes_during_start_is_ignored(tmp_path: Path) ->
     assert key_of(3) in store
 
 
-def test_concurrent_writer_and_readers_keep_the_store_intact(store: DiskStore) -> None:
+def test_concurrent_writer_and_readers_keep_store_intact(store: DiskStore) -> None:
     is_written = threading.Event()
 
     def write_all() -> None:

@@ -98,7 +98,7 @@ def test_ask_json_prints_answer_usage_and_timings(
     assert timings["tokens_per_second"] > 0
 
 
-def test_ask_json_reports_regions_in_picture_pixels(
+def test_ask_json_reports_regions_in_image_pixels(
     url: str, model: type[ScriptedModel], picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.text = '{"bbox_2d": [100, 200, 500, 400], "label": "it"}'
@@ -110,7 +110,7 @@ def test_ask_json_reports_regions_in_picture_pixels(
     assert json.loads(capsys.readouterr().out)["regions"] == [region]
 
 
-def test_save_boxes_writes_marked_picture(
+def test_save_boxes_writes_marked_image(
     url: str,
     model: type[ScriptedModel],
     picture: str,
@@ -199,7 +199,7 @@ def test_ask_reads_question_from_stdin(
     assert request["messages"][0]["content"][1]["text"] == "What shape\nis this?"
 
 
-def test_ask_reads_picture_from_stdin(
+def test_ask_reads_image_from_stdin(
     url: str, model: type[ScriptedModel], picture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_stdin(monkeypatch, Path(picture).read_bytes())

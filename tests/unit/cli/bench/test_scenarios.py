@@ -89,13 +89,13 @@ async def shown(scenario: str) -> list[list[str]]:
     ]
 
 
-async def test_agent_window_keeps_latest_three_pictures():
+async def test_agent_window_keeps_latest_three_images():
     turns = [" ".join(shown_pictures) for shown_pictures in await shown("agent-window")]
     assert turns[:5] == ["1", "1 2", "1 2 3", "2 3 4", "3 4 5"]
     assert turns[-1] == "10 11 12"
 
 
-async def test_agent_drops_removes_several_pictures_at_once():
+async def test_agent_drops_removes_several_images_at_once():
     turns = await shown("agent-drops")
     assert [len(turn) for turn in turns] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
     assert turns[6] == ["5", "6", "7"]
@@ -126,7 +126,7 @@ async def test_agent_window_reports_tokens_not_cached():
 
 
 @pytest.mark.alone
-async def test_stall_measures_longest_gap_of_stream():
+async def test_stall_scenario_measures_longest_gap_of_stream():
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
         if pictures(request):
             return [(0.05, text("p")), (0.0, ending(4))]
@@ -138,12 +138,12 @@ async def test_stall_measures_longest_gap_of_stream():
     assert ttft.value == pytest.approx(50, abs=40)
 
 
-async def test_stall_is_unknown_if_text_ends_before_pictures():
+async def test_stall_scenario_is_unknown_if_text_ends_before_images():
     runs = await run(ScriptedServer(), "stall")
     assert runs[-1].figures[0].value is None
 
 
-async def test_conc_counts_clears_among_governor_decisions():
+async def test_conc_scenario_counts_clears_among_governor_decisions():
     """Only clears count among a governor's decisions, and only those during the scenario."""
 
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
@@ -157,7 +157,7 @@ async def test_conc_counts_clears_among_governor_decisions():
 
 
 @pytest.mark.alone
-async def test_conc_reports_gap_median_p99_and_ratio():
+async def test_conc_scenario_reports_gap_median_p99_and_ratio():
     def script(_: dict[str, Any]) -> list[tuple[float, bytes]]:
         pieces = [(0.02, text(str(number))) for number in range(10)]
         return [*pieces, (0.4, text("at last")), (0.0, ending(11))]
@@ -172,7 +172,7 @@ async def test_conc_reports_gap_median_p99_and_ratio():
     assert figures["between tokens, p99 / median"] == pytest.approx(most / middle)
 
 
-async def test_conc_clears_are_unknown_without_status_route():
+async def test_conc_scenario_clears_are_unknown_without_status_route():
     class WithoutStatusRoute(ScriptedServer):
         """A server without the route `/v1/status`."""
 

@@ -14,7 +14,7 @@ PICTURE = b"not really one"
 URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 
 
-def test_routing_key_of_picture_is_its_sha256() -> None:
+def test_routing_key_of_image_is_its_sha256() -> None:
     messages = [user("What?", URL)]
     key = hashlib.sha256(PICTURE).hexdigest()
     assert routing_key(messages) == key
@@ -28,7 +28,7 @@ def test_routing_key_of_text_covers_messages_before_first_answer() -> None:
     assert routing_key(messages) != routing_key([user("Look.")])
 
 
-def test_routing_key_of_remote_picture_depends_on_url() -> None:
+def test_routing_key_of_remote_image_depends_on_url() -> None:
     ours, other = (f"https://example.com/{name}.png" for name in "ab")
     keys = [routing_key([user("What?", url)]) for url in (ours, ours, other)]
     assert keys[0] == keys[1] != keys[2]

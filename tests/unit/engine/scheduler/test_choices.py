@@ -27,7 +27,7 @@ def test_choices_share_one_prefill_and_end_separately():
     assert engine.is_clean()
 
 
-def test_last_delta_of_a_choice_has_its_finish_reason():
+def test_last_delta_of_choice_has_its_finish_reason():
     engine = Engine()
     engine.add("a", n=3, max_tokens=len(answer_tokens(prompt(), 1)))
     engine.run()
@@ -52,7 +52,7 @@ def test_ended_choice_frees_its_place_while_siblings_decode():
     assert texts(engine.events)["b"] == answer_text(prompt())
 
 
-def test_request_of_many_choices_waits_and_is_not_passed():
+def test_request_of_many_choices_waits_and_is_not_overtaken():
     engine = Engine(max_num_seqs=4)
     engine.add("first", text="some text")
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -83,7 +83,7 @@ def test_more_choices_than_max_num_seqs_are_refused(n: int, is_taken: bool):
 
 
 @pytest.mark.parametrize("num_seqs", [3, 2, 1])
-def test_abort_ends_the_remaining_choices(num_seqs: int):
+def test_abort_ends_remaining_choices(num_seqs: int):
     engine = Engine()
     engine.add("a", n=3)
     engine.step_until(lambda: 0 < len(engine.runner.seqs) <= num_seqs)

@@ -38,7 +38,7 @@ def failures(engine: Engine) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> None:
+def test_missed_deadline_ends_request_once_in_every_state(state: State) -> None:
     engine, clock = timed_engine()
     bring_to_state(engine, state)
     request = engine.request("a")
@@ -54,7 +54,7 @@ def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> Non
     assert engine.is_clean()
 
 
-def test_preparation_past_the_queue_deadline_is_cancelled() -> None:
+def test_preparation_past_queue_deadline_is_cancelled() -> None:
     engine, clock = timed_engine()
     engine.preparers.outcome = None
     add(engine, "a", Deadlines(queue_seconds=1))
@@ -78,7 +78,7 @@ def test_encoding_request_has_no_queue_deadline() -> None:
     assert texts(engine.events) == {"a": answer_text(prompt(images=1))}
 
 
-def test_request_waiting_for_the_batch_has_a_queue_deadline() -> None:
+def test_request_waiting_for_batch_has_queue_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "wide", Deadlines(), n=3, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
@@ -104,7 +104,7 @@ def test_first_and_later_tokens_have_separate_deadlines() -> None:
     assert failures(engine)[1:] == [("text", "token_timeout")]
 
 
-def test_timely_token_renews_the_token_deadline() -> None:
+def test_timely_token_renews_token_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(token_seconds=3), max_tokens=9, ignore_eos=True)
     for _ in range(1000):
@@ -116,7 +116,7 @@ def test_timely_token_renews_the_token_deadline() -> None:
     assert engine.ended == ["a"]
 
 
-def test_request_finished_by_a_late_step_is_answered() -> None:
+def test_request_finished_by_late_step_is_answered() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(total_seconds=1), max_tokens=1)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -127,7 +127,7 @@ def test_request_finished_by_a_late_step_is_answered() -> None:
     assert engine.scheduler.expire() == []
 
 
-def test_scheduler_reports_seconds_to_the_next_deadline() -> None:
+def test_scheduler_reports_seconds_to_next_deadline() -> None:
     engine, clock = timed_engine()
     assert engine.scheduler.seconds_to_deadline() == float("inf")
     engine.preparers.outcome = None

@@ -58,7 +58,7 @@ def test_request_with_missing_disk_files_is_prepared_again():
     assert engine.is_clean()
 
 
-def test_disk_is_read_for_one_request_at_a_time():
+def test_disk_reads_are_for_one_request_at_once():
     engine = Engine(caches_on(FakeDisk(FEATURES)))
     use_disk(engine)
     engine.disk_reader.is_fast = False

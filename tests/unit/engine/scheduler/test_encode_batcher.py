@@ -90,14 +90,14 @@ def calls_of(engine: Engine) -> list[list[str]]:
 # ---- whose -------------------------------------------------------------------------------
 
 
-def test_images_of_a_request_are_encoded_in_one_batch():
+def test_images_of_request_are_encoded_in_one_batch():
     engine = new_engine(gpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"] * 4, ["a"] * 2]
     assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 6))
 
 
-def test_images_are_not_batched_on_a_device_without_gain():
+def test_images_are_not_batched_on_device_without_gain():
     engine = new_engine(cpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"]] * 6
@@ -109,7 +109,7 @@ def test_images_are_not_batched_if_limited_to_one():
     assert calls_of(engine) == [["a"]] * 3
 
 
-def test_prompt_is_prefilled_before_images_of_the_next_request():
+def test_prompt_is_prefilled_before_images_of_next_request():
     """Its prefill comes first, and so does that of a short one beside the pictures of a long."""
     engine = new_engine(gpu)
     arrive(engine, a=1, b=1)
@@ -119,13 +119,13 @@ def test_prompt_is_prefilled_before_images_of_the_next_request():
     assert calls_of(engine)[0] == ["many", "one"], "it would be the short one's turn anyway"
 
 
-def test_two_requests_share_an_encode_if_it_costs_no_time():
+def test_two_requests_share_encode_if_it_costs_no_time():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1, c=1)
     assert calls_of(engine)[0] == ["a", "b"], "and no third one is begun"
 
 
-def test_prompt_waiting_for_room_limits_the_encode_batch():
+def test_prompt_waiting_for_room_limits_encode_batch():
     engine = new_engine(gpu, max_num_seqs=1)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -143,7 +143,7 @@ def test_images_are_not_batched_while_text_waits_for_prefill():
     assert len(engine.encoder.works) == 1
 
 
-def test_images_are_not_batched_during_a_last_chunk():
+def test_images_are_not_batched_during_last_chunk():
     engine = new_engine(gpu)
     arrive(engine, a=1, b=4)
     engine.step()
@@ -257,7 +257,7 @@ def test_features_stored_by_another_thread_are_used():
     assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 3))
 
 
-def test_abort_leaves_the_rest_of_the_encode_batch():
+def test_abort_leaves_rest_of_encode_batch():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1)
     engine.step()
@@ -272,7 +272,7 @@ def test_abort_leaves_the_rest_of_the_encode_batch():
     assert ended["a"].is_aborted
 
 
-def test_abort_of_a_whole_encode_batch_leaves_nothing():
+def test_abort_of_whole_encode_batch_leaves_nothing():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1)
     engine.step()

@@ -43,11 +43,11 @@ def test_useless_encode_batch_is_tried_twice_and_again_later():
     assert batch_sizes.count(2) < 300 / 20
 
 
-def test_encode_batch_stops_growing_at_the_best_size():
+def test_encode_batch_stops_growing_at_best_size():
     assert counts(lambda count: 0.01 * max(count, 2))[-4:] == [2] * 4
 
 
-def test_slow_first_encode_does_not_shrink_the_batch():
+def test_slow_first_encode_does_not_shrink_batch():
     """Kernels are compiled, or attention is planned, for each new shape."""
     known_counts: set[int] = set()
 

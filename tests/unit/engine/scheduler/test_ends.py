@@ -23,7 +23,7 @@ def caches_with_a_picture() -> Caches:
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_abort_ends_a_request_once_in_every_state(state: State):
+def test_abort_ends_request_once_in_every_state(state: State):
     engine = Engine(caches_on(FakeDisk({"0": FakeFeatures("features of 0")})))
     bring_to_state(engine, state)
     engine.abort("a")
@@ -59,7 +59,7 @@ def test_failed_preparation_ends_its_request():
     assert engine.is_clean()
 
 
-def test_prepared_prompt_of_an_aborted_request_is_released():
+def test_prepared_prompt_of_aborted_request_is_released():
     caches = caches_with_a_picture()
     engine = Engine(caches)
     engine.preparers.outcome = None
@@ -120,13 +120,13 @@ def test_failed_sequence_gets_no_token_of_its_step():
     assert engine.scheduler.update(plan, result) == [Failed("a", "internal_error", "no")]
 
 
-def test_tokens_of_an_ended_request_are_dropped():
+def test_tokens_of_ended_request_are_dropped():
     engine = Engine()
     result = StepResult({SeqId("gone"): [1]})
     assert engine.scheduler.update(SchedulerOutput(), result) == []
 
 
-def test_drain_refuses_new_requests_and_finishes_the_rest():
+def test_drain_refuses_new_requests_and_finishes_rest():
     engine = Engine()
     engine.add("a")
     engine.step()
@@ -140,14 +140,14 @@ def test_drain_refuses_new_requests_and_finishes_the_rest():
     assert engine.is_clean()
 
 
-def test_finished_sequence_is_dropped_by_a_single_plan():
+def test_finished_sequence_is_dropped_by_single_plan():
     engine = Engine()
     engine.add("a")
     engine.run()
     assert [plan.finished_seqs for plan in engine.plans if plan.finished_seqs] == [(SeqId("a"),)]
 
 
-def test_request_unknown_to_the_runner_is_not_dropped_there():
+def test_request_unknown_to_runner_is_not_dropped_there():
     engine = Engine()
     engine.preparers.outcome = None
     engine.add("a")
@@ -156,7 +156,7 @@ def test_request_unknown_to_the_runner_is_not_dropped_there():
     assert not engine.step().has_runner_work
 
 
-def test_new_scheduler_does_not_clear_the_caches():
+def test_new_scheduler_does_not_clear_caches():
     """They may be in use: it does not own them."""
     caches = caches_with_a_picture()
     Engine(caches)

@@ -29,7 +29,7 @@ def test_equal_prompts_are_prefilled_in_order_of_arrival():
     assert [new.request_id for plan in engine.plans for new in plan.new] == list("abcd")
 
 
-def test_sequences_decode_in_every_step_beside_a_prefill():
+def test_sequences_decode_in_every_step_during_prefill():
     engine = Engine(prefill_chunk_tokens=1)
     engine.encoder.is_fast = False
     engine.add("a", max_tokens=100, ignore_eos=True)
@@ -44,7 +44,7 @@ def test_sequences_decode_in_every_step_beside_a_prefill():
     assert plan.prefills
 
 
-def test_tokens_of_a_step_share_one_message():
+def test_tokens_of_step_share_one_message():
     engine = Engine()
     engine.add("a", "b", "c")
     engine.run()
@@ -74,7 +74,7 @@ def test_preparations_never_exceed_max_preparing(images: int):
     assert started(engine.step()) == ["c"]
 
 
-def test_text_passes_all_waiting_images():
+def test_text_overtakes_waiting_images():
     """The images wait for a preparer, for a place among prepared requests, and for the encoder."""
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
@@ -89,7 +89,7 @@ def test_text_passes_all_waiting_images():
     engine.step_until(lambda: "text" in engine.ended)
 
 
-def test_texts_and_images_pass_all_waiting_schemas():
+def test_texts_and_images_overtake_waiting_schemas():
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*(f"schema {number}" for number in range(9)), json_schema="{}")
@@ -99,7 +99,7 @@ def test_texts_and_images_pass_all_waiting_schemas():
     assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "picture"]
 
 
-def test_compiled_schemas_never_exceed_the_waiting_places():
+def test_compiled_schemas_never_exceed_waiting_places():
     """Each keeps a process."""
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
@@ -111,7 +111,7 @@ def test_compiled_schemas_never_exceed_the_waiting_places():
     assert sum(map(engine.count, begun)) == 4
 
 
-def test_short_prompt_is_prefilled_between_chunks_of_a_long_one():
+def test_short_prompt_is_prefilled_between_chunks_of_long_one():
     engine = Engine(prefill_chunk_tokens=2, context_tokens=1000)
     engine.ready("long", text="x" * 40)
     engine.step()
@@ -123,7 +123,7 @@ def test_short_prompt_is_prefilled_between_chunks_of_a_long_one():
     assert order[-1] == "long"
 
 
-def test_begun_prompt_keeps_its_place_in_the_batch():
+def test_begun_prompt_keeps_its_place_in_batch():
     """Else it would hold its KV cache while others come and go."""
     engine = Engine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
     engine.add("running", max_tokens=900, ignore_eos=True)
@@ -162,7 +162,7 @@ def test_few_images_are_encoded_between_those_of_another_request():
     assert encoded == ["many", "one", "many", "many", "two", "many", "many"]
 
 
-def test_first_equal_request_is_prefilled_before_the_next_encode():
+def test_first_equal_request_is_prefilled_before_next_encode():
     engine = Engine(prefill_chunk_tokens=64)
     engine.ready("a", "b", "c", images=1)
     assert device_work_order(engine) == [
@@ -170,7 +170,7 @@ def test_first_equal_request_is_prefilled_before_the_next_encode():
     ]
 
 
-def test_prompts_without_images_are_prefilled_during_an_encode():
+def test_prompts_without_images_are_prefilled_during_encode():
     engine = Engine()
     engine.encoder.is_fast = False
     engine.add("many", images=3)
@@ -186,7 +186,7 @@ def test_prompts_without_images_are_prefilled_during_an_encode():
     assert sorted(engine.ended) == ["b", "many", "other"]
 
 
-def test_plan_is_empty_while_all_wait_for_an_encode():
+def test_plan_is_empty_while_all_requests_wait_for_encode():
     """Else the loop would turn in circles beside the encoder."""
     engine = Engine(max_num_seqs=1, prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
@@ -204,7 +204,7 @@ def test_plan_is_empty_while_all_wait_for_an_encode():
 
 
 @pytest.mark.parametrize("waiting", ["wide", None])
-def test_encoding_continues_while_prompts_wait_for_the_batch(waiting: str | None):
+def test_encoding_continues_while_prompts_wait_for_batch(waiting: str | None):
     engine = Engine(max_num_seqs=2 if waiting else 1, context_tokens=1000)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -217,7 +217,7 @@ def test_encoding_continues_while_prompts_wait_for_the_batch(waiting: str | None
     assert list(engine.runner.seqs) == [SeqId("running")]
 
 
-def test_pixels_and_cache_references_are_dropped_by_the_first_chunk():
+def test_pixels_and_cache_references_are_dropped_by_first_chunk():
     engine = Engine(prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
     engine.step_until(lambda: engine.state_of("a") is State.ENCODING)
@@ -241,7 +241,7 @@ def test_videos_take_only_one_preparer():
     assert started(engine.step()) == ["b"]
 
 
-def test_abort_cancels_a_preparation_that_has_not_begun():
+def test_abort_cancels_preparation_that_has_not_begun():
     """Also before its thread has begun: else a dead video is decoded, and holds up the next."""
     engine = Engine()
     engine.preparers.outcome = None
@@ -283,7 +283,7 @@ def test_images_are_encoded_singly_oldest_request_first():
     assert [work.request_id for work in plan.encode] == ["b"]
 
 
-def test_older_prompt_alternates_with_a_begun_one():
+def test_older_prompt_alternates_with_begun_one():
     engine = Engine(prefill_chunk_tokens=2)
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
@@ -298,7 +298,7 @@ def test_older_prompt_alternates_with_a_begun_one():
     assert "c" not in order
 
 
-def test_text_is_prefilled_during_the_encode_of_an_older_request():
+def test_text_is_prefilled_during_encode_of_older_request():
     engine = Engine()
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
@@ -318,7 +318,7 @@ def test_chunks_shrink_to_max_step_seconds_while_others_decode():
     assert sizes == [32, 16, 16]  # 128 milliseconds are too much, and 64 are not
 
 
-def test_piggybacked_chunks_fill_a_mixed_step():
+def test_piggybacked_chunks_fill_mixed_step():
     engine = Engine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
     engine.runner.mixed_step_tokens = 24
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
@@ -333,7 +333,7 @@ def test_piggybacked_chunks_fill_a_mixed_step():
     assert sizes == {"a": [64], "b": [23, 23, 16], "c": [21, 21, 20]}
 
 
-def test_next_image_is_encoded_during_a_prompts_last_chunk():
+def test_next_image_is_encoded_during_prompts_last_chunk():
     engine = Engine(prefill_chunk_tokens=4)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)

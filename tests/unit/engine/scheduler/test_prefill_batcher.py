@@ -68,7 +68,7 @@ def test_waiting_prompts_are_prefilled_in_ordered_batches():
     assert texts(engine.events) == dict.fromkeys("abcdef", answer_text(prompt()))
 
 
-def test_prompts_are_not_batched_on_a_device_without_gain():
+def test_prompts_are_not_batched_on_device_without_gain():
     engine = new_engine(cpu)
     engine.ready(*"abc")
     assert prefill_batches(engine) == [["a"], ["b"], ["c"]]
@@ -182,7 +182,7 @@ def test_prompt_with_long_cached_prefix_is_prefilled_alone():
 # ---- what may happen to them -------------------------------------------------------------
 
 
-def test_failed_prompt_leaves_the_rest_of_its_batch():
+def test_failed_prompt_leaves_rest_of_its_batch():
     engine = new_engine()
     engine.ready(*"abc")
     engine.runner.failing_prefills = {"b"}
@@ -221,7 +221,7 @@ def test_batched_prompts_are_all_announced_on_device():
     assert ("a", "b") in working
 
 
-def test_abort_leaves_the_rest_of_the_prefill_batch():
+def test_abort_leaves_rest_of_prefill_batch():
     engine = new_engine()
     engine.ready(*"ab")
     engine.step()

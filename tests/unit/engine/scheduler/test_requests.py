@@ -27,7 +27,7 @@ def names(client: str, count: int) -> list[str]:
     return [f"{client}{number}" for number in range(count)]
 
 
-def test_requests_of_a_client_begin_in_order() -> None:
+def test_requests_of_one_client_begin_in_order() -> None:
     engine = Engine(max_num_seqs=1)
     add(engine, "a", *names("a", 6))
     engine.run()
@@ -48,7 +48,7 @@ def test_late_client_is_next_and_then_alternates(images: int) -> None:
     assert last <= order.index("a2") + 6 + 2 * images, "some are already prepared"
 
 
-def test_free_place_goes_to_the_waiting_client() -> None:
+def test_free_place_goes_to_waiting_client() -> None:
     engine = Engine(max_num_seqs=3)
     add(engine, "a", *names("a", 9), max_tokens=20, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
@@ -68,7 +68,7 @@ def test_request_of_many_choices_uses_many_turns() -> None:
     assert order.index("b2") < order.index("a1") < order.index("b4")
 
 
-def test_client_served_alone_has_no_debt() -> None:
+def test_sole_client_builds_up_no_debt() -> None:
     """Service without competition does not count against a client."""
     engine = Engine(max_num_seqs=1)
     add(engine, "c", "long", max_tokens=150, ignore_eos=True)

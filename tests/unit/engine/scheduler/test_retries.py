@@ -51,13 +51,13 @@ def test_prompt_is_answered_after_retries(error: RequestError, times: int):
     [(OutOfMemory("none"), 2), (StepTooLong("long"), 4), (InternalError("a bug"), 1)],
     ids=["out of memory", "step too long", "internal error"],
 )
-def test_prompt_fails_after_the_last_retry(error: RequestError, times: int):
+def test_prompt_fails_after_last_retry(error: RequestError, times: int):
     end = end_of(fail(error, times), "a")
     assert isinstance(end, Failed)
     assert end.code == error.code
 
 
-def test_every_retry_halves_the_chunks():
+def test_every_retry_halves_chunks():
     engine = fail(StepTooLong("long"), 2)
     sizes = [end - start for name, start, end in engine.chunks if name == "a"]
     assert sizes[:2] == [16, 8]
@@ -65,7 +65,7 @@ def test_every_retry_halves_the_chunks():
     assert sum(sizes[2:]) == len(TEXT)
 
 
-def test_larger_chunks_are_tried_again_after_a_while():
+def test_larger_chunks_are_tried_again_later():
     engine = fail(StepTooLong("long"), 2)
     engine.add("long", text="y" * 100)
     engine.run()

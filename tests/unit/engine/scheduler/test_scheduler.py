@@ -46,7 +46,7 @@ def test_token_count_request_ends_once_prepared():
     assert engine.is_clean()
 
 
-def test_prompt_beyond_the_context_can_be_counted():
+def test_prompt_beyond_context_can_be_counted():
     engine = Engine(context_tokens=10)
     assert counted(engine, submit("a", text="more than ten bytes")).usage == Usage(19, 0)
 
@@ -74,7 +74,7 @@ def test_request_passes_all_states_in_order():
     assert passed_states == [State.PREPARING, State.ENCODING, State.PREFILL, State.DECODE]
 
 
-def test_images_are_encoded_in_order_before_the_first_chunk():
+def test_images_are_encoded_in_order_before_first_chunk():
     engine = Engine(prefill_chunk_tokens=6)
     engine.encoder.is_fast = False
     engine.ready("a", text="12345", images=2)
@@ -94,7 +94,7 @@ def test_images_are_encoded_in_order_before_the_first_chunk():
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(4, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
-def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
+def test_chunks_end_exactly_with_prompt(tokens: int, chunks: int):
     engine = Engine(prefill_chunk_tokens=5)
     engine.add("a", text="x" * tokens)
     engine.run()
@@ -118,7 +118,7 @@ def test_atomic_tokens_are_prefilled_in_one_chunk(atomic: int, chunks: list[tupl
     assert [(start, end) for _, start, end in engine.chunks] == chunks
 
 
-def test_sampling_defaults_come_from_the_checkpoint():
+def test_sampling_defaults_come_from_checkpoint():
     engine = Engine(default_temperature=0.7, default_top_p=0.9)
     engine.add("a", temperature=None, top_p=None)
     engine.add("c", temperature=0.0, top_p=0.5)
@@ -129,7 +129,7 @@ def test_sampling_defaults_come_from_the_checkpoint():
 
 
 @pytest.mark.parametrize("token_id", [-1, 259, 2**31, 2**40])
-def test_logit_bias_outside_the_vocabulary_fails_only_its_request(token_id: int):
+def test_logit_bias_outside_vocabulary_fails_only_its_request(token_id: int):
     engine = Engine(vocabulary_size=259)
     engine.add("a", logit_bias={0: 1.0, 258: -1.0})
     engine.step()
@@ -145,7 +145,7 @@ def test_logit_bias_outside_the_vocabulary_fails_only_its_request(token_id: int)
     ("tokens", "max_tokens", "is_taken"),
     [(199, 1, True), (199, 2, True), (200, None, False), (200, 1, False), (150, 50, True)],
 )
-def test_prompt_must_leave_room_in_the_context(tokens: int, max_tokens: int | None, is_taken: bool):
+def test_prompt_must_leave_room_in_context(tokens: int, max_tokens: int | None, is_taken: bool):
     engine = Engine(context_tokens=200)
     engine.add("a", text="x" * tokens, max_tokens=max_tokens)
     engine.step()
@@ -161,7 +161,7 @@ def test_prompt_must_leave_room_in_the_context(tokens: int, max_tokens: int | No
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5, 65535])
-def test_answer_is_cut_at_the_end_of_the_context(max_tokens: int | None):
+def test_answer_is_cut_at_end_of_context(max_tokens: int | None):
     engine = Engine(context_tokens=9, eos_token_ids=frozenset())
     engine.add("a", text="12345", max_tokens=max_tokens)
     engine.run()

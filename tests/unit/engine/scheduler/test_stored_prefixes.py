@@ -31,7 +31,7 @@ def test_prompt_is_stored_after_last_chunk_and_answer_at_end():
     assert sorted(seq for _, seqs in answers for seq in seqs) == [SeqId("a", 0), SeqId("a", 1)]
 
 
-def test_cancelled_prompt_is_stored_without_an_answer():
+def test_cancelled_prompt_is_stored_without_answer():
     engine = new_engine()
     engine.add("a", text="a prompt of some chunks")
     engine.step_until(lambda: len(engine.chunks) == 2)

@@ -60,7 +60,7 @@ def test_every_second_belongs_to_exactly_one_phase(timed: tuple[Engine, Clock]) 
     ]  # fmt: skip
 
 
-def test_request_is_in_the_queue_phase_until_device_work_begins(
+def test_request_is_in_queue_phase_until_device_work_begins(
     timed: tuple[Engine, Clock],
 ) -> None:
     """Admitted at once, the second waits until the encoder has done with the first."""

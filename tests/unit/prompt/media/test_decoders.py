@@ -96,7 +96,7 @@ def test_decoder_process_gives_same_pixels_as_in_process(
     assert there.tobytes() == here.tobytes()
 
 
-def test_decoder_process_returns_large_picture_whole(decoders: Decoders):
+def test_decoder_process_returns_large_image_whole(decoders: Decoders):
     """It comes in many parts; its process, which held much memory, is not reused."""
     picture = gradient("RGB", (7001, 2003))
     found = decoders.image(encoded(picture, compress_level=1), budget())
@@ -105,7 +105,7 @@ def test_decoder_process_returns_large_picture_whole(decoders: Decoders):
 
 
 @pytest.mark.alone
-def test_decoder_memory_suffices_for_largest_transparent_picture(
+def test_decoder_memory_suffices_for_largest_transparent_image(
     decoders: Decoders,
 ):
     picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
@@ -113,7 +113,7 @@ def test_decoder_memory_suffices_for_largest_transparent_picture(
     assert found[7070, 7070].tolist() == [255, 255, 255]
 
 
-def test_picture_beyond_decoder_memory_is_refused():
+def test_image_beyond_decoder_memory_is_refused():
     little = Decoders(
         settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
     )
@@ -124,7 +124,7 @@ def test_picture_beyond_decoder_memory_is_refused():
     little.close()
 
 
-def test_damaged_picture_error_names_message_part(decoders: Decoders):
+def test_damaged_image_error_names_message_part(decoders: Decoders):
     with pytest.raises(InvalidImage, match="can't be decoded") as caught:
         decoders.image(image_of(SMALL.data[:30], (64, 64)), budget())
     assert caught.value.param == PARAM
@@ -153,7 +153,7 @@ def test_decode_budget_limits_seconds_per_request(decoders: Decoders):
     assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
-def test_picture_decoding_stops_on_cancellation(decoders: Decoders):
+def test_image_decoding_stops_on_cancellation(decoders: Decoders):
     cancellation, started = Cancellation(), time.monotonic()
     threading.Timer(0.5, cancellation.cancel).start()
     with pytest.raises(Cancelled):
@@ -167,7 +167,7 @@ def children_of(pid: int) -> list[int]:
     return [int(pid_text) for pid_text in found.stdout.split()]
 
 
-def test_picture_of_killed_decoder_is_decoded_by_another():
+def test_image_of_killed_decoder_is_decoded_by_another():
     """As the kernel kills it when other programs use all memory."""
     pool = Decoders(settings.ImageSettings(), settings.VideoSettings(), 1)
     before, decoder_pids = children_of(os.getpid()), list[int]()

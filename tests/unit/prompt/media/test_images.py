@@ -259,7 +259,7 @@ def test_sixteen_bit_tiff_with_white_at_zero_is_refused():
 
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC"])
-def test_picture_larger_than_its_boxes_is_refused(name: str):
+def test_image_larger_than_its_boxes_is_refused(name: str):
     whole = submitted(rgb(), name).data
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole, name, WIDTH, HEIGHT - 1))
@@ -346,7 +346,7 @@ def test_orientation_in_broken_exif_is_applied(kind: str, name: str):
     "exif",
     [b"Exif\0\0", b"Exif\0\0garbage", tiff((0x0112, 3, 1, 99)), tiff((0x0112, 2, 4, 0x41)), b"\0"],
 )
-def test_unreadable_exif_leaves_picture_unrotated(exif: bytes):
+def test_unreadable_exif_leaves_image_unrotated(exif: bytes):
     found = pixels(submitted(rgb(), "JPEG", exif=exif, quality=95, subsampling=0))
     assert distance(found, rgb()) < NEAR
 
@@ -377,7 +377,7 @@ KINDS = {
 
 @pytest.mark.parametrize("eighth", range(1, 8))
 @pytest.mark.parametrize("kind", KINDS)
-def test_truncated_picture_is_refused(kind: str, eighth: int):
+def test_truncated_image_is_refused(kind: str, eighth: int):
     name, options = KINDS[kind]
     whole = submitted(noise(), name, **options)
     part = image_of(whole.data[: len(whole.data) * eighth // 8], name, 120, 90)
@@ -484,7 +484,7 @@ def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
             decode_rgb(image_of(cut + end + BEHIND[behind], "JPEG", 120, 90))
 
 
-def test_mpo_with_truncated_first_picture_is_refused():
+def test_mpo_with_truncated_first_image_is_refused():
     whole = submitted(noise(), "MPO", save_all=True, append_images=[noise()]).data
     second = whole.index(b"\xff\xd9\xff\xd8") + 2
     assert pixels(image_of(whole, "JPEG", 120, 90)).shape == (90, 120, 3)
@@ -533,7 +533,7 @@ def test_truncated_interlaced_png_is_refused(eighth: int):
 
 
 @pytest.mark.parametrize(("width", "height"), [(121, 90), (120, 91), (90, 120), (1, 1)])
-def test_picture_size_unlike_header_is_refused(width: int, height: int):
+def test_image_size_unlike_header_is_refused(width: int, height: int):
     whole = submitted(noise())
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole.data, "PNG", width, height))
@@ -551,7 +551,7 @@ def test_unsupported_format_declared_as_png_is_refused(name: str):
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"GIF89a", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP"])
-def test_tiny_fragment_of_picture_is_refused(data: bytes):
+def test_tiny_fragment_of_image_is_refused(data: bytes):
     with pytest.raises(InvalidImage):
         decode_rgb(image_of(data, "PNG", 8, 8))
 
@@ -561,7 +561,7 @@ def test_tiny_fragment_of_picture_is_refused(data: bytes):
     places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
 )
 @settings(max_examples=examples(150))
-def test_mutated_picture_decodes_within_size_or_is_refused(
+def test_mutated_image_decodes_within_size_or_is_refused(
     kind: str, places: list[tuple[float, int]]
 ):
     name, options = KINDS[kind]
@@ -626,7 +626,7 @@ def _png_of(*chunks: tuple[bytes, bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("size", "shown"), [((1200, 300), (512, 128)), ((300, 1200), (128, 512)), ((90, 60), (90, 60))]
 )
-def test_decoded_picture_respects_max_side_pixels(size: tuple[int, int], shown: tuple[int, int]):
+def test_decoded_image_respects_max_side_pixels(size: tuple[int, int], shown: tuple[int, int]):
     buffer = io.BytesIO()
     PillowImage.new("RGB", size, "red").save(buffer, "PNG")
     image = Image(buffer.getvalue(), "", "PNG", *size, "messages[0]", max_side_pixels=512)

@@ -218,7 +218,7 @@ def check_all(read: Callable[[int], bool], count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_mutated_pictures_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
+def test_mutated_images_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
     check_all(lambda number: read_picture(decoders, kind, number), TIMES * PICTURES[kind])
 
 

@@ -31,7 +31,7 @@ def distance(found: mx.array, expected: mx.array) -> float:
     ("rows", "count", "value_size", "weakest_decay"),
     [(1, 5, 32, 0.5), (2, 64, 48, 0.9), (1, 130, 32, 0.999), (3, 300, 16, 0.0), (1, 2, 32, 0.9)],
 )
-def test_chunks_give_the_outputs_and_the_state_of_single_steps(
+def test_chunked_gated_delta_equals_single_steps(
     rows: int, count: int, value_size: int, weakest_decay: float
 ):
     arguments = inputs(rows, count, value_size, weakest_decay)
@@ -42,7 +42,7 @@ def test_chunks_give_the_outputs_and_the_state_of_single_steps(
         assert distance(found, expected) < 2e-6
 
 
-def test_decay_of_zero_forgets_the_state():
+def test_zero_decay_clears_state():
     q, k, v, g, beta, state = inputs(1, 70, 32, 0.5)
     g[:, 66] = 0
     found = gated_delta_in_chunks(q, k, v, g, beta, state)

@@ -27,7 +27,7 @@ def on(kind: DeviceKind) -> Backend:
         (DeviceKind.METAL, True, False, 1, 2 * GIB),
     ],
 )
-def test_backend_properties_follow_from_the_device_kind(
+def test_backend_properties_follow_from_device_kind(
     kind: DeviceKind,
     trims_own_pool: bool,
     compiles_towers: bool,
@@ -44,7 +44,7 @@ def test_backend_properties_follow_from_the_device_kind(
 
 
 @pytest.mark.parametrize("kind", DeviceKind)
-def test_metal_is_the_only_backend_with_late_errors(kind: DeviceKind):
+def test_metal_is_only_backend_with_late_errors(kind: DeviceKind):
     assert on(kind).errors_are_late == (kind is DeviceKind.METAL)
 
 
@@ -75,7 +75,7 @@ def test_gpu_is_short_of_memory_if_little_is_free(
 
 
 @pytest.mark.parametrize(("level", "is_short"), [(1, False), (2, True), (4, True)])
-def test_mac_is_short_of_memory_if_the_system_says_so(
+def test_mac_is_short_of_memory_if_system_says_so(
     monkeypatch: pytest.MonkeyPatch, level: int, is_short: bool
 ):
     monkeypatch.setattr("vlm_server.platform.machine.memory_pressure", lambda: level)

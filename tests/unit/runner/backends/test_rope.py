@@ -15,7 +15,7 @@ def a_rope(*shape: int) -> tuple[Rope, np.ndarray]:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64])
-def test_pairs_are_rotated_by_their_angle(tokens: int):
+def test_rope_rotates_pairs_by_their_angle(tokens: int):
     rope, angles = a_rope(2, 1, tokens, 4)
     x = np.random.default_rng(tokens).normal(size=(2, 3, tokens, 8)).astype(np.float32)
     complex_pairs = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angles)

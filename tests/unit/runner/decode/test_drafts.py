@@ -13,31 +13,31 @@ def drafter(*prompt: int, prediction: tuple[int, ...] = ()) -> Drafter:
     return Drafter(np.array(prompt, dtype=np.int32), prediction)
 
 
-def test_drafter_guesses_the_tokens_after_an_equal_sequence():
+def test_drafter_guesses_tokens_after_equal_sequence():
     made = drafter(1, 2, 3, 4, 5, 9, 1, 2)
     assert made.guess(3) == [3, 4, 5]
     made.append(3)
     assert made.guess(2) == [4, 5]
 
 
-def test_drafter_needs_a_match_of_two_tokens():
+def test_drafter_needs_match_of_two_tokens():
     assert drafter(1, 2, 3, 2).guess(3) == []
     assert drafter(1, 2, 3, 2).probability == 0.0
     assert drafter().guess(3) == drafter(1).guess(3) == []
 
 
-def test_drafter_uses_the_longest_and_newest_match():
+def test_drafter_uses_longest_and_newest_match():
     assert drafter(7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2).guess(1) == [5]
     assert drafter(1, 2, 5, 1, 2, 6, 1, 2).guess(1) == [6]
 
 
-def test_drafter_continues_a_period():
+def test_drafter_continues_periodic_text():
     made = drafter(4, 5, 6, 4, 5, 6, 4, 5)
     assert made.guess(7) == [6, 4, 5, 6, 4, 5, 6]
     assert drafter(8, 8, 8).guess(4) == [8] * 4
 
 
-def test_drafter_looks_for_another_match_after_a_miss():
+def test_drafter_looks_for_another_match_after_miss():
     made = drafter(1, 2, 3, 9, 3, 7, 1, 2)
     made.append(9)
     assert made.guess(1) == []
@@ -45,7 +45,7 @@ def test_drafter_looks_for_another_match_after_a_miss():
     assert made.guess(1) == [7]
 
 
-def test_drafter_guesses_the_prediction_first():
+def test_drafter_prefers_predicted_output():
     made = drafter(1, 2, 3, prediction=(11, 12, 13, 14))
     assert made.guess(3) == [11, 12, 13]
     for token in (11, 99, 12, 13):

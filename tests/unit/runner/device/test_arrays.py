@@ -28,7 +28,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
         return threads.submit(call).result()
 
 
-def test_numpy_conversion_loses_the_error():
+def test_numpy_conversion_hides_device_error():
     """Why there is `read`: if this fails, numpy or MLX has been mended."""
     assert in_a_thread(lambda: np.array(failing())).shape == (1,)
 
@@ -39,7 +39,7 @@ def test_failed_array_read_raises_its_error(reading: Callable[[mx.array], Any]):
         in_a_thread(lambda: reading(failing()))
 
 
-def test_read_copies_and_share_shares_values():
+def test_array_read_copies_and_share_shares_values():
     array = mx.array([1.0, 2.0])
     copy, own = read(array), share(array)
     own += 1

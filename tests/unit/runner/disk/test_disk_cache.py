@@ -110,7 +110,7 @@ def test_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
     cache.close(10)
 
 
-def test_storing_a_failed_snapshot_raises_on_the_calling_thread(tmp_path: Path):
+def test_storing_failed_snapshot_raises_on_calling_thread(tmp_path: Path):
     """The computing thread gets the error of a failed snapshot, not the disk's thread."""
     failing = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)  # type: ignore[arg-type]
     state = SequenceState([], {3: LayerStates(((failing, None),), ((),))})

@@ -49,12 +49,12 @@ def test_attention_without_plain_causal_mask_is_left_to_mlx_vlm(mask: mx.array |
     assert (found == theirs(q, k, v, mask)).all()
 
 
-def test_half_precision_is_left_to_mlx_vlm():
+def test_half_precision_attention_is_left_to_mlx_vlm():
     q, k, _ = (each.astype(mx.bfloat16) for each in drawn(5, 9))
     assert not CpuAttention().supports(q, k, "causal")
 
 
-def test_sinks_are_left_to_mlx_vlm():
+def test_attention_sinks_are_left_to_mlx_vlm():
     q, k, v = drawn(5, 9)
     sinks = mx.zeros(8)
     with ModelAttention(LANGUAGE_MODEL, CpuAttention()).in_place():

@@ -26,7 +26,7 @@ def reading(active: int, pool: int = 0, footprint: int = 0) -> MemoryStats:
     return MemoryStats(active, pool, 0, 0, 0, footprint, 0, {}, 0.0)
 
 
-def test_memory_sample_is_the_maximum_of_its_interval() -> None:
+def test_memory_sample_is_maximum_of_its_interval() -> None:
     clock = Clock()
     history = MemoryHistory(clock)
     history.add(reading(5, 9, 1))
@@ -38,7 +38,7 @@ def test_memory_sample_is_the_maximum_of_its_interval() -> None:
     assert list(history.samples) == samples
 
 
-def test_memory_history_keeps_one_hour_and_the_last_sample() -> None:
+def test_memory_history_keeps_one_hour_and_last_sample() -> None:
     clock = Clock()
     history = MemoryHistory(clock)
     for i in range(3 * HISTORY_SECONDS // SAMPLE_SECONDS):

@@ -63,7 +63,7 @@ async def ask(client: AsyncAnthropic, messages: Any = PICTURE_QUESTION, **fields
     return await client.messages.create(messages=messages, **fields)
 
 
-async def test_anthropic_message_with_picture_reaches_the_engine(
+async def test_anthropic_message_with_image_reaches_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     message = await ask(client, system="Be brief.")
@@ -79,7 +79,7 @@ async def test_anthropic_message_with_picture_reaches_the_engine(
     assert (submit.images[0].format, submit.images[0].param) == ("PNG", "messages[0].content[0]")
 
 
-async def test_anthropic_screenshot_result_reaches_the_engine(
+async def test_anthropic_screenshot_result_reaches_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = LOOKS
@@ -105,7 +105,7 @@ async def test_anthropic_screenshot_result_reaches_the_engine(
     assert (more.role, more.content) == ("user", (TextPart("So?"),))
 
 
-async def test_anthropic_stream_adds_up_to_the_whole_message(
+async def test_anthropic_stream_adds_up_to_whole_message(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = LOOKS
@@ -187,7 +187,7 @@ async def test_anthropic_computer_tool_returns_its_action(
     assert "1024 pixels wide" in tools.definitions
 
 
-async def test_anthropic_output_format_reaches_the_engine(
+async def test_anthropic_output_format_reaches_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}}
@@ -248,7 +248,7 @@ async def test_anthropic_client_raises_not_found_for_unknown_models(client: Asyn
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
 
 
-async def test_anthropic_client_raises_bad_request_with_the_field(client: AsyncAnthropic) -> None:
+async def test_anthropic_client_raises_bad_request_with_field(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as invalid:
         await ask(client, extra_body={"temperature": 9})
     assert invalid.value.body["error"]["param"] == "temperature"  # type: ignore[index]
@@ -283,7 +283,7 @@ async def test_either_key_header_is_accepted(base_url: str) -> None:
             assert (await ask(client)).stop_reason == "end_turn"
 
 
-async def test_closing_an_anthropic_stream_aborts_the_request(
+async def test_closed_anthropic_stream_aborts_request(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("Hel"), never())

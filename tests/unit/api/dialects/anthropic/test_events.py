@@ -152,7 +152,7 @@ async def test_silent_anthropic_stream_is_pinged(connect: Connect, engine: Scrip
     assert next(event["type"] for event in events if event["type"] != "ping") == "message_start"
 
 
-async def test_error_event_ends_an_anthropic_stream(
+async def test_error_event_ends_anthropic_stream(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("a"), failed("out_of_memory", "No memory."))

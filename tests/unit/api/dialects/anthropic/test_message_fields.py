@@ -54,7 +54,7 @@ def ask(client: httpx.AsyncClient, engine: ScriptedEngine) -> Asker:
     return Asker(client, engine)
 
 
-async def test_anthropic_sampling_fields_reach_the_engine(ask: Asker) -> None:
+async def test_anthropic_sampling_fields_reach_engine(ask: Asker) -> None:
     submit = await ask.submit(
         temperature=0.5, top_p=0.9, top_k=40, max_tokens=65535, stop_sequences=["a", "b"]
     )
@@ -73,7 +73,7 @@ async def test_anthropic_sampling_fields_reach_the_engine(ask: Asker) -> None:
         ({"type": "disabled"}, False, None),
     ],
 )
-async def test_anthropic_thinking_reaches_the_engine(
+async def test_anthropic_thinking_reaches_engine(
     ask: Asker, thinking: Any, enabled: bool | None, budget: int | None
 ) -> None:
     submit = await ask.submit(thinking=thinking)
@@ -90,7 +90,7 @@ async def test_encrypted_reasoning_is_reported(ask: Asker) -> None:
     assert ask.ignored == "messages[].content[].redacted_thinking"
 
 
-async def test_anthropic_system_prompt_becomes_a_system_message(ask: Asker) -> None:
+async def test_anthropic_system_prompt_becomes_system_message(ask: Asker) -> None:
     submit = await ask.submit(system="Be brief.")
     assert submit.messages[0].content == (TextPart("Be brief."),)
     blocks = [text("x-anthropic-billing-header: cch=1f2e;"), text("Be "), text("brief.")]
@@ -168,7 +168,7 @@ async def test_last_assistant_message_is_continued(ask: Asker) -> None:
 # ---- tools -----------------------------------------------------------------------------
 
 
-async def test_anthropic_tools_reach_the_engine_as_functions(ask: Asker) -> None:
+async def test_anthropic_tools_reach_engine_as_functions(ask: Asker) -> None:
     strict = {"name": "other", "input_schema": {"type": "object"}, "type": "custom", "strict": True}
     tools = (await ask.submit(tools=[LOOK, strict])).tools
     assert tools is not None
@@ -195,9 +195,7 @@ async def test_anthropic_tools_reach_the_engine_as_functions(ask: Asker) -> None
         ({"type": "tool", "name": "look"}, ("required", ("look",), False)),
     ],
 )
-async def test_anthropic_tool_choice_reaches_the_engine(
-    ask: Asker, choice: Any, expected: Any
-) -> None:
+async def test_anthropic_tool_choice_reaches_engine(ask: Asker, choice: Any, expected: Any) -> None:
     tools = (await ask.submit(tools=[LOOK], tool_choice=choice)).tools
     assert tools is not None
     assert (tools.choice, tools.allowed, tools.parallel) == expected
@@ -285,7 +283,7 @@ async def test_wrong_anthropic_fields_are_refused_by_name(
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
-async def test_an_unknown_source_type_is_refused_with_the_known_ones(ask: Asker) -> None:
+async def test_unknown_source_type_is_refused_with_known_ones(ask: Asker) -> None:
     wrong = {"type": "image", "source": {"type": "file", "file_id": "f"}}
     assert "'base64' or 'url'" in (await ask.error(user(wrong)))["message"]
 
@@ -296,7 +294,7 @@ async def test_anthropic_url_images_are_refused_by_default(ask: Asker) -> None:
     assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[0]")
 
 
-async def test_count_tokens_accepts_a_whole_request(
+async def test_count_tokens_accepts_whole_request(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     body = request(user(PICTURE), stream=True, tools=[LOOK], thinking={"type": "disabled"})
@@ -315,7 +313,7 @@ async def test_unknown_anthropic_routes_and_methods_have_its_error_shape(
     assert (await client.post(f"{ROUTE}/batches")).json()["error"]["type"] == "not_found_error"
 
 
-async def test_long_agent_session_is_below_the_part_limit(ask: Asker) -> None:
+async def test_long_agent_session_is_below_part_limit(ask: Asker) -> None:
     turns = [
         turn
         for i in range(1000)

@@ -34,7 +34,7 @@ async def host(engine: ScriptedEngine) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def test_home_assistant_sequence_calls_a_tool(host: str, engine: ScriptedEngine) -> None:
+async def test_home_assistant_sequence_calls_tool(host: str, engine: ScriptedEngine) -> None:
     client = ollama.AsyncClient(host=host)
     names = {model["model"] for model in (await client.list())["models"]}
     assert names == {"demo:latest"}
@@ -190,7 +190,7 @@ async def test_curl_without_json_content_type_is_answered(host: str) -> None:
         assert answer.status_code == 403
 
 
-async def test_ollama_command_line_finds_the_server_up(host: str) -> None:
+async def test_ollama_command_line_finds_server_up(host: str) -> None:
     async with httpx.AsyncClient(base_url=host) as client:
         assert (await client.head("/")).status_code == 200
         loaded = await client.post("/api/generate", json={"model": "demo", "keep_alive": None})

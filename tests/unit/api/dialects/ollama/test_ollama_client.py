@@ -98,9 +98,7 @@ async def test_synchronous_ollama_client_chats_and_streams(host: str) -> None:
     assert await asyncio.to_thread(work) == ("Hello world", ["Hello", " world", ""])
 
 
-async def test_ollama_pictures_come_before_the_text(
-    client: AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_ollama_images_come_before_text(client: AsyncClient, engine: ScriptedEngine) -> None:
     question: Any = {"role": "user", "content": "What is this?", "images": [PNG, PNG]}
     await client.chat("demo", [question])
     (message,) = engine.submitted[0].messages
@@ -110,7 +108,7 @@ async def test_ollama_pictures_come_before_the_text(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_ollama_picture_result_reaches_the_engine(
+async def test_ollama_image_result_reaches_engine(
     client: AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (
@@ -155,7 +153,7 @@ async def test_ollama_picture_result_reaches_the_engine(
     assert sun.content == (ImagePart(0), TextPart("sun"))
 
 
-async def test_ollama_client_turns_a_function_into_a_tool(
+async def test_ollama_client_turns_function_into_tool(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     def add(a: int, b: int) -> int:
@@ -212,7 +210,7 @@ async def test_ollama_think_separates_reasoning_from_content(
         ({"type": "object", "required": ["b", "a"]}, {"type": "object", "required": ["b", "a"]}),
     ],
 )
-async def test_ollama_format_reaches_the_engine(
+async def test_ollama_format_reaches_engine(
     client: AsyncClient, engine: ScriptedEngine, wanted: Any, schema: Any
 ) -> None:
     await client.chat("demo", HI, format=wanted)
@@ -222,7 +220,7 @@ async def test_ollama_format_reaches_the_engine(
         assert (None if found is None else json.loads(found)) == schema
 
 
-async def test_ollama_generate_answers_with_system_and_picture(
+async def test_ollama_generate_answers_with_system_and_image(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     answer = await client.generate("demo", "What is this?", system="Be brief.", images=[PNG])
@@ -286,9 +284,7 @@ async def test_ollama_load_request_submits_nothing(
     assert engine.submitted == []
 
 
-async def test_ollama_list_has_the_models_facts(
-    client: AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_ollama_list_has_models_facts(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     (model,) = (await client.list()).models
     assert (model.model, model.size, model.digest) == ("demo:latest", 7_509_245_952, "ab" * 32)
@@ -299,9 +295,7 @@ async def test_ollama_list_has_the_models_facts(
     assert (model.details.parameter_size, model.details.quantization_level) == ("3.8B", "BF16")
 
 
-async def test_ollama_show_has_the_models_facts(
-    client: AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_ollama_show_has_models_facts(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     shown = await client.show("demo")
     assert shown.capabilities == ["completion", "vision", "tools", "thinking"]
@@ -313,7 +307,7 @@ async def test_ollama_show_has_the_models_facts(
     assert "tools" in (shown.template or "").lower()
 
 
-async def test_ollama_ps_has_the_loaded_model(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_ollama_ps_has_loaded_model(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     (running,) = (await client.ps()).models
     assert (running.name, running.size, running.context_length) == (
@@ -334,7 +328,7 @@ async def test_ollama_model_without_tools_lists_no_tools_capability(
     assert len(model.digest or "") == 64
 
 
-async def test_ollama_show_is_503_while_the_model_starts(
+async def test_ollama_show_is_503_while_model_starts(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.be("starting")
@@ -345,7 +339,7 @@ async def test_ollama_show_is_503_while_the_model_starts(
     assert len((await client.list()).models) == 1
 
 
-async def test_ollama_show_describes_an_unloaded_model_partly(
+async def test_ollama_show_describes_unloaded_model_partly(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Clients send `show` first, and nothing else would load the model."""
@@ -355,7 +349,7 @@ async def test_ollama_show_describes_an_unloaded_model_partly(
     assert shown.modelinfo == {}
 
 
-async def test_ollama_pull_of_the_served_model_succeeds_at_once(client: AsyncClient) -> None:
+async def test_ollama_pull_of_served_model_succeeds_at_once(client: AsyncClient) -> None:
     assert (await client.pull("demo")).status == "success"
     states = [state.status async for state in await client.pull("demo", stream=True)]
     assert states[-1] == "success"
@@ -411,7 +405,7 @@ async def test_ollama_generate_refuses_unsupported_fields(
     assert caught.value.status_code == 400
 
 
-async def test_ollama_error_before_the_first_token_has_its_status(
+async def test_ollama_error_before_first_token_has_its_status(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -421,7 +415,7 @@ async def test_ollama_error_before_the_first_token_has_its_status(
         assert caught.value.status_code == 502
 
 
-async def test_ollama_stream_error_is_the_last_line(
+async def test_ollama_stream_error_is_last_line(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -431,7 +425,9 @@ async def test_ollama_stream_error_is_the_last_line(
         await anext(stream)
 
 
-async def test_closing_an_ollama_stream_aborts(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_closed_ollama_stream_aborts_request(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (says("one"), never())
     stream = await client.chat("demo", HI, stream=True)
     assert (await anext(stream)).message.content == "one"
@@ -440,7 +436,7 @@ async def test_closing_an_ollama_stream_aborts(client: AsyncClient, engine: Scri
     assert len(engine.aborted) == 1
 
 
-async def test_ollama_client_needs_the_key(engine: ScriptedEngine) -> None:
+async def test_ollama_client_needs_key(engine: ScriptedEngine) -> None:
     settings = Settings(server=Server(api_keys=("correct-horse-battery",)))
     async with listening(engine, settings) as port:
         host = f"http://127.0.0.1:{port}"

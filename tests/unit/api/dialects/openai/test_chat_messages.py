@@ -36,7 +36,7 @@ async def refusal(
     return error
 
 
-async def test_a_conversation_reaches_the_engine_in_order(
+async def test_conversation_reaches_engine_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     jpeg = data_url(image_file("JPEG", (8, 6)))
@@ -79,7 +79,7 @@ async def test_a_conversation_reaches_the_engine_in_order(
         *({"url": PNG_URL, "detail": d} for d in ("auto", "low", "high", "original")),
     ],
 )
-async def test_chat_accepts_both_spellings_of_a_picture(
+async def test_chat_accepts_both_spellings_of_image(
     client: httpx.AsyncClient, engine: ScriptedEngine, image_url: Any
 ) -> None:
     part = {"type": "image_url", "image_url": image_url}
@@ -91,7 +91,7 @@ async def test_chat_accepts_both_spellings_of_a_picture(
     assert image.for_grounding == is_high
 
 
-async def test_pixel_limits_hold_for_every_picture(
+async def test_pixel_limits_hold_for_every_image(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     limits = {"min_pixels": 1000, "max_pixels": 4000}
@@ -119,7 +119,7 @@ async def test_contradictory_pixel_limits_are_refused(
 
 
 @pytest.mark.parametrize("as_object", [True, False])
-async def test_a_video_reaches_the_engine(
+async def test_video_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, as_object: bool
 ) -> None:
     url = video_files.data_url(VIDEO)
@@ -142,7 +142,7 @@ async def test_a_video_reaches_the_engine(
         ({"video_url": {}}, "messages[0].content[1].video_url.url", "invalid_value"),
     ],
 )
-async def test_a_bad_video_is_refused_by_its_path(
+async def test_bad_video_is_refused_by_its_path(
     client: httpx.AsyncClient, engine: ScriptedEngine, part: dict[str, Any], param: str, code: str
 ) -> None:
     error = await refusal(client, user(text(), {"type": "video_url", **part}))
@@ -156,7 +156,7 @@ async def test_videos_are_refused_outside_user_messages(client: httpx.AsyncClien
     assert (error["param"], error["code"]) == ("messages[1].content[0]", "invalid_value")
 
 
-async def test_the_number_of_videos_is_limited(connect: Connect) -> None:
+async def test_number_of_videos_is_limited(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_videos=1)))
     part = {"type": "video_url", "video_url": video_files.data_url(VIDEO)}
     error = await refusal(client, user(part, part))
@@ -178,7 +178,7 @@ async def test_the_number_of_videos_is_limited(connect: Connect) -> None:
         "x" * 10_000,
     ],
 )
-async def test_text_reaches_the_engine_verbatim(
+async def test_text_reaches_engine_verbatim(
     client: httpx.AsyncClient, engine: ScriptedEngine, words: str
 ) -> None:
     assert (await client.post(ROUTE, json=chat(user(words)))).status_code == 200
@@ -243,7 +243,7 @@ async def test_bad_messages_are_refused_by_their_path(
     assert engine.submitted == []
 
 
-async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClient) -> None:
+async def test_conversation_without_user_is_refused(client: httpx.AsyncClient) -> None:
     error = await refusal(client, ECHOED, {"role": "system", "content": "x"})
     assert error["param"] == "messages"
 
@@ -261,7 +261,7 @@ async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClien
         "",
     ],
 )
-async def test_bad_picture_is_refused_and_next_request_succeeds(
+async def test_bad_image_is_refused_and_next_request_succeeds(
     client: httpx.AsyncClient, engine: ScriptedEngine, url: str
 ) -> None:
     error = await refusal(client, user(picture()), user(text(), picture(url)))
@@ -271,7 +271,7 @@ async def test_bad_picture_is_refused_and_next_request_succeeds(
     assert (await client.post(ROUTE, json=chat(user(picture())))).status_code == 200
 
 
-async def test_chat_messages_obey_the_limits(connect: Connect) -> None:
+async def test_chat_messages_obey_limits(connect: Connect) -> None:
     limits = Limits(max_messages=3, max_parts=4, max_images=1, max_text_bytes=10)
     client = connect(Settings(limits=limits))
     assert (await refusal(client, *[user("x")] * 4))["message"].startswith("At most 3 messages")
@@ -293,7 +293,7 @@ async def test_too_many_parts_and_ten_megabytes_of_text_are_refused(
     assert "text" in (await refusal(client, user("x" * 10_000_000)))["message"]
 
 
-async def test_a_large_picture_is_413_and_names_its_part(connect: Connect) -> None:
+async def test_large_image_is_413_and_names_its_part(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_image_bytes=20)))
     error = await refusal(client, user(text(), picture()), status=413)
     assert (error["param"], error["code"]) == ("messages[0].content[1]", "payload_too_large")
@@ -326,14 +326,14 @@ async def test_unknown_fields_of_messages_are_ignored_and_reported(
     )
 
 
-async def test_plain_answers_in_the_history_have_no_ignored_fields(
+async def test_plain_answers_in_history_have_no_ignored_fields(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.post(ROUTE, json=chat(user("hi"), ECHOED, user("so?")))
     assert "x-vlm-ignored" not in answer.headers
 
 
-async def test_refusals_in_the_history_are_assistant_text(
+async def test_refusals_in_history_are_assistant_text(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     as_field = {"role": "assistant", "content": None, "refusal": "No."}
@@ -343,7 +343,7 @@ async def test_refusals_in_the_history_are_assistant_text(
     assert engine.submitted[0].messages[1:3] == (refused_answer, refused_answer)
 
 
-async def test_continue_final_message_continues_the_assistant(
+async def test_continue_final_message_continues_assistant(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     error = await refusal(client, user("hi"), ECHOED)
@@ -390,7 +390,7 @@ async def test_continue_final_message_needs_assistant_text(
         (b"II+\0xxxxxxxx", "BigTIFF"),
     ],
 )
-async def test_error_names_the_format_sent_as_a_picture(
+async def test_error_names_format_sent_as_image(
     client: httpx.AsyncClient, data: bytes, name: str
 ) -> None:
     error = await refusal(client, user(picture(data_url(data))))

@@ -34,7 +34,7 @@ def counting(engine: ScriptedEngine) -> ScriptedEngine:
 
 
 @pytest.mark.parametrize("route", ["/v1/tokenize", "/tokenize"])
-async def test_tokenize_counts_a_prompt(
+async def test_tokenize_counts_prompt(
     client: httpx.AsyncClient, counting: ScriptedEngine, route: str
 ) -> None:
     answer = await client.post(route, json={"prompt": "a b c"})
@@ -51,7 +51,7 @@ async def test_tokenize_counts_a_prompt(
 
 
 @pytest.mark.parametrize("has_picture", [False, True])
-async def test_tokenize_reads_messages_like_a_chat_request(
+async def test_tokenize_reads_messages_like_chat_request(
     client: httpx.AsyncClient, counting: ScriptedEngine, has_picture: bool
 ) -> None:
     parts = [text("What?"), *([picture(PNG_URL)] if has_picture else [])]
@@ -76,7 +76,7 @@ async def test_tokenize_reports_fields_without_effect(
     assert sorted(ignored) == ["max_tokens", "stream", "temperature"]
 
 
-async def test_detokenize_returns_the_prompt(
+async def test_detokenize_returns_prompt(
     client: httpx.AsyncClient, counting: ScriptedEngine
 ) -> None:
     answer = await client.post("/v1/detokenize", json={"model": "demo", "tokens": [5, 6]})
@@ -119,7 +119,7 @@ async def test_detokenize_refuses_bodies_without_tokens(
 
 
 @pytest.mark.parametrize("route", ["tokenize", "detokenize"])
-async def test_tokenize_of_an_unknown_model_is_404(
+async def test_tokenize_of_unknown_model_is_404(
     client: httpx.AsyncClient, counting: ScriptedEngine, route: str
 ) -> None:
     body = (
@@ -156,7 +156,7 @@ def test_tokenize_must_name_one_of_several_models(
     assert caught.value.param == "model"
 
 
-async def test_tokenize_message_reaches_the_engine_as_text(
+async def test_tokenize_message_reaches_engine_as_text(
     client: httpx.AsyncClient, counting: ScriptedEngine
 ) -> None:
     await client.post("/v1/tokenize", json={"messages": [user("hi")]})

@@ -37,7 +37,7 @@ async def create(client: httpx.AsyncClient, input: Any, **fields: Any) -> dict[s
     return decoded
 
 
-async def test_short_turn_continues_a_long_one(
+async def test_short_turn_continues_long_one(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     first = await create(client, LONG)
@@ -52,7 +52,7 @@ async def test_short_turn_continues_a_long_one(
     ]
 
 
-async def test_a_picture_with_an_unknown_previous_response_is_refused(
+async def test_image_with_unknown_previous_response_is_refused(
     client: httpx.AsyncClient,
 ) -> None:
     picture = {"type": "input_image", "image_url": PNG_URL}
@@ -82,7 +82,7 @@ async def test_message_limits_count_all_turns(connect: Connect) -> None:
     assert answer.json()["error"]["message"] == "At most 2 images are allowed (limits.max_images)."
 
 
-async def test_response_reports_store_false_without_a_store(connect: Connect) -> None:
+async def test_response_reports_store_false_without_store(connect: Connect) -> None:
     client = connect(Settings(server=Server(responses_store_bytes=0)))
     response = await create(client, "Hi", store=True)
     assert response["store"] is False
@@ -95,7 +95,7 @@ async def test_stored_response_cannot_be_streamed_again(client: httpx.AsyncClien
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
-async def test_response_error_after_keep_alives_is_a_complete_stream(
+async def test_response_error_after_keep_alives_is_complete_stream(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
@@ -118,7 +118,7 @@ async def test_response_error_after_keep_alives_is_a_complete_stream(
     ]
 
 
-async def test_held_back_text_precedes_the_error(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_held_back_text_precedes_error(connect: Connect, engine: ScriptedEngine) -> None:
     """The answer ends with its first text, after keep-alives, and then fails."""
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
     engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
@@ -140,7 +140,7 @@ def last(piece: str) -> Step:
     return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
 
 
-async def test_a_failed_response_has_the_output_so_far(
+async def test_failed_response_has_output_so_far(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (
@@ -176,7 +176,7 @@ async def test_response_too_large_to_store_reports_store_false(
     assert stream[-1]["response"]["store"] is False
 
 
-async def test_truncated_call_of_a_response_can_be_continued(
+async def test_truncated_call_of_response_can_be_continued(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (calls(0, '{"x": ', id="c", name="a"), ended("length"), finished())
@@ -258,7 +258,7 @@ async def test_paging_with_repeated_item_ids_ends(client: httpx.AsyncClient, ord
     assert len(ids) == len(set(ids)) == 5
 
 
-async def test_paging_after_a_repeated_item_id_ends(
+async def test_paging_after_repeated_item_id_ends(
     client: httpx.AsyncClient,
 ) -> None:
     same = {"id": "same", **user("S")}
@@ -269,7 +269,7 @@ async def test_paging_after_a_repeated_item_id_ends(
     assert (await client.get(route, params=page)).json()["data"] == []
 
 
-async def test_a_result_without_its_call_reaches_the_engine(
+async def test_result_without_its_call_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """The turn of the call was deleted; the result keeps its place."""

@@ -208,9 +208,7 @@ async def test_open_responses_streamed_tool_call_case(
     assert stream[-3]["arguments"] == stream[-2]["item"]["arguments"]
 
 
-async def test_open_responses_picture_case(
-    client: httpx.AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_open_responses_image_case(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     text = {"type": "input_text", "text": "What is this?"}
     picture = {"type": "input_image", "image_url": PNG_URL}
     await responses_to(client, asking([user(text, picture)]))
@@ -252,7 +250,7 @@ async def test_assistant_phases_are_kept_in_input_items(
     ]
 
 
-async def test_reasoning_and_calls_have_the_specified_shape(
+async def test_reasoning_and_calls_have_specified_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -266,7 +264,7 @@ async def test_reasoning_and_calls_have_the_specified_shape(
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-async def test_empty_response_is_an_empty_message(
+async def test_empty_response_is_empty_message(
     client: httpx.AsyncClient, engine: ScriptedEngine, reason: Any
 ) -> None:
     engine.script = (ended(reason), finished())

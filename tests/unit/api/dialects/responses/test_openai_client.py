@@ -75,7 +75,7 @@ def user_turn(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
-async def test_openai_client_reads_the_fields_of_a_response(
+async def test_openai_client_reads_fields_of_response(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     response = await client.responses.create(
@@ -98,7 +98,7 @@ async def test_openai_client_reads_the_fields_of_a_response(
     assert submit.sampling.temperature == 0
 
 
-async def test_openai_client_sends_a_picture_with_low_detail(
+async def test_openai_client_sends_image_with_low_detail(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     content: Any = [
@@ -187,7 +187,7 @@ async def test_response_stream_events_come_in_order(
     assert whole.usage == last.response.usage
 
 
-async def test_openai_response_stream_helper_collects_the_response(
+async def test_openai_response_stream_helper_collects_response(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -235,7 +235,7 @@ async def test_truncated_response_is_incomplete(
 # ---- turns -----------------------------------------------------------------------------
 
 
-async def test_next_turn_continues_the_same_messages(
+async def test_next_turn_continues_stored_messages(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -278,7 +278,7 @@ async def test_next_turn_continues_the_same_messages(
     assert engine.submitted[2].images[0].content_hash == after.images[0].content_hash
 
 
-async def test_input_tokens_count_includes_the_previous_response(
+async def test_input_tokens_count_includes_previous_response(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     first = await client.responses.create(model="demo", input="One")
@@ -330,7 +330,7 @@ async def test_instructions_are_not_carried_over(
     assert engine.submitted[1].messages == (user_turn("One"), hello, user_turn("Two"))
 
 
-async def test_a_streamed_response_can_be_continued(
+async def test_streamed_response_can_be_continued(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     stream = await client.responses.create(model="demo", input="One", stream=True)
@@ -359,7 +359,7 @@ async def test_stored_responses_can_be_retrieved_and_deleted(client: AsyncOpenAI
             await lost(first.id)
 
 
-async def test_a_deleted_response_disappears_from_later_turns(
+async def test_deleted_response_disappears_from_later_turns(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     first = await client.responses.create(model="demo", input="One")
@@ -384,7 +384,7 @@ async def test_response_of_another_client_is_not_found(client: AsyncOpenAI, base
     assert caught.value.param == "previous_response_id"
 
 
-async def test_new_key_of_the_same_name_sees_no_responses(
+async def test_new_key_of_same_name_sees_no_responses(
     engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
@@ -406,7 +406,7 @@ async def test_new_key_of_the_same_name_sees_no_responses(
     assert caught.value.code == "previous_response_not_found"
 
 
-async def test_a_response_with_store_false_is_not_stored(client: AsyncOpenAI) -> None:
+async def test_response_with_store_false_is_not_stored(client: AsyncOpenAI) -> None:
     response = await client.responses.create(model="demo", input="One", store=False)
     assert response.model_dump()["store"] is False
     with pytest.raises(openai.NotFoundError):
@@ -419,7 +419,7 @@ async def test_a_response_with_store_false_is_not_stored(client: AsyncOpenAI) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_response_engine_error_before_the_first_token_has_its_status(
+async def test_response_engine_error_before_first_token_has_its_status(
     client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -428,7 +428,7 @@ async def test_response_engine_error_before_the_first_token_has_its_status(
     assert caught.value.status_code == 502
 
 
-async def test_engine_error_in_a_response_stream_is_an_event(
+async def test_engine_error_in_response_stream_is_event(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -452,7 +452,7 @@ async def test_engine_error_in_a_response_stream_is_an_event(
         await client.responses.retrieve(last.response.id)
 
 
-async def test_response_stream_helper_raises_the_engine_error(
+async def test_response_stream_helper_raises_engine_error(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -461,7 +461,7 @@ async def test_response_stream_helper_raises_the_engine_error(
             await stream.get_final_response()
 
 
-async def test_closing_a_response_stream_aborts_and_stores_nothing(
+async def test_closed_response_stream_aborts_and_stores_nothing(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("one"), never())

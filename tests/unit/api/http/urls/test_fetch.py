@@ -64,7 +64,7 @@ async def fetch(server: TlsServer, path: str, host: str = "pictures.example") ->
     return await fetcher(server).fetch(url(server, path, host), LIMIT)
 
 
-async def test_fetch_connects_to_the_checked_address_by_name(server: TlsServer) -> None:
+async def test_fetch_connects_to_checked_address_by_name(server: TlsServer) -> None:
     resolver = Resolver()
     assert await fetcher(server, resolver).fetch(url(server), LIMIT) == PICTURE
     assert resolver.asked == ["pictures.example"]
@@ -88,7 +88,7 @@ async def test_fetch_accepts_harmless_url_spellings(server: TlsServer, spelling:
     assert fetched == PICTURE
 
 
-async def test_fetch_sends_the_query_verbatim(server: TlsServer) -> None:
+async def test_fetch_sends_query_verbatim(server: TlsServer) -> None:
     server.pages["/?q=%20@:b%2F"] = page(PICTURE)
     assert await fetch(server, "?q=%20@:b%2F") == PICTURE
     server.pages["/a%2e%2e/b;c"] = page(PICTURE)
@@ -157,7 +157,7 @@ async def test_real_resolver_passes_no_inner_address(server: TlsServer, host: st
     assert server.connections == 0
 
 
-async def test_dns_rebinding_does_not_change_the_checked_address(server: TlsServer) -> None:
+async def test_dns_rebinding_does_not_change_checked_address(server: TlsServer) -> None:
     resolver = Resolver()
     answers = iter((["127.0.0.1"], ["10.0.0.1"], ["10.0.0.1"]))
 
@@ -172,7 +172,7 @@ async def test_dns_rebinding_does_not_change_the_checked_address(server: TlsServ
         await pinned.fetch(url(server), LIMIT)
 
 
-async def test_fetch_tries_the_next_address(server: TlsServer) -> None:
+async def test_fetch_tries_next_address(server: TlsServer) -> None:
     def is_near(address: str) -> bool:
         return address.startswith("127.")
 
@@ -226,7 +226,7 @@ async def test_redirects_are_followed(server: TlsServer) -> None:
     assert server.server_names == ["pictures.example"] * 2 + ["other.example"] * 2
 
 
-async def test_four_redirects_or_a_loop_are_refused(server: TlsServer) -> None:
+async def test_four_redirects_or_loop_are_refused(server: TlsServer) -> None:
     for i in range(4):
         server.pages[f"/{i}"] = redirect(f"/{i + 1}")
     server.pages["/4"] = page(PICTURE)
@@ -247,14 +247,14 @@ async def test_four_redirects_or_a_loop_are_refused(server: TlsServer) -> None:
      "https://pictures.example/a.png", "ftp://pictures.example/a.png", "data:image/png;base64,AAAA",
      "javascript:1", "https://pictures.example:{port}/\u00e9"],
 )  # fmt: skip
-async def test_redirect_target_is_checked_like_a_url(server: TlsServer, location: str) -> None:
+async def test_redirect_target_is_checked_like_url(server: TlsServer, location: str) -> None:
     server.pages["/1"] = redirect(location.format(port=server.port))
     resolver = Resolver({"inner.example": ["10.0.0.1"], "10.0.0.1": ["10.0.0.1"], "::1": ["::1"]})
     with pytest.raises(FetchError, match=r"URL|public address|port|too often"):
         await fetcher(server, resolver).fetch(url(server, "/1"), LIMIT)
 
 
-async def test_redirect_cannot_leave_the_named_hosts(server: TlsServer) -> None:
+async def test_redirect_cannot_leave_named_hosts(server: TlsServer) -> None:
     server.pages["/1"] = redirect(url(server, host="other.example"))
     with pytest.raises(FetchError, match=r"urls\.https_hosts"):
         await fetcher(server, None, "pictures.example").fetch(url(server, "/1"), LIMIT)
@@ -321,17 +321,17 @@ async def test_fetch_refuses_hostile_responses(
             await fetch(server, "/a.png")
 
 
-async def test_fetch_ends_at_the_declared_length(server: TlsServer) -> None:
+async def test_fetch_ends_at_declared_length(server: TlsServer) -> None:
     server.pages["/a.png"] = page(PICTURE, length=100)
     assert await fetch(server, "/a.png") == PICTURE[:100]
 
 
-async def test_fetch_accepts_exactly_the_limit(server: TlsServer) -> None:
+async def test_fetch_accepts_body_of_exactly_byte_limit(server: TlsServer) -> None:
     server.pages["/a.png"] = page(b"x" * LIMIT)
     assert len(await fetch(server, "/a.png")) == LIMIT
 
 
-async def test_a_cancelled_fetch_leaves_no_connection(server: TlsServer) -> None:
+async def test_cancelled_fetch_leaves_no_connection(server: TlsServer) -> None:
     is_open, is_closed = asyncio.Event(), asyncio.Event()
 
     async def trickle(writer: asyncio.StreamWriter) -> None:

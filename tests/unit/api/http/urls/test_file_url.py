@@ -37,7 +37,7 @@ def ask(root: Path, url: str, max_bytes: int = 100) -> bytes:
      "file://{root}/inner/b%20c.png", "file://{root}/inner/b c.png", "file://{root}//a.png",
      "file://{root}/%61.png", "file://{root}/./a.png"],
 )  # fmt: skip
-def test_file_below_the_root_is_read(root: Path, url: str) -> None:
+def test_file_below_root_is_read(root: Path, url: str) -> None:
     assert ask(root, url) == PICTURE
 
 
@@ -59,7 +59,7 @@ def test_unreadable_file_urls_have_one_error(root: Path, url: str) -> None:
     assert str(caught.value) == ""
 
 
-def test_links_out_of_the_root_are_not_followed(root: Path) -> None:
+def test_links_out_of_root_are_not_followed(root: Path) -> None:
     (root / "near.png").symlink_to("a.png")
     (root / "inner-too").symlink_to(root / "inner")
     (root / "far.png").symlink_to(root.parent / "secret")
@@ -72,7 +72,7 @@ def test_links_out_of_the_root_are_not_followed(root: Path) -> None:
             ask(root, f"file://{root}/{name}")
 
 
-def test_root_folder_may_be_a_link(root: Path) -> None:
+def test_root_folder_may_be_link(root: Path) -> None:
     link = root.with_name("link")
     link.symlink_to(root)
     assert ask(link, "file://{root}/a.png") == PICTURE
@@ -95,7 +95,7 @@ def test_pipes_and_devices_are_refused_at_once(root: Path) -> None:
         read("file:///dev/zero", [Path("/")], 100)
 
 
-def test_file_over_the_limit_is_refused(root: Path) -> None:
+def test_file_over_limit_is_refused(root: Path) -> None:
     assert ask(root, "file://{root}/a.png", len(PICTURE)) == PICTURE
     with pytest.raises(TooLarge):
         ask(root, "file://{root}/a.png", len(PICTURE) - 1)
@@ -106,7 +106,7 @@ def test_file_over_the_limit_is_refused(root: Path) -> None:
     )
 
 
-def test_folder_replaced_by_a_link_is_not_followed(root: Path) -> None:
+def test_folder_replaced_by_link_is_not_followed(root: Path) -> None:
     """The folder is replaced between the check and the opening."""
     (root / "inner").rename(root / "moved")
     (root / "inner").symlink_to(root.parent)

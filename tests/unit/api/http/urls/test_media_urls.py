@@ -65,7 +65,7 @@ async def test_file_images_keep_their_place_among_images(
     assert submit.images[0].param == "messages[0].content[0]"
 
 
-async def test_a_file_has_the_cache_key_of_its_bytes(
+async def test_file_has_cache_key_of_its_bytes(
     open_client: httpx.AsyncClient, engine: ScriptedEngine, root: Path
 ) -> None:
     (root / "a.png").write_bytes(image_file("PNG"))
@@ -126,7 +126,7 @@ async def test_invalid_request_reads_no_file(open_client: httpx.AsyncClient, roo
     assert answer.json()["error"]["param"] == "messages[0].content[1]"
 
 
-async def test_file_images_obey_the_limits(connect: Connect, root: Path) -> None:
+async def test_file_images_obey_limits(connect: Connect, root: Path) -> None:
     urls = Urls(file_roots=(str(root),))
     small = connect(Settings(urls=urls, limits=Limits(max_image_bytes=len(PNG) - 1)))
     error = await error_of(small, file_url(root), status=413)
@@ -200,7 +200,7 @@ async def trickle(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("slow", [silent, trickle])
-async def test_slow_fetch_ends_at_the_time_limit(server: TlsServer, slow: Serve) -> None:
+async def test_slow_fetch_ends_at_time_limit(server: TlsServer, slow: Serve) -> None:
     server.pages["/slow"] = slow
     reader = media_urls(server, seconds=2)
     started = time.monotonic()
@@ -263,7 +263,7 @@ async def test_cancelled_fetch_closes_its_connection_at_once(server: TlsServer) 
     assert await reader.read([external(server)])
 
 
-async def test_flood_of_tiny_chunks_ends_at_the_time_limit(server: TlsServer) -> None:
+async def test_flood_of_tiny_chunks_ends_at_time_limit(server: TlsServer) -> None:
     async def flood(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:

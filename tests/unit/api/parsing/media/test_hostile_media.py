@@ -37,7 +37,7 @@ def test_arbitrary_urls_are_decoded_or_refused(head: str, payload: str, max_byte
 
 @settings(derandomize=True)
 @given(st.binary(min_size=1, max_size=80))
-def test_base64_round_trip_returns_the_bytes(data: bytes) -> None:
+def test_base64_round_trip_returns_bytes(data: bytes) -> None:
     assert urls.decode(MediaUrl(data_url(data), "p", "image", 80)) == data
     if len(data) > 1:
         with pytest.raises(PayloadTooLarge):
@@ -46,7 +46,7 @@ def test_base64_round_trip_returns_the_bytes(data: bytes) -> None:
 
 @settings(max_examples=examples(200), derandomize=True)
 @given(st.data())
-def test_damaged_picture_header_is_read_or_refused(data: st.DataObject) -> None:
+def test_damaged_image_header_is_read_or_refused(data: st.DataObject) -> None:
     picture = bytearray(data.draw(st.sampled_from(PICTURES)))
     places = st.integers(0, len(picture) - 1)
     for place in data.draw(st.lists(places, max_size=6)):
@@ -69,7 +69,7 @@ def test_damaged_video_header_is_read_or_refused(data: st.DataObject) -> None:
         video_header.read(bytes(clip), "p")
 
 
-def test_white_space_in_a_non_ascii_url_is_refused_at_once() -> None:
+def test_white_space_in_non_ascii_url_is_refused_at_once() -> None:
     with pytest.raises(InvalidImage, match="not base64"):
         urls.decode(MediaUrl("data:;base64," + "🦊\n" * 1_000_000, "p", "image", 1 << 30))
 

@@ -46,7 +46,7 @@ def test_cuda_attention_blocks_equal_mlxs_attention(blocks: list[int], keys: int
     assert distance(causal_attention(q, k, v, SCALE, blocks), theirs(q, k, v, "causal")) < 1e-5
 
 
-def test_queries_may_be_transposed():
+def test_transposed_queries_equal_contiguous_queries():
     q, k, v = drawn(64, 96)
     turned = mx.contiguous(q.swapaxes(1, 2)).swapaxes(1, 2)
     found = causal_attention(turned, k, v, SCALE, [32, 32])
@@ -217,7 +217,9 @@ def test_requested_chunk_shapes_are_precompiled_first_and_reported(planned: Plan
     assert not attention.is_precompiled(768, 1024, 256)  # no plan is to come
 
 
-def test_unsound_cuda_attention_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
+def test_cuda_attention_failing_its_check_is_left_to_mlx(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
@@ -226,7 +228,7 @@ def test_unsound_cuda_attention_is_left_to_mlx(planned: Planned, monkeypatch: py
     assert attention.is_precompiled(768, 1024, 64)
 
 
-def test_failing_soundness_check_is_not_repeated_forever(
+def test_failing_cuda_attention_check_is_not_repeated_forever(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(heads: object) -> bool:
@@ -241,7 +243,7 @@ def test_failing_soundness_check_is_not_repeated_forever(
     attend(attention, 768, 1024)
 
 
-def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
+def test_prompts_longer_than_planned_blocks_wait_for_one_plan(planned: Planned):
     attention = CudaAttention(1 << 20)
     attend(attention, 256, 256)
     plan_all(attention)
