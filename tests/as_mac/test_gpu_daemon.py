@@ -44,7 +44,7 @@ def metal(folder: Path) -> Iterator[Daemon]:
 
 
 def answer(daemon: Daemon, number: int, **options: Any) -> str:
-    """The answer to a question about a new picture."""
+    """The answer to a question about a new image."""
     options = {"max_tokens": 24, "temperature": 0, **options}
     made = daemon.client().chat.completions.create(
         model="default", messages=[user(noise(number, (96, 64)), "What is this?")], **options

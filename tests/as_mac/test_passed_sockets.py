@@ -131,7 +131,7 @@ def test_grammar_server_killed_before_receiving_socket_is_replaced(
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_socket_pair_buffers_hold_whole_message(end: int, monkeypatch: pytest.MonkeyPatch):
-    """Room for a whole mask or picture while the other side has no core."""
+    """Room for a whole mask or image while the other side has no core."""
     real = socket.socketpair
 
     def small() -> tuple[socket.socket, socket.socket]:

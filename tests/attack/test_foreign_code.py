@@ -76,7 +76,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
 
 
 def ask_everything(daemon: Daemon) -> None:
-    """Ask with a picture, a video and a schema, so that every kind of child process runs."""
+    """Ask with an image, a video and a schema, so that every kind of child process runs."""
     clip = {
         "url": video_files.data_url(
             video_files.encode(video_files.moving("left", 8), "gif", "gif"), "gif"

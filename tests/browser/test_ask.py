@@ -1,4 +1,4 @@
-"""Questions on the page to the embedded model: pictures in, true answers out."""
+"""Questions on the page to the embedded model: images in, true answers out."""
 
 from __future__ import annotations
 
@@ -105,21 +105,21 @@ def test_page_answers_question_about_video(daemon: Daemon, open_page: Open) -> N
 def test_tool_call_is_shown_and_marked_on_image(
     daemon: Daemon, open_page: Open, device: str
 ) -> None:
-    picture = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
-    picture = draw_shape(picture, "star", "green", (460, 190), 100)
+    image = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
+    image = draw_shape(image, "star", "green", (460, 190), 100)
     page = open_page(daemon, device=device)
-    give(page, "drop", (encoded(picture), "two.png", "image/png"))
+    give(page, "drop", (encoded(image), "two.png", "image/png"))
     page.get_by_role("button", name="Options").click()
     page.get_by_role("button", name="Add one that clicks").click()
     answer = ask(page, "Click on the red circle.")
     assert answer.locator(".call code").first.inner_text() == "click"
     assert re.search(r'"x": \d+', answer.locator(".call pre").inner_text())
-    image, mark = (
+    image_box, mark = (
         answer.locator(".marked img").bounding_box(),
         answer.locator(".mark").bounding_box(),
     )
-    x = (mark["x"] + mark["width"] / 2 - image["x"]) / image["width"] * 640
-    y = (mark["y"] + mark["height"] / 2 - image["y"]) / image["height"] * 400
+    x = (mark["x"] + mark["width"] / 2 - image_box["x"]) / image_box["width"] * 640
+    y = (mark["y"] + mark["height"] / 2 - image_box["y"]) / image_box["height"] * 400
     assert (x - 180) ** 2 + (y - 210) ** 2 < 90**2
     answer.get_by_label("Result of click").fill("clicked")
     with page.expect_request("**/v1/chat/completions") as request:

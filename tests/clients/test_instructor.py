@@ -19,11 +19,11 @@ from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finishe
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import ImagePart, TextPart
 
-PICTURE = Image.from_base64(URL)
+IMAGE = Image.from_base64(URL)
 MODES = [Mode.TOOLS, Mode.JSON_SCHEMA]
 """Those in which the answer is held to the class; in `JSON` and `MD_JSON` a prompt describes it."""
 STAR = Thing(shape="star", color="blue", count=2, x=3, y=4)
-MESSAGES: Any = [{"role": "user", "content": [PICTURE, DESCRIBE]}]
+MESSAGES: Any = [{"role": "user", "content": [IMAGE, DESCRIBE]}]
 GREEDY: Any = {"model": "demo", "max_retries": 0, "temperature": 0, "max_tokens": 400}
 
 Connect = Callable[..., instructor.Instructor]
@@ -56,7 +56,7 @@ def test_instructor_returns_object_about_image(connect: Connect, mode: Mode) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_instructor_reads_image_after_earlier_turns(connect: Connect, mode: Mode) -> None:
-    """Only user messages can have pictures here: instructor's tool results are text."""
+    """Only user messages can have images here: instructor's tool results are text."""
     looked: Any = [
         {"role": "user", "content": "Take a screenshot."},
         {"role": "assistant", "content": "Done."},

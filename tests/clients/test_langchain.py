@@ -32,7 +32,7 @@ from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, calls, ended, 
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
 
-PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 METHODS: Any = ["json_schema", "json_mode", "function_calling"]
 
 Connect = Callable[..., ChatOpenAI]
@@ -41,7 +41,7 @@ Connect = Callable[..., ChatOpenAI]
 @tool
 def screenshot() -> list[Any]:
     """What is on the screen."""
-    return [PICTURE]
+    return [IMAGE]
 
 
 @tool
@@ -77,7 +77,7 @@ def model(connect: Connect, request: pytest.FixtureRequest) -> ChatOpenAI:
 
 
 def test_langchain_answers_image_with_usage(model: ChatOpenAI) -> None:
-    answer = model.invoke([user(PICTURE, COLOUR, name="supervisor")])
+    answer = model.invoke([user(IMAGE, COLOUR, name="supervisor")])
     assert answer.text == "red"
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["input_tokens"] > 100
@@ -101,7 +101,7 @@ def test_langchain_tool_loop_reads_screenshot_result(model: ChatOpenAI, streams:
 
 @pytest.mark.parametrize("choice", ["auto", "any", "click"])
 def test_langchain_clicks_circle(model: ChatOpenAI, choice: str) -> None:
-    reply = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
+    reply = model.bind_tools([click], tool_choice=choice).invoke([user(IMAGE, CLICK)])
     assert isinstance(reply, AIMessage)
     (call,) = reply.tool_calls
     assert call["name"] == "click"
@@ -112,7 +112,7 @@ def test_langchain_clicks_circle(model: ChatOpenAI, choice: str) -> None:
 def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> None:
     """In JSON mode only the prompt says what the object must contain."""
     picky = model.with_structured_output(Thing, method=method, include_raw=True)
-    found: Any = picky.invoke([user(PICTURE, DESCRIBE)])
+    found: Any = picky.invoke([user(IMAGE, DESCRIBE)])
     if method == "json_mode":
         assert found["raw"].text.startswith("{")
     else:
@@ -179,7 +179,7 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
         *(ended("tool_calls"), finished()),
     )
     bound = far.bind_tools([screenshot, click], tool_choice="any")
-    question = user("Click.", PICTURE)
+    question = user("Click.", IMAGE)
     if streams:
         pieces = [piece async for piece in bound.astream([question])]
         reply: Any = sum(pieces[1:], pieces[0])
@@ -193,7 +193,7 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
     assert engine.submitted[0].tools.choice == "required"
 
     engine.script = HELLO
-    shown = ToolMessage([{"type": "text", "text": "Now:"}, PICTURE], tool_call_id="call_1")
+    shown = ToolMessage([{"type": "text", "text": "Now:"}, IMAGE], tool_call_id="call_1")
     result = ToolMessage("clicked", tool_call_id="call_2")
     answer = await far.bind_tools([screenshot, click]).ainvoke([question, reply, shown, result])
     assert answer.text == "Hello world"

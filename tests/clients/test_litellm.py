@@ -37,7 +37,7 @@ pytestmark = [
     for words in ("Pydantic serializer warnings", "Item 'summary' on TypedDict")
 ]  # of its own classes
 
-PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 PROVIDERS = ["openai", "anthropic", "ollama_chat"]
 
 
@@ -63,7 +63,7 @@ def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fi
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_litellm_answers_image_with_usage(daemon: Daemon, provider: str) -> None:
-    answer = ask(daemon, provider, user(PICTURE, COLOUR))
+    answer = ask(daemon, provider, user(IMAGE, COLOUR))
     assert answer.choices[0].message.content == "red"
     assert answer.usage.completion_tokens < 10 < answer.usage.prompt_tokens
 
@@ -81,7 +81,7 @@ def test_litellm_tool_loop_reads_screenshot_result(
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("screenshot", {})
-    result = {"role": "tool", "tool_call_id": call.id, "content": [PICTURE]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": [IMAGE]}
     turns = (user(LOOK), choice.message, result, user("Where is the star?"))
     second = ask(daemon, provider, *turns, tools=TOOLS)
     assert second.choices[0].message.content == "bottom right"
@@ -89,7 +89,7 @@ def test_litellm_tool_loop_reads_screenshot_result(
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_litellm_clicks_circle(daemon: Daemon, provider: str) -> None:
-    answer = ask(daemon, provider, user(PICTURE, CLICK), tools=[TOOLS[1]])
+    answer = ask(daemon, provider, user(IMAGE, CLICK), tools=[TOOLS[1]])
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "click"
     assert is_at(CIRCLE, **json.loads(call.function.arguments))
@@ -97,7 +97,7 @@ def test_litellm_clicks_circle(daemon: Daemon, provider: str) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_litellm_gets_structured_output(daemon: Daemon, provider: str) -> None:
-    answer = ask(daemon, provider, user(PICTURE, DESCRIBE), response_format=Thing)
+    answer = ask(daemon, provider, user(IMAGE, DESCRIBE), response_format=Thing)
     assert is_the_circle(Thing.model_validate_json(answer.choices[0].message.content))
 
 
@@ -208,7 +208,7 @@ async def test_litellm_sends_result_images_in_expected_role(
     function = {"name": "screenshot", "arguments": "{}"}
     called: dict[str, Any] = {"role": "assistant", "content": None}
     called["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
-    shown = {"role": "tool", "tool_call_id": "call_1", "content": [PICTURE]}
+    shown = {"role": "tool", "tool_call_id": "call_1", "content": [IMAGE]}
     await converse(scripted, provider, user(LOOK), called, shown)
     (submit,) = engine.submitted
     (shower,) = [message for message in submit.messages if ImagePart(0) in message.content]

@@ -32,8 +32,8 @@ GREEDY: Any = {"model": "demo", "options": {"temperature": 0, "num_predict": 400
 Connect = Callable[..., ollama.Client]
 
 
-def user(content: str, *pictures: bytes) -> dict[str, Any]:
-    return {"role": "user", "content": content, "images": list(pictures)}
+def user(content: str, *images: bytes) -> dict[str, Any]:
+    return {"role": "user", "content": content, "images": list(images)}
 
 
 def look() -> bytes:

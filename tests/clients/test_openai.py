@@ -28,7 +28,7 @@ from tests.clients.screen import (
 )
 from tests.support.daemons import Daemon
 
-PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 GREEDY: Any = {"model": "demo", "temperature": 0}
 
 
@@ -53,7 +53,7 @@ def client(daemon: Daemon) -> openai.OpenAI:
 
 
 def test_openai_chat_answers_image(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
+    answer = client.chat.completions.create(messages=[user(IMAGE, COLOUR)], **GREEDY)
     assert answer.choices[0].message.content == "red"
 
 
@@ -74,7 +74,7 @@ def test_openai_tool_loop_reads_screenshot_result(client: openai.OpenAI, streams
 
     messages += [
         choice.message,
-        {"role": "tool", "tool_call_id": call.id, "content": [PICTURE]},
+        {"role": "tool", "tool_call_id": call.id, "content": [IMAGE]},
     ]
     answer = client.chat.completions.create(**fields)
     assert answer.choices[0].message.content == "red"
@@ -85,7 +85,7 @@ def test_openai_tool_loop_reads_screenshot_result(client: openai.OpenAI, streams
 )
 def test_openai_client_clicks_circle(client: openai.OpenAI, choice: Any) -> None:
     answer = client.chat.completions.create(
-        messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
+        messages=[user(IMAGE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"
@@ -97,7 +97,7 @@ def test_openai_client_clicks_circle(client: openai.OpenAI, choice: Any) -> None
 def test_openai_client_parses_arguments_into_class(client: openai.OpenAI, choice: Any) -> None:
     """The class becomes a strict tool."""
     answer = client.chat.completions.parse(
-        messages=[user(PICTURE, "Call report for the circle.")],
+        messages=[user(IMAGE, "Call report for the circle.")],
         tools=[openai.pydantic_function_tool(Thing, name="report")],
         tool_choice=choice,
         parallel_tool_calls=False,
@@ -111,7 +111,7 @@ def test_openai_client_parses_arguments_into_class(client: openai.OpenAI, choice
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_client_parses_structured_output(client: openai.OpenAI, streams: bool) -> None:
-    fields = {**GREEDY, "messages": [user(PICTURE, DESCRIBE)], "response_format": Thing}
+    fields = {**GREEDY, "messages": [user(IMAGE, DESCRIBE)], "response_format": Thing}
     if streams:
         with client.chat.completions.stream(**fields) as stream:
             message = stream.get_final_completion().choices[0].message
@@ -150,7 +150,7 @@ def test_timed_out_openai_client_is_aborted(daemon: Daemon, abandons: Abandons) 
     [
         ({"model": "gpt-4o"}, openai.NotFoundError),
         ({"temperature": 9}, openai.BadRequestError),
-        ({"messages": [user({**PICTURE, "image_url": {"url": "x.png"}})]}, openai.BadRequestError),
+        ({"messages": [user({**IMAGE, "image_url": {"url": "x.png"}})]}, openai.BadRequestError),
     ],
 )
 def test_openai_client_raises_typed_errors(

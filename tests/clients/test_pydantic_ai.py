@@ -33,7 +33,7 @@ from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import ImagePart, TextPart
 
 KINDS: Any = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}
-PICTURE = BinaryContent(screenshot(), media_type="image/png")
+IMAGE = BinaryContent(screenshot(), media_type="image/png")
 
 Model = OpenAIChatModel | OpenAIResponsesModel
 Connect = Callable[..., Model]
@@ -67,7 +67,7 @@ def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
 
     @agent.tool_plain(name="screenshot")
     def look() -> BinaryContent:
-        return PICTURE
+        return IMAGE
 
     @agent.tool_plain
     def click(x: int, y: int) -> str:
@@ -78,13 +78,13 @@ def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
 
 
 async def test_pydantic_ai_answers_image_with_usage(model: Model) -> None:
-    result = await Agent(model).run([PICTURE, COLOUR])
+    result = await Agent(model).run([IMAGE, COLOUR])
     assert result.output == "red"
     assert result.usage.input_tokens > 100
 
 
 async def test_pydantic_ai_tool_loop_reads_screenshot_result(model: Model) -> None:
-    """In chats the picture goes into a user message, among words that this model does not know."""
+    """In chats the image goes into a user message, among words that this model does not know."""
     result = await using_tools(model)[0].run(LOOK)
     assert result.usage.tool_calls == 1
     assert result.output == "red" or isinstance(model, OpenAIChatModel)
@@ -92,7 +92,7 @@ async def test_pydantic_ai_tool_loop_reads_screenshot_result(model: Model) -> No
 
 async def test_pydantic_ai_clicks_circle(model: Model) -> None:
     agent, clicked = using_tools(model)
-    result = await agent.run([PICTURE, CLICK])
+    result = await agent.run([IMAGE, CLICK])
     (place,) = clicked
     assert is_at(CIRCLE, *place)
     assert result.output == "Done."
@@ -100,7 +100,7 @@ async def test_pydantic_ai_clicks_circle(model: Model) -> None:
 
 @pytest.mark.parametrize("output", [ToolOutput(Thing), NativeOutput(Thing)])
 async def test_pydantic_ai_gets_structured_output(model: Model, output: Any) -> None:
-    result: Any = await Agent(model, output_type=output, retries=0).run([PICTURE, DESCRIBE])
+    result: Any = await Agent(model, output_type=output, retries=0).run([IMAGE, DESCRIBE])
     assert is_the_circle(result.output)
 
 

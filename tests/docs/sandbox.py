@@ -86,10 +86,10 @@ class Sandbox:
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         (self.home / ".curlrc").write_text("fail-with-body\n")  # an error is one for curl, too
-        picture, clip = drawn()
-        (self.folder / "picture.png").write_bytes(picture)
+        image, clip = drawn()
+        (self.folder / "picture.png").write_bytes(image)
         for name in ("screenshot", "before", "after"):
-            (self.folder / f"{name}.png").write_bytes(picture)
+            (self.folder / f"{name}.png").write_bytes(image)
         (self.folder / "question.txt").write_text("What shape is red?")
         (self.folder / "clip.mp4").write_bytes(clip)
         (self.folder / "checkpoint").symlink_to(EMBEDDED)
@@ -116,8 +116,8 @@ class Sandbox:
 
 
 def drawn() -> tuple[bytes, bytes]:
-    """A picture of a red circle and a blue star, and a clip of a circle that moves."""
-    picture = draw_shape(canvas(), "circle", "red", (120, 130), 70)
-    picture = draw_shape(picture, "star", "blue", (320, 310), 90)
+    """An image of a red circle and a blue star, and a clip of a circle that moves."""
+    image = draw_shape(canvas(), "circle", "red", (120, 130), 70)
+    image = draw_shape(image, "star", "blue", (320, 310), 90)
     frames = [draw_shape(canvas(), "circle", "red", (60 + 30 * i, 224), 50) for i in range(12)]
-    return encoded(picture), encode(frames)
+    return encoded(image), encode(frames)

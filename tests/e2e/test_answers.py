@@ -1,4 +1,4 @@
-"""The embedded model answers truly about pictures, in a real daemon."""
+"""The embedded model answers truly about images, in a real daemon."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def ask(daemon: Daemon, *content: Any, history: tuple[dict[str, Any], ...] = ())
     ),
 )
 def test_model_names_shape(daemon: Daemon, shape: str, size: tuple[int, int]) -> None:
-    picture = one_shape(shape, "blue", size, background=(240, 240, 225))
-    assert ask(daemon, picture, "What shape is this?") == shape
+    image = one_shape(shape, "blue", size, background=(240, 240, 225))
+    assert ask(daemon, image, "What shape is this?") == shape
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def test_model_names_shape(daemon: Daemon, shape: str, size: tuple[int, int]) ->
 )
 def test_model_names_colour(daemon: Daemon, color: str) -> None:
     background = (90, 100, 110) if color in ("white", "black") else "white"
-    picture = one_shape("circle", color, background=background)
-    assert ask(daemon, picture, "What colour is the circle?") == color
+    image = one_shape("circle", color, background=background)
+    assert ask(daemon, image, "What colour is the circle?") == color
 
 
 @pytest.mark.parametrize("count", few_of((1, 2, 3, 4), (1, 4)))
 def test_model_counts_squares(daemon: Daemon, count: int) -> None:
-    picture = canvas()
+    image = canvas()
     for center in [(110, 120), (330, 110), (120, 330), (335, 340)][:count]:
-        draw_shape(picture, "square", "green", center, 55)
-    assert ask(daemon, picture, "How many squares are there?") == str(count)
+        draw_shape(image, "square", "green", center, 55)
+    assert ask(daemon, image, "How many squares are there?") == str(count)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_model_counts_squares(daemon: Daemon, count: int) -> None:
     ),
 )
 def test_model_says_where_star_is(daemon: Daemon, place: str, center: tuple[int, int]) -> None:
-    picture = draw_shape(canvas(), "star", "red", center, 60)
-    assert ask(daemon, picture, "Where is the star?") == place
+    image = draw_shape(canvas(), "star", "red", center, 60)
+    assert ask(daemon, image, "Where is the star?") == place
 
 
 @pytest.mark.parametrize(("color", "answer"), [("red", "yes"), ("green", "no")])
 def test_model_answers_yes_or_no(daemon: Daemon, color: str, answer: str) -> None:
-    picture = one_shape("triangle", "red")
-    assert ask(daemon, picture, f"Is there a {color} triangle?") == answer
+    image = one_shape("triangle", "red")
+    assert ask(daemon, image, f"Is there a {color} triangle?") == answer
 
 
 @pytest.mark.parametrize("text", few_of(("HELLO", "river", "4711", "Invoice"), ("4711", "Invoice")))
@@ -166,9 +166,9 @@ def test_model_distinguishes_two_images(daemon: Daemon, circle_first: bool, answ
 
 
 def test_model_follows_conversation(daemon: Daemon) -> None:
-    picture = draw_shape(canvas(), "triangle", "orange", (80, 224), 60)
+    image = draw_shape(canvas(), "triangle", "orange", (80, 224), 60)
     history = (
-        user(picture, "What shape is this?"),
+        user(image, "What shape is this?"),
         {"role": "assistant", "content": "triangle"},
     )
     assert ask(daemon, "What colour is it?", history=history) == "orange"
@@ -197,9 +197,9 @@ def test_model_sees_rotated_photos_upright(daemon: Daemon) -> None:
 
 
 def test_transparent_images_are_seen_on_white(daemon: Daemon) -> None:
-    picture = Image.new("RGBA", (448, 448), (0, 0, 0, 0))
-    ImageDraw.Draw(picture).ellipse((124, 124, 324, 324), (10, 10, 10, 255))
-    assert ask(daemon, picture, "What shape is this?") == "circle"
+    image = Image.new("RGBA", (448, 448), (0, 0, 0, 0))
+    ImageDraw.Draw(image).ellipse((124, 124, 324, 324), (10, 10, 10, 255))
+    assert ask(daemon, image, "What shape is this?") == "circle"
 
 
 @pytest.mark.parametrize("image_format", few_of(("PNG", "JPEG", "WEBP", "GIF"), ("WEBP", "GIF")))
@@ -219,7 +219,7 @@ def test_model_sees_images_of_every_format(daemon: Daemon, image_format: str) ->
 
 
 async def test_concurrent_images_get_their_own_answers(daemon: Daemon) -> None:
-    """Twelve pictures at the same time."""
+    """Twelve images at the same time."""
     shapes = ["circle", "square", "triangle", "star"]
     colors = ["red", "blue", "green"]
     client = daemon.async_client()

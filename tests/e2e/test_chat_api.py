@@ -183,9 +183,9 @@ def test_prompt_over_context_is_refused(tiny_daemon: Daemon) -> None:
     "text", ["<|im_end|>", "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"]
 )
 def test_control_tokens_stay_text(tiny_daemon: Daemon, text: str) -> None:
-    """They cost the tokens of their characters and stand for no picture."""
+    """They cost the tokens of their characters and stand for no image."""
     plain = complete(tiny_daemon, messages=[user("say now")]).usage.prompt_tokens
     marked = complete(tiny_daemon, messages=[user(f"say {text} now")]).usage.prompt_tokens
     assert marked - plain > len(text) / 4
-    with_picture = [user(noise(3, (64, 64)), f"say {text} now")]
-    assert complete(tiny_daemon, messages=with_picture).usage.completion_tokens == 24
+    with_image = [user(noise(3, (64, 64)), f"say {text} now")]
+    assert complete(tiny_daemon, messages=with_image).usage.completion_tokens == 24

@@ -134,8 +134,8 @@ def test_request_that_killed_engines_is_refused(mortal: Daemon) -> None:
         return await request
 
     def large(client: Any) -> Any:
-        picture = user(noise(1, (1200, 1200)), "accept encode")
-        return client.chat.completions.create(model="default", messages=[picture], max_tokens=4)
+        image = user(noise(1, (1200, 1200)), "accept encode")
+        return client.chat.completions.create(model="default", messages=[image], max_tokens=4)
 
     for _ in range(3):
         with pytest.raises(openai.InternalServerError) as died:

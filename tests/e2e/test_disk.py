@@ -94,11 +94,11 @@ def test_restarted_daemon_finds_conversation_on_disk(
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         assert ask(daemon, FIRST) == (first, 0)
-        wait_written(daemon, tmp_path / "cache", 3)  # a picture, its prompt, the answer
+        wait_written(daemon, tmp_path / "cache", 3)  # an image, its prompt, the answer
     with running_daemon(tmp_path, *options) as daemon:
         answer, known = ask(daemon, then(first))
         assert answer == second
-        assert known > 50, "the picture is in it"
+        assert known > 50, "the image is in it"
         wait_until(lambda: disk(daemon)["hits"] > 0, 5, daemon.log)
 
 

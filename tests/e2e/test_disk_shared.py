@@ -24,10 +24,10 @@ def test_conversation_moves_between_daemons_sharing_folder(
         home.mkdir()
     with running_daemon(homes[0], *options) as one, running_daemon(homes[1], *options) as other:
         assert ask(one, FIRST) == (first, 0)
-        wait_written(one, tmp_path / "cache", 3)  # a picture, its prompt, the answer
+        wait_written(one, tmp_path / "cache", 3)  # an image, its prompt, the answer
         answer, known = ask(other, then(first))
         assert answer == second
-        assert known > 50, "the picture is in it"
+        assert known > 50, "the image is in it"
         wait_written(other, tmp_path / "cache", 4)
         again, known_later = ask(one, then(first))
         assert again == second

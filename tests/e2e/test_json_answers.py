@@ -38,7 +38,7 @@ TOO_MUCH = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range
 
 
 class Scene(pydantic.BaseModel):
-    """A picture as a client's own class."""
+    """An image as a client's own class."""
 
     shape: Literal["circle", "square", "star"]
     count: int = pydantic.Field(ge=0, le=20)

@@ -20,13 +20,13 @@ from tests.support.daemons import Daemon, running_daemon, wait_until
 SIZE = (1024, 768)
 LARGEST = (8000, 6250)
 """`limits.max_image_pixels`."""
-NUM_PICTURES = 16
+NUM_IMAGES = 16
 MANY = 8
 """More than the small daemon answers at once."""
 
 
-def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
-    """A picture of its own for each seed."""
+def image(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
+    """An image of its own for each seed."""
     width, height = size
     block = max(8, width // 128)
     blocks = np.random.default_rng(1000 + seed).integers(
@@ -42,7 +42,7 @@ def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
 def ask(
     daemon: Daemon, seed: int, max_tokens: int = 8, n: int = 1, size: tuple[int, int] = SIZE
 ) -> Any:
-    return ask_about(daemon, picture(seed, size), max_tokens, n)
+    return ask_about(daemon, image(seed, size), max_tokens, n)
 
 
 def ask_about(daemon: Daemon, shown: dict[str, Any], max_tokens: int = 8, n: int = 1) -> Any:
@@ -74,7 +74,7 @@ def memory(daemon: Daemon) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
-    """The baseline bytes, and the peak of one request with a largest picture."""
+    """The baseline bytes, and the peak of one request with a largest image."""
     with running_daemon(tmp_path_factory.mktemp("needs")) as fresh:
         ask(fresh, -1)
         fresh.wait_idle()
@@ -121,20 +121,20 @@ def test_sixteen_largest_images_are_answered_in_order_in_tight_memory(tmp_path: 
         fresh.wait_idle()
         alone = memory(fresh)
     limit = alone["baseline_bytes"] + 3 * (alone["peak_bytes"] - alone["baseline_bytes"])
-    pictures = [picture(401 + number, LARGEST) for number in range(NUM_PICTURES)]
+    images = [image(401 + number, LARGEST) for number in range(NUM_IMAGES)]
     with (
         running_daemon(tmp_path, "--set", f"memory.limit_bytes={limit}") as daemon,
-        ThreadPoolExecutor(NUM_PICTURES) as threads,
+        ThreadPoolExecutor(NUM_IMAGES) as threads,
     ):
         answers = []
-        for shown in pictures:
+        for shown in images:
             answers.append(threads.submit(timed, daemon, shown))
             wait_until(lambda: num_received(daemon, answers) == len(answers), 20, daemon.log)
             time.sleep(0.2)
         ends = [answer.result() for answer in answers]
         status = daemon.status()["engine"]
     places = np.argsort(np.argsort(ends))
-    assert np.abs(places - np.arange(NUM_PICTURES)).max() <= 2, "neighbours are prepared at once"
+    assert np.abs(places - np.arange(NUM_IMAGES)).max() <= 2, "neighbours are prepared at once"
     assert status["restarts"] == 0
     assert status["stats"]["memory"]["peak_bytes"] <= 1.05 * limit
 

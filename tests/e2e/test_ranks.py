@@ -86,7 +86,7 @@ def texts(daemon: Daemon, messages: list[Any], **options: Any) -> list[str | Non
 
 WORK: dict[str, Callable[[Daemon], Any]] = {
     "text": lambda daemon: texts(daemon, [{"role": "user", "content": "Name four colours"}]),
-    "picture": lambda daemon: texts(daemon, [user(noise(1, (84, 84)), "What is this?")]),
+    "image": lambda daemon: texts(daemon, [user(noise(1, (84, 84)), "What is this?")]),
     "long": lambda daemon: texts(daemon, [{"role": "user", "content": "again and " * 300}]),
     "choices": lambda daemon: texts(
         daemon, [user(noise(2, (60, 90)), "Guess")], n=3, temperature=1.0, seed=7
@@ -192,8 +192,8 @@ def stream_of(daemon: Daemon) -> Any:
 def test_dead_rank_ends_streams_and_all_ranks_restart(
     mortal: Daemon, tiny_daemon: Daemon, victim: str
 ) -> None:
-    expected = WORK["picture"](tiny_daemon)
-    assert WORK["picture"](mortal) == expected
+    expected = WORK["image"](tiny_daemon)
+    assert WORK["image"](mortal) == expected
     stream = stream_of(mortal)
     for _ in range(5):
         next(stream)
@@ -206,7 +206,7 @@ def test_dead_rank_ends_streams_and_all_ranks_restart(
     wait_until(lambda: mortal.status()["engine"]["pid"] not in (None, first), 30, mortal.log)
     mortal.wait_ready()
     assert not is_alive(follower)
-    assert WORK["picture"](mortal) == expected
+    assert WORK["image"](mortal) == expected
 
 
 def test_hung_rank_is_killed_and_replaced(tmp_path: Path) -> None:

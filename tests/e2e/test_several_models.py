@@ -91,8 +91,8 @@ def _is_child(process: Path, ancestor: int) -> bool:
 
 
 def ask(daemon: Daemon, model: str, **fields: Any) -> Any:
-    picture, shape = one_shape("circle", "red"), "circle"
-    messages = [user(picture, "What shape is this?")]
+    image, shape = one_shape("circle", "red"), "circle"
+    messages = [user(image, "What shape is this?")]
     fields = {"max_tokens": 8, "temperature": 0, **fields}
     answer = daemon.client().chat.completions.create(model=model, messages=messages, **fields)
     return answer, shape
@@ -185,8 +185,8 @@ def test_stream_comments_report_load_of_its_model(roomy: Daemon) -> None:
 async def test_models_sharing_memory_by_turns_fail_no_request(narrow: Daemon) -> None:
     """Clients of three models, of which one fits: all get their own model's whole answers."""
     client = narrow.async_client()
-    picture, shape = one_shape("circle", "red"), "circle"
-    messages: Any = [user(picture, "What shape is this?")]
+    image, shape = one_shape("circle", "red"), "circle"
+    messages: Any = [user(image, "What shape is this?")]
 
     async def whole(name: str) -> None:
         answer = await client.chat.completions.create(

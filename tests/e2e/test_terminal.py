@@ -148,9 +148,9 @@ def test_serve_reports_oversized_model_in_one_line() -> None:
 
 def test_ask_holds_conversation_at_prompt(daemon: Daemon, tmp_path: Path) -> None:
     """Ctrl-C at the prompt only empties the line."""
-    picture = tmp_path / "picture.png"
-    one_shape("circle", "red").save(picture)
-    with session("ask", "--url", f"{daemon.url}/v1", str(picture)) as ask:
+    image = tmp_path / "picture.png"
+    one_shape("circle", "red").save(image)
+    with session("ask", "--url", f"{daemon.url}/v1", str(image)) as ask:
         ask.wait_for(">>> ")
         ask.type("What shape is this?\n")
         ask.wait_for(">>> ", 2)

@@ -1,4 +1,4 @@
-"""Token counts, raw prompts and sizes of pictures, in a real daemon."""
+"""Token counts, raw prompts and sizes of images, in a real daemon."""
 
 from __future__ import annotations
 

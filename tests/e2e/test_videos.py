@@ -123,8 +123,8 @@ def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
         pending = pool.submit(ask, daemon, video_part(data), QUESTION)
         wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
         os.kill(found[0], signal.SIGSTOP)
-        picture = image_part(one_shape("circle", "blue"))
-        assert ask(daemon, picture, "What shape is this?") == "circle"
+        image = image_part(one_shape("circle", "blue"))
+        assert ask(daemon, image, "What shape is this?") == "circle"
         os.kill(found[0], signal.SIGKILL)
         with pytest.raises(openai.BadRequestError, match="can't be decoded"):
             pending.result(30)

@@ -81,7 +81,7 @@ def video_of(data: bytes, name: str = "MP4") -> Video:
 
 
 def ask(request_id: str, *parts: Part, sampling: SamplingParams = GREEDY) -> Submit:
-    """One user message of texts and pictures, in this order."""
+    """One user message of texts and images, in this order."""
     return conversation(request_id, ("user", parts), sampling=sampling)
 
 
@@ -108,16 +108,16 @@ def conversation(
     return Submit(request_id, messages, tuple(images), sampling, tuple(videos))
 
 
-def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> str:
+def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_images: bool) -> str:
     """A rendered prompt without the BOS that mlx-vlm adds once more."""
-    if has_pictures:
-        adds_bos = _adds_bos_to_pictures(loaded)
+    if has_images:
+        adds_bos = _adds_bos_to_images(loaded)
     else:
         adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor)
     return rendered.removeprefix(loaded.spec.tokenizer.bos_token or "") if adds_bos else rendered
 
 
-def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
+def _adds_bos_to_images(loaded: LoadedModel) -> bool:
     """Whether mlx-vlm's processor writes a BOS before a prompt with images."""
     host = loaded.spec
     processor = ModelProcessor(loaded.processor, host.image_token_id, host.stand_in)

@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, int]] = {
     "no pixels": {"pixel_bytes": 0},
     "no features": {"encoder_bytes": 0},
     "no prefixes": {"prefix_bytes": 0},
-    "one picture of each": {
+    "one image of each": {
         "token_layout_bytes": 2000,
         "encoder_bytes": 8000,
         "prefix_bytes": 130_000,
@@ -50,8 +50,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def sizes_of(served: Served, name: str) -> dict[str, int]:
-    """`SIZES`; what a picture's pixels take is each family's own."""
-    if name != "one picture of each":
+    """`SIZES`; what an image's pixels take is each family's own."""
+    if name != "one image of each":
         return SIZES[name]
     (work,) = encode_works(served[1], ask("a", A, "what?"))
     return {**SIZES[name], "pixel_bytes": 3 * sum(a.nbytes for a in work.inputs.values()) // 2}
@@ -67,7 +67,7 @@ def new_engine(served: Served, **sizes: int) -> EngineHarness:
 
 
 def talk(engine: EngineHarness, name: str, num_turns: int, seed: int) -> list[list[int]]:
-    """A conversation with a picture in each turn; the answers' tokens."""
+    """A conversation with an image in each turn; the answers' tokens."""
     turns: Turns = (("system", (SYSTEM,)),)
     answers = []
     for number in range(num_turns):
@@ -94,7 +94,7 @@ def test_six_turn_conversations_answer_as_without_caches(
     settle(engine)
 
 
-@pytest.mark.parametrize("size", few_of(SIZES, ["no prefixes", "one picture of each"]))
+@pytest.mark.parametrize("size", few_of(SIZES, ["no prefixes", "one image of each"]))
 def test_caches_of_any_size_change_no_answer(
     served: Served, plain: Callable[..., list[list[int]]], size: str
 ):
@@ -103,12 +103,12 @@ def test_caches_of_any_size_change_no_answer(
         assert talk(engine, name, 3, seed) == plain("a", num_turns, seed)[:3]
     settle(engine)
     readings = engine.caches.stats()
-    if size == "one picture of each":
+    if size == "one image of each":
         assert all(reading.evictions for reading in readings[:3]), readings
 
 
 def test_concurrent_requests_answer_as_alone_with_tiny_caches(served: Served):
-    engine = new_engine(served, **sizes_of(served, "one picture of each"))
+    engine = new_engine(served, **sizes_of(served, "one image of each"))
     prompts: list[tuple[Part, ...]] = [(A, "what?"), (B, "what?"), (A, B, "both?"), (A, "which?")]
     for number in range(8):
         engine.add(ask(f"{number}", SYSTEM, *prompts[number % 4]))
@@ -223,7 +223,7 @@ def cancel_at(engine: EngineHarness, submit: Submit, num_tokens: int) -> list[in
 
 
 def test_cancelled_prefill_stores_no_partial_image(served: Served):
-    """The prefix before the picture stays cached, also with states that can't be cut."""
+    """The prefix before the image stays cached, also with states that can't be cut."""
     parts = "Look at the button, and then at this:", A, "what?"
     plain = EngineHarness(*served, chunk_tokens=4)
     wanted = plain.answer(with_system("a", *parts))

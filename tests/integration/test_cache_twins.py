@@ -42,7 +42,7 @@ Asked = tuple[Part, ...]
 
 
 class Counting:
-    """The engine's encoder, with the keys of the pictures encoded."""
+    """The engine's encoder, with the keys of the images encoded."""
 
     def __init__(self, engine: EngineHarness) -> None:
         self._encoder = engine.encoder.encoder
@@ -101,7 +101,7 @@ def alone(served: Served, *parts: Part) -> list[int]:
     return EngineHarness(*served).answer(ask("alone", *parts, sampling=SHORT))
 
 
-# ---- pictures ------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------
 
 
 def with_palette(*colours: int) -> Image:

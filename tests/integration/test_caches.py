@@ -25,7 +25,7 @@ Turns = tuple[tuple[str, tuple[Part, ...]], ...]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 LOTS = 64 << 20
 _MERGED_TOKENS = 1
-"""What is before a picture may be one token with the words that follow it."""
+"""What is before an image may be one token with the words that follow it."""
 A, B = random_image(1), random_image(2)
 QUESTION = "What is on the left of it, and what is below?"
 PROMPTS: dict[str, tuple[Part, ...]] = {
@@ -134,7 +134,7 @@ def test_next_turn_is_prefilled_after_cached_answer(served: Served, engine: Engi
 def test_agent_dropping_old_screenshots_encodes_no_image_twice(
     served: Served, engine: EngineHarness
 ):
-    """Each turn drops the oldest picture, which changes the prompt after that position."""
+    """Each turn drops the oldest image, which changes the prompt after that position."""
     plain, kept = EngineHarness(*served), 2
     turns: Turns = (("system", ("Answer in short words.",)),)
     shown: list[int] = []
@@ -145,7 +145,7 @@ def test_agent_dropping_old_screenshots_encodes_no_image_twice(
             turns = (*turns[:place], ("user", turns[place][1][-1:]), *turns[place + 1 :])
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
         assert engine.answer(submit) == plain.answer(submit), number
-        assert engine.preparers.num_read[submit.request_id] == 1, "the new picture alone"
+        assert engine.preparers.num_read[submit.request_id] == 1, "the new image alone"
         turns += (("assistant", (engine.texts[submit.request_id],)),)
         if number <= kept:
             continue
@@ -165,13 +165,13 @@ def prefilled_share(engine: EngineHarness, request_id: str) -> float:
 
 CANCELLED: dict[str, tuple[Part, ...]] = {
     "text": ("Look at the second button, and read the number. " * 12,),
-    "picture before": (A, "Look at the second button, and read the number. " * 12),
-    "picture after": ("Look at the second button, and read the number. " * 12, A, QUESTION),
+    "image before": (A, "Look at the second button, and read the number. " * 12),
+    "image after": ("Look at the second button, and read the number. " * 12, A, QUESTION),
 }
 
 
 @pytest.mark.families("caches", "prompts")
-@pytest.mark.parametrize("name", few_of(CANCELLED, ["picture before"]))
+@pytest.mark.parametrize("name", few_of(CANCELLED, ["image before"]))
 def test_cancelled_prefill_is_stored_for_next_request(
     served: Served, engine: EngineHarness, name: str
 ):

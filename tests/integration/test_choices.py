@@ -51,22 +51,22 @@ def test_greedy_choices_equal_answer_alone_in_any_batch(
     engine = new_engine(chunk_tokens=16)
     engine.add(asked("long", LONGER))
     engine.step(4)
-    engine.add(asked("pictures", several(LONGER, 3)))
-    engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 5)
-    engine.add(asked("picture"))
+    engine.add(asked("images", several(LONGER, 3)))
+    engine.step_until(lambda: len(engine.tokens.get("images", [])) >= 5)
+    engine.add(asked("image"))
     engine.run()
-    assert tokens_of(engine, "pictures", 3) == [greedy("pictures")] * 3
+    assert tokens_of(engine, "images", 3) == [greedy("images")] * 3
     assert engine.tokens["long"] == greedy("long")
-    assert engine.tokens["picture"] == greedy("picture")[:10]
+    assert engine.tokens["image"] == greedy("image")[:10]
 
 
 def test_choices_equal_single_requests_with_their_seeds(new_engine: NewEngine):
     engine = new_engine()
     params = drawn(7, n=4)
-    engine.answer(ask("a", *PROMPTS["picture"], sampling=params))
+    engine.answer(ask("a", *PROMPTS["image"], sampling=params))
     for choice, tokens in enumerate(tokens_of(engine, "a", 4)):
         alone = several(choice_params(params, choice), 1)
-        assert tokens == new_engine().answer(ask("b", *PROMPTS["picture"], sampling=alone))
+        assert tokens == new_engine().answer(ask("b", *PROMPTS["image"], sampling=alone))
 
 
 def test_choices_ending_early_leave_their_siblings_unchanged(new_engine: NewEngine):
@@ -78,7 +78,7 @@ def test_choices_ending_early_leave_their_siblings_unchanged(new_engine: NewEngi
     told = list(free.seq_texts.values())
     stop = max(sorted(set("".join(told))), key=lambda each: len({t.find(each) for t in told}))
     engine = new_engine()
-    engine.add(asked("picture", LONGER))
+    engine.add(asked("image", LONGER))
     engine.answer(asked("text", msgspec.structs.replace(params, stop=(stop,))))
     choices = tokens_of(engine, "text", 6)
     assert len(set(map(len, choices))) > 2, "all end together: nothing was tried"
@@ -97,12 +97,12 @@ def test_aborted_choices_leave_other_answers_unchanged(
 ):
     engine = new_engine()
     engine.add(asked("long", LONGER))
-    engine.add(asked("picture", several(LONGER, 4)))
-    engine.step_until(lambda: len(engine.tokens.get("picture", [])) >= 5)
-    engine.abort("picture")
+    engine.add(asked("image", several(LONGER, 4)))
+    engine.step_until(lambda: len(engine.tokens.get("image", [])) >= 5)
+    engine.abort("image")
     engine.run()
     assert engine.tokens["long"] == greedy("long")
-    assert tokens_of(engine, "picture", 4) == [greedy("picture")[:5]] * 4
+    assert tokens_of(engine, "image", 4) == [greedy("image")[:5]] * 4
 
 
 # ---- one family ----------------------------------------------------------------------

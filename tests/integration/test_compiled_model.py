@@ -223,10 +223,10 @@ def test_choices_and_aborts_answer_as_uncompiled(some: Served, mixed_step_tokens
         engine.add(asked("long", LONGER))
         engine.step(8)
         engine.abort("long")
-        engine.add(asked("picture", LONGER))
+        engine.add(asked("image", LONGER))
         engine.run()
     first, second = (
-        {seq: each.seqs[seq] for seq in each.seqs if seq.request_id in ("text", "picture")}
+        {seq: each.seqs[seq] for seq in each.seqs if seq.request_id in ("text", "image")}
         for each in engines
     )
     assert first == second
@@ -379,7 +379,7 @@ def test_eager_chunk_after_mixed_step_writes_in_place(
 ):
     served = load_tiny("qwen2_5_vl")
     engine, model = decoding(served)
-    engine.add(asked("pictures", LONGER))
+    engine.add(asked("images", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
     (prefill,) = engine.runner._prefills.values()
     layer = prefill.kv.cache[0]
@@ -388,14 +388,14 @@ def test_eager_chunk_after_mixed_step_writes_in_place(
     engine.abort("long")
     engine.step_until(lambda: "columns" not in vars(layer))
     engine.run()
-    assert engine.tokens["pictures"] == EngineHarness(*served).answer(asked("pictures", LONGER))
+    assert engine.tokens["images"] == EngineHarness(*served).answer(asked("images", LONGER))
 
 
 def test_aborted_piggybacked_prompt_leaves_decoding_answers_unchanged(some: Served):
     engine, model = decoding(some)
-    engine.add(asked("pictures", LONGER))
+    engine.add(asked("images", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
-    engine.abort("pictures")
+    engine.abort("images")
     engine.add(asked("text", LONGER))
     engine.run()
     plain = EngineHarness(*some)
@@ -406,15 +406,15 @@ def test_aborted_piggybacked_prompt_leaves_decoding_answers_unchanged(some: Serv
 
 def test_cancelled_piggybacked_prompt_is_stored(some: Served):
     engine, model = decoding(some, caches=caches_of(some))
-    engine.add(asked("pictures", LONGER))
+    engine.add(asked("images", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
     progress = {each.request_id: each.done for each in engine.scheduler.stats().progress}
-    engine.abort("pictures")
+    engine.abort("images")
     engine.run()
-    again = msgspec.structs.replace(asked("pictures", LONGER), request_id="again")
+    again = msgspec.structs.replace(asked("images", LONGER), request_id="again")
     assert engine.answer(again) == EngineHarness(*some).answer(again)
     key = engine.prompts["again"].key
-    assert cached_tokens(engine, "again") == key.floor(progress["pictures"])
+    assert cached_tokens(engine, "again") == key.floor(progress["images"])
 
 
 def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
@@ -432,10 +432,10 @@ def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
         raise RuntimeError("the device stopped")
 
     monkeypatch.setattr(decode_batch.DecodeBatch, "result", fail)
-    engine.add(asked("pictures", LONGER))
+    engine.add(asked("images", LONGER))
     engine.run()
     assert isinstance(engine.ends["long"], Failed)
-    assert isinstance(engine.ends["pictures"], Failed)
+    assert isinstance(engine.ends["images"], Failed)
     assert engine.caches.prefixes.stats().entries == known
 
 
@@ -489,7 +489,7 @@ def test_failed_piggybacked_chunk_fails_only_its_prompt(
     engine, model = decoding(served)
 
     def fail(*_: Any) -> None:
-        raise RuntimeError("no such picture")
+        raise RuntimeError("no such image")
 
     monkeypatch.setattr(Prefill, "chunk", fail)
     engine.add(asked("text", LONGER))

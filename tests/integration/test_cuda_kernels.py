@@ -260,7 +260,7 @@ def test_mixed_step_rows_equal_rows_computed_alone(
 
 
 SEGMENTS = {
-    "windows of a picture": [(63, 64), (7, 48), (9, 16), (1, 12)],
+    "windows of an image": [(63, 64), (7, 48), (9, 16), (1, 12)],
     "one that is short": [(1, 4)],
     "long ones": [(2, 300), (1, 65)],
 }

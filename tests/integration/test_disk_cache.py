@@ -438,7 +438,7 @@ def test_vanished_disk_files_fail_no_request(qwen: Served, tmp_path: Path):
 def test_records_are_read_back_unchanged(dtype: mx.Dtype, tmp_path: Path):
     array = mx.random.normal((1, 2, 3, 8)).astype(dtype)
     states = LayerStates(((array, None), (array + 1,)), (("4", "8"), ()))
-    prompt_key = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
+    prompt_key = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "an image"),))
     block = block_after(BlockHashChain("salt"), prompt_key)
     written = prefix_record("f", block, KVSegment((array, array * 2)), states)
     path = tmp_path / "file.safetensors"
@@ -463,14 +463,14 @@ def test_features_are_read_back_unchanged(deepstack: bool, tmp_path: Path):
     rows = mx.random.normal((5, 8)).astype(mx.bfloat16)
     mask, layers = mx.array([True, False, True, True, False]), mx.stack([rows, rows])
     features = ImageFeatures(rows, mask, layers) if deepstack else ImageFeatures(rows, None, None)
-    written = features_record("f", "a picture", features)
+    written = features_record("f", "an image", features)
     path = tmp_path / "file.safetensors"
     written.write(path)
     assert path.stat().st_size <= written.size_bytes
     read = Record.read(path.read_bytes())
-    assert read.header.is_of("f", "a picture")
-    assert not read.header.is_of("f", "another picture")
-    assert not read.header.is_of("other", "a picture")
+    assert read.header.is_of("f", "an image")
+    assert not read.header.is_of("f", "another image")
+    assert not read.header.is_of("other", "an image")
     assert_same([read.features.arrays], [features.arrays])
 
 

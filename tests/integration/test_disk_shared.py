@@ -52,7 +52,7 @@ def test_conversation_moves_between_engines_by_shared_disk(
             wait_until_written(engine)
         assert disk_of(other).hits > 0
         assert disk_of(one).damaged == disk_of(other).damaged == 0
-    assert other.preparers.num_uncached_spans[asked[1].request_id] == 1, "the new picture"
+    assert other.preparers.num_uncached_spans[asked[1].request_id] == 1, "the new image"
 
 
 def test_image_encoded_by_another_engine_is_found_on_disk(qwen: Served, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A picture that is encoded in parts, between decode steps, is as one that is encoded at once."""
+"""An image that is encoded in parts, between decode steps, is as one that is encoded at once."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_sequences_decode_between_encode_parts(load_tiny: Load, family: str):
     engine, counting = in_turns(load_tiny(family))
     engine.add(asked("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", ())) >= 2)
-    engine.add(ask("picture", random_image(1, 200, 140), "what?"))
+    engine.add(ask("image", random_image(1, 200, 140), "what?"))
     engine.step_until(lambda: bool(counting.num_parts))
     before = len(engine.tokens["long"])
     engine.step_until(lambda: not engine.loop.encoder.needs_turns)
     assert len(engine.tokens["long"]) - before >= counting.num_parts[0] > 1
     engine.run()
-    assert isinstance(engine.ends["picture"], Finished)
+    assert isinstance(engine.ends["image"], Finished)
 
 
 def test_encode_in_turns_has_one_part_per_tower_layer(load_tiny: Load):

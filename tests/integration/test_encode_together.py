@@ -1,4 +1,4 @@
-"""Features of pictures encoded in one call equal those of pictures encoded alone."""
+"""Features of images encoded in one call equal those of images encoded alone."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 
 def works_of(served: Served, size: tuple[int, int], count: int) -> list[EncodeWork]:
-    pictures = [random_image(seed, *size) for seed in range(count)]
-    return encode_works(served[1], ask("a", *pictures, "what?"))
+    images = [random_image(seed, *size) for seed in range(count)]
+    return encode_works(served[1], ask("a", *images, "what?"))
 
 
 def assert_equal(features: ImageFeatures, alone: ImageFeatures) -> None:
@@ -92,7 +92,7 @@ def test_image_with_nan_pixels_fails_alone_in_its_batch(served: Served):
 
 
 class Counting:
-    """An encoder that notes how many pictures each call has."""
+    """An encoder that notes how many images each call has."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder

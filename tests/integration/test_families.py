@@ -87,13 +87,13 @@ def test_joining_request_changes_no_running_answer(
 ):
     engine = new_engine(chunk_tokens=16)
     engine.add(asked("long", LONGER))
-    engine.add(asked("picture", LONGER))
-    engine.step_until(lambda: len(engine.tokens.get("picture", [])) >= 8)
-    engine.add(asked("pictures"))
+    engine.add(asked("image", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("image", [])) >= 8)
+    engine.add(asked("images"))
     engine.run()
     assert engine.tokens["long"] == alone("long")
-    assert engine.tokens["picture"] == alone("picture")
-    assert engine.tokens["pictures"] == alone("pictures")[:10]
+    assert engine.tokens["image"] == alone("image")
+    assert engine.tokens["images"] == alone("images")[:10]
 
 
 def test_rows_ending_in_any_order_leave_other_answers_unchanged(
@@ -127,10 +127,10 @@ def test_abort_leaves_other_answers_unchanged(
     engine = new_engine(chunk_tokens=9)
     engine.add(asked("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", [])) >= 3)
-    engine.add(asked("pictures"))
-    engine.add(asked("picture"))
+    engine.add(asked("images"))
+    engine.add(asked("image"))
     engine.step()
-    request = engine.scheduler._requests["pictures"]
+    request = engine.scheduler._requests["images"]
     reached = {
         "encoding": lambda: request.state is State.ENCODING and request.is_begun,
         "prefill": lambda: request.num_prefilled > 0,
@@ -138,11 +138,11 @@ def test_abort_leaves_other_answers_unchanged(
         "first token": lambda: request.state is State.DECODE,
     }
     engine.step_until(reached[state])
-    engine.abort("pictures")
+    engine.abort("images")
     engine.run()
     assert engine.tokens["long"] == alone("long")
-    assert engine.tokens["picture"] == alone("picture")[:10]
-    ended = engine.ends["pictures"]
+    assert engine.tokens["image"] == alone("image")[:10]
+    ended = engine.ends["images"]
     assert isinstance(ended, Finished)
     assert ended.is_aborted
 
@@ -152,14 +152,14 @@ def test_broken_image_fails_only_its_request(
 ):
     engine = new_engine()
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
-    for name in ("text", "picture"):
+    for name in ("text", "image"):
         engine.add(asked(name))
     engine.add(ask("broken", broken, "what?"))
     engine.run()
     failed = engine.ends["broken"]
     assert isinstance(failed, Failed)
     assert failed.code == "invalid_image"
-    assert engine.tokens == {name: alone(name)[:10] for name in ("text", "picture")}
+    assert engine.tokens == {name: alone(name)[:10] for name in ("text", "image")}
 
 
 def test_failed_encode_fails_only_its_request(
@@ -171,7 +171,7 @@ def test_failed_encode_fails_only_its_request(
     engine.step(4)
     add_changed(engine, served[1], with_pixels(lambda pixels: pixels.reshape(-1)[:7]))
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
     assert engine.tokens["text"] == alone("text")
@@ -181,10 +181,10 @@ def test_failed_encode_fails_only_its_request(
 def test_nan_logits_fail_only_their_request(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
-    """NaN in a picture's features comes out as NaN in the logits of every token after it."""
+    """NaN in an image's features comes out as NaN in the logits of every token after it."""
 
     def with_nans(made: Prepared) -> Prepared:
-        work = EncodeWork("picture", 0, made.prompt, made.inputs[0])
+        work = EncodeWork("image", 0, made.prompt, made.inputs[0])
         (features,) = ImageEncoder(served[0]).encode([work])
         lease = LruCache[Any]("none", 0).put("", replace(features, rows=features.rows * mx.nan), 1)
         made.references.add_features(0, lease)
@@ -194,17 +194,17 @@ def test_nan_logits_fail_only_their_request(
     caches = Caches(encoder_bytes=1 << 20, prefix_bytes=64 << 20, needs_snapshots=with_snapshots)
     engine = new_engine(caches=caches)
     engine.add(asked("text", LONGER))
-    engine.add(asked("pictures", LONGER))
-    engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 4)
+    engine.add(asked("images", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("images", [])) >= 4)
     kept = caches.prefixes.stats().entries
     add_changed(engine, served[1], with_nans)
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert (failed.code, "NaN" in failed.message) == ("internal_error", True)
-    assert "picture" not in engine.tokens
+    assert "image" not in engine.tokens
     assert caches.prefixes.stats().entries <= kept + 2, "only the answers of the others are kept"
-    assert engine.tokens == {name: alone(name) for name in ("text", "pictures")}
+    assert engine.tokens == {name: alone(name) for name in ("text", "images")}
 
 
 def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngine, served: Served):
@@ -212,7 +212,7 @@ def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngin
     engine = new_engine(caches=caches)
     add_changed(engine, served[1], with_pixels(lambda pixels: np.full_like(pixels, np.nan)))
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert (failed.code, "not finite" in failed.message) == ("internal_error", True)
     assert not caches.features.stats().entries
@@ -221,7 +221,7 @@ def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngin
 def test_more_placeholders_than_features_fail_only_their_request(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
-    """A processor that counts a picture's tokens in another way than the model does."""
+    """A processor that counts an image's tokens in another way than the model does."""
     if served[0].family.name in ("gemma4", "granite4_vision", "kimi_vl"):
         pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
     image_token_id = served[0].spec.image_token_id
@@ -238,7 +238,7 @@ def test_more_placeholders_than_features_fail_only_their_request(
     engine.step(4)
     add_changed(engine, served[1], add_placeholder)
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
     assert engine.tokens == {"text": alone("text")}
@@ -246,7 +246,7 @@ def test_more_placeholders_than_features_fail_only_their_request(
 
 def test_encoder_with_too_many_feature_rows_is_error(served: Served):
     """LLaVA-NeXT's merge does: one placeholder becomes a whole tile."""
-    (work,) = encode_works(served[1], asked("picture"))
+    (work,) = encode_works(served[1], asked("image"))
     if served[0].family.tower is not None:
         pytest.skip("its images go through our tower alone")
 
@@ -263,7 +263,7 @@ def test_encoder_with_too_many_feature_rows_is_error(served: Served):
 
 
 def with_pixels(change: Callable[[Any], Any]) -> Callable[[Prepared], Prepared]:
-    """The prompt's only picture with other pixel values than the processor made."""
+    """The prompt's only image with other pixel values than the processor made."""
 
     def changed(made: Prepared) -> Prepared:
         inputs = made.inputs[0]
@@ -278,12 +278,12 @@ def add_changed(
     preparer: MultimodalPreparer,
     change: Callable[[Prepared], Prepared],
 ) -> None:
-    """Add the request "picture" with a changed preparer result."""
-    engine.preparers.outcomes["picture"] = change(prepare(preparer, asked("picture")))
-    engine.add(asked("picture"))
+    """Add the request "image" with a changed preparer result."""
+    engine.preparers.outcomes["image"] = change(prepare(preparer, asked("image")))
+    engine.add(asked("image"))
 
 
-# ---- pictures are looked at ----------------------------------------------------------
+# ---- images are looked at ----------------------------------------------------------
 
 
 def test_different_images_get_different_answers(new_engine: NewEngine):
@@ -339,14 +339,14 @@ def test_odd_shapes_get_answer_or_clear_refusal(
 
 def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]:
     """mlx-vlm's own greedy tokens; a BOS that the template wrote is not added once more."""
-    pictures: list[Any] = []
+    images: list[Any] = []
     messages = []
     for role, parts in turns:
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
             for part in parts
         ]
-        pictures += [part for part in parts if not isinstance(part, str)]
+        images += [part for part in parts if not isinstance(part, str)]
         messages.append({"role": role, "content": content})
     text = rendered(loaded, messages)
     with mlx_vlms_gated_delta():
@@ -354,8 +354,8 @@ def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]
             stream_generate(
                 loaded.model,
                 loaded.processor,
-                for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
-                image=pictures or None,
+                for_mlx_vlm(loaded, text, has_images=bool(images)),
+                image=images or None,
                 max_tokens=24,
                 temperature=0.0,
             )
@@ -395,7 +395,7 @@ def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
 def test_greedy_tokens_equal_mlx_vlms(
     mlx_vlms: LoadedModel, alone: Callable[[str], list[int]], name: str
 ):
-    if name == "pictures" and (reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name)):
+    if name == "images" and (reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name)):
         pytest.skip(reason)
     assert alone(name) == gold(mlx_vlms, ("user", PROMPTS[name]))
 
@@ -424,7 +424,7 @@ def test_device_memory_returns_to_baseline_after_request_bursts(new_engine: NewE
 
     def run_burst(number: int) -> None:
         for name in burst:
-            parts = PROMPTS.get(name, PROMPTS["pictures"])
+            parts = PROMPTS.get(name, PROMPTS["images"])
             engine.add(ask(f"{name} {number}", *parts))
         engine.step(6)
         engine.abort(f"abort me {number}")

@@ -54,13 +54,13 @@ def answer_of(tiny_model: TinyModel) -> Callable[[str], list[int]]:
 
 
 def answers(folder: Path) -> list[int]:
-    """Greedy tokens of a text long enough for rotations and windows to tell, and of a picture."""
+    """Greedy tokens of a text long enough for rotations and windows to tell, and of an image."""
     loaded = load_model(folder)
     engine = EngineHarness(loaded, new_preparer(loaded))
     text = "Look at the second button" + ", and read the number" * 12
     first = engine.answer(ask("text", text, sampling=GREEDY))
     return first + engine.answer(
-        ask("picture", random_image(1), "Describe this image.", sampling=GREEDY)
+        ask("image", random_image(1), "Describe this image.", sampling=GREEDY)
     )
 
 
@@ -298,7 +298,7 @@ def test_missing_chat_template_gets_turn_marks_and_warning(
     assert model_facts(loaded, folder).warnings == (told,)
     engine = EngineHarness(loaded, new_preparer(loaded))
     first, second = (engine.answer(ask(str(n), random_image(n), "What?")) for n in (1, 2))
-    assert first != second, "the picture is seen"
+    assert first != second, "the image is seen"
 
 
 def test_end_of_turn_of_fallback_template_ends_answer(copy_of: Callable[[str], Path]):

@@ -94,7 +94,7 @@ def test_threaded_loop_answers_crowd_as_alone(
 def test_threaded_loop_releases_memory_of_crowd(crowded: Served):
     def crowd(name: str) -> int:
         for number in range(6):
-            crowded.inbox.put(ask(f"{name} {number}", *PROMPTS["pictures"], sampling=GREEDY))
+            crowded.inbox.put(ask(f"{name} {number}", *PROMPTS["images"], sampling=GREEDY))
         crowded.loop.run_until_idle()
         return active_bytes()
 

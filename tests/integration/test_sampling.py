@@ -153,7 +153,7 @@ def test_min_tokens_ignores_eos_tokens_without_logits(strangers: tuple[int, ...]
 
 
 def test_prompt_tokens_without_logits_are_not_penalized():
-    """The placeholders of some families' pictures stand beyond the logits."""
+    """The placeholders of some families' images stand beyond the logits."""
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, prompt_ids=(0, 5, 2**31 - 1), temperature=0.0, repetition_penalty=2.0)
     assert draw(row, logits, 2) == [1, 3]

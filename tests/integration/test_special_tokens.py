@@ -55,7 +55,7 @@ def shown(loaded: LoadedModel, ids: Any) -> str:
 
 def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
     """The processor's own ids; a BOS that the template wrote is not added once more."""
-    pictures = [part for part in parts if not isinstance(part, str)]
+    images = [part for part in parts if not isinstance(part, str)]
     content = [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
         for part in parts
@@ -65,12 +65,12 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
         loaded.processor,
         part_of if loaded.family.part else loaded.model.config,
         [{"role": "user", "content": content}],
-        num_images=len(pictures),
+        num_images=len(images),
     )
     made = prepare_inputs(
         loaded.processor,
-        images=pictures or None,
-        prompts=for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
+        images=images or None,
+        prompts=for_mlx_vlm(loaded, text, has_images=bool(images)),
         image_token_index=loaded.spec.image_token_id,
         add_special_tokens=should_add_special_tokens(loaded.family.name, loaded.processor),
     )
@@ -86,7 +86,7 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
         ("First", random_image(1), "then", random_image(2, 120, 60), "which?"),
         ("above\nit", random_image(1), "some\n\nlines"),
     ],
-    ids=["ascii", "unicode", "picture", "pictures", "newline"],
+    ids=["ascii", "unicode", "image", "images", "newline"],
 )
 def test_text_without_controls_gives_processors_ids(served: Served, parts: tuple[Part, ...]):
     loaded, preparer = served

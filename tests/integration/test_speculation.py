@@ -92,8 +92,8 @@ def test_single_speculative_answer_equals_plain_answer(
 ):
     wide = new_engine(num_draft_tokens=7)
     drafting(answered)
-    wanted = answered.tokens["pictures"]
-    assert wide.answer(asked("pictures", LONGER))[: LONGER.max_tokens] == wanted
+    wanted = answered.tokens["images"]
+    assert wide.answer(asked("images", LONGER))[: LONGER.max_tokens] == wanted
 
 
 # ---- every way to draw; models with three positions a token, with one, and with even rows -------
@@ -227,7 +227,7 @@ def test_ended_answer_needs_no_further_token(some: NewEngine, monkeypatch: pytes
 def test_abort_and_join_change_no_speculative_answer(
     some: NewEngine, drafting: Callable[[EngineHarness], None]
 ):
-    names = ("text", "picture", "pictures")
+    names = ("text", "image", "images")
     plain = some()
     for name in names:
         plain.add(asked(name, LONGER))
@@ -235,10 +235,10 @@ def test_abort_and_join_change_no_speculative_answer(
     drafting(plain)
     wide = some(num_draft_tokens=5, chunk_tokens=16)
     wide.add(asked("text", LONGER))
-    wide.add(asked("pictures", LONGER))
-    wide.step_until(lambda: len(wide.tokens.get("pictures", ())) > 4)
+    wide.add(asked("images", LONGER))
+    wide.step_until(lambda: len(wide.tokens.get("images", ())) > 4)
     wide.abort("text")
-    wide.add(asked("picture", LONGER))
+    wide.add(asked("image", LONGER))
     wide.run()
     for name in names[1:]:
         assert wide.tokens[name][:24] == plain.tokens[name]

@@ -1,4 +1,4 @@
-"""Pictures encoded by tiles equal pictures encoded whole, bit for bit, with any tiles cached."""
+"""Images encoded by tiles equal images encoded whole, bit for bit, with any tiles cached."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def assert_equal(made: Any, wanted: ImageFeatures) -> None:
 
 
 def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
-    """The same picture, but for the lower right corner."""
+    """The same image, but for the lower right corner."""
     changed = shown.copy()
     changed.paste((255, 0, 0), (shown.width - 12, shown.height - 12, shown.width, shown.height))
     return changed

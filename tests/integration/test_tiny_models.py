@@ -1,4 +1,4 @@
-"""Each family's checkpoint builds the same twice, loads offline, and looks at its pictures.
+"""Each family's checkpoint builds the same twice, loads offline, and looks at its images.
 
 Drives a model by the four calls that the runner is built on, and by nothing else of mlx-vlm's.
 """

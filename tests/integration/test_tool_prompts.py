@@ -1,4 +1,4 @@
-"""Prompts with tools: shared prefixes, pictures in results, and control tokens."""
+"""Prompts with tools: shared prefixes, images in results, and control tokens."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ def test_requests_with_equal_tools_share_prefix_and_snapshot_point(load_tiny: Lo
 def test_images_in_results_are_encoded_in_order_of_their_places(load_tiny: Load, template: str):
     loaded, _ = load_tiny("qwen3_vl")
     preparer = preparer_of(loaded, getattr(tool_templates, template))
-    pictures = [random_image(i, 64 + 32 * i, 64) for i in range(4)]
+    images = [random_image(i, 64 + 32 * i, 64) for i in range(4)]
     submit = conversation(
         "a",
-        ("user", (pictures[0], "what is it?")),
+        ("user", (images[0], "what is it?")),
         ("assistant", ()),
-        ("tool", ("here", pictures[1], "it is")),
-        ("tool", (pictures[2],)),
-        ("user", ("and this?", pictures[3])),
+        ("tool", ("here", images[1], "it is")),
+        ("tool", (images[2],)),
+        ("user", ("and this?", images[3])),
     )
     calls = (ToolCall("x", "look", "{}"), ToolCall("y", "look", '{"at": "top"}'))
     first, call, one, two, last = submit.messages
     call = altered(call, tool_calls=calls)
     messages = (first, call, altered(one, tool_call_id="x"), altered(two, tool_call_id="y"), last)
     prompt = prompt_of(preparer, altered(submit, messages=messages))
-    alone = [prompt_of(preparer, ask("b", each)).spans[0].mm_hash for each in pictures]
+    alone = [prompt_of(preparer, ask("b", each)).spans[0].mm_hash for each in images]
     assert [span.mm_hash for span in prompt.spans] == alone
     text = shown(loaded, prompt.token_ids)
     assert text.index("here") < text.index("it is") < text.index("and this?")
@@ -128,7 +128,7 @@ def test_snapshot_point_precedes_first_droppable_screenshot(
     )
     prompt = prompt_of(preparer, submit)
     points = prompt.snapshot_points
-    assert len(points) == num_points, "head, before the picture, after it, before the answer"
+    assert len(points) == num_points, "head, before the image, after it, before the answer"
     before = shown(loaded, prompt.token_ids[: points[1]])
     assert before.endswith("<tool_response>") == (not start)
 

@@ -1,4 +1,4 @@
-"""Videos beside everything else: in a batch, in chunks, with pictures, and as mlx-vlm sees them."""
+"""Videos beside everything else: in a batch, in chunks, with images, and as mlx-vlm sees them."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_prompt_reports_frames_and_truncation_of_its_videos(load_tiny: Callable[
             assert 0 < part.tokens < whole.tokens
 
 
-# ---- families that are shown the frames as pictures ------------------------------------
+# ---- families that are shown the frames as images ------------------------------------
 
 
 def test_frames_are_images_after_their_times(by_frames: Served):

@@ -71,7 +71,7 @@ def test_warm_up_text_decodes_until_image_is_answered(loaded: LoadedModel):
         for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
         if len(stage.submits) > 1
     )
-    text, picture = (submit.request_id for submit in stage.submits)
+    text, image = (submit.request_id for submit in stage.submits)
     batches: list[int] = []
     launch = served.loop.runner.launch
 
@@ -93,7 +93,7 @@ def test_warm_up_text_decodes_until_image_is_answered(loaded: LoadedModel):
     ends = {each.request_id: each for each in events if isinstance(each, Finished)}
     assert max(batches) == 2, "they were decoded in one batch"
     assert ends[text].is_aborted
-    assert not ends[picture].is_aborted
+    assert not ends[image].is_aborted
 
 
 @pytest.mark.alone  # grammars that are late because of others are asked for no drafts

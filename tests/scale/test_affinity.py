@@ -24,7 +24,7 @@ SIZE = (112, 112)
 
 
 def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
-    """A conversation about a picture: its cached tokens, all its tokens, and its workers."""
+    """A conversation about an image: its cached tokens, all its tokens, and its workers."""
     messages: list[Any] = [user(noise(seed, SIZE), "What is this?")]
     key = routing_key(messages)
     cached, tokens, workers = 0, 0, Counter[str]()
@@ -67,7 +67,7 @@ def test_conversations_stay_on_worker_and_keep_hit_rate(fleet: Fleet) -> None:
 
 
 def test_images_spread_over_workers_despite_equal_questions(fleet: Fleet) -> None:
-    """One question about 24 pictures, which `cache_aware` would send to one worker."""
+    """One question about 24 images, which `cache_aware` would send to one worker."""
     workers = Counter[str]()
     for seed in range(24):
         messages: list[Any] = [user(noise(seed, (56, 56)), "What is this?")]
@@ -100,9 +100,9 @@ def test_routing_key_of_answer_leads_to_its_worker(fleet: Fleet) -> None:
 def test_ask_command_works_through_gateway(
     gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / "picture.png"
-    noise(1, SIZE).save(picture)
-    words = ["--json", "--max-tokens", "4", str(picture), "What is this?"]
+    image = tmp_path / "picture.png"
+    noise(1, SIZE).save(image)
+    words = ["--json", "--max-tokens", "4", str(image), "What is this?"]
     assert main(["ask", "--url", gateway.url, *words]) == 0
     assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] <= 4
 

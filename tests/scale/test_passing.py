@@ -70,7 +70,7 @@ def test_disconnect_passes_gateway_and_ends_request(fleet: Fleet) -> None:
 
 
 def heavy(num_bytes: int) -> str:
-    """The data URL of a small picture, padded by an ignored chunk of `num_bytes`."""
+    """The data URL of a small image, padded by an ignored chunk of `num_bytes`."""
     file = io.BytesIO()
     noise(7, (56, 56)).save(file, "PNG")
     png = file.getvalue()
@@ -82,11 +82,11 @@ def heavy(num_bytes: int) -> str:
 
 
 def test_body_of_60_megabytes_passes_gateway(fleet: Fleet) -> None:
-    picture = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
+    image = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
     question = {"type": "text", "text": "What is this?"}
     answer = fleet.client().chat.completions.create(
         model=MODEL,
-        messages=[{"role": "user", "content": [picture, picture, picture, question]}],  # type: ignore[list-item]
+        messages=[{"role": "user", "content": [image, image, image, question]}],  # type: ignore[list-item]
         max_tokens=2,
     )
     assert answer.usage is not None

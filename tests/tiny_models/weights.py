@@ -1,6 +1,6 @@
 """Random weights for an mlx-vlm model, in its own parameter names, scaled so that it is lively.
 
-Lively: greedy tokens vary along a reply and depend on the picture.
+Lively: greedy tokens vary along a reply and depend on the image.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def text(words: str = "What is this?") -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def picture(url: str = PNG_URL) -> dict[str, Any]:
+def image_part(url: str = PNG_URL) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -69,7 +69,7 @@ def error_of(answer: httpx.Response) -> Any:
     return answer.json()["error"]
 
 
-# ---- sizes of pictures -----------------------------------------------------------------
+# ---- sizes of images -----------------------------------------------------------------
 
 
 def usage_in(route: str, answer_text: str, *, stream: bool) -> Any:

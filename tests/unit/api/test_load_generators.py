@@ -1,4 +1,4 @@
-"""Recorded requests of guidellm and aiperf with pictures, and the figures they read in answers.
+"""Recorded requests of guidellm and aiperf with images, and the figures they read in answers.
 
 Both are run by hand: docs/performance.md has the command lines."""
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect
-from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server import __version__
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
@@ -342,7 +342,7 @@ async def test_request_is_logged_in_one_line_without_payload(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "vlm_server.api"):
-        answer = await client.post(ROUTE, json=chat(user(text("swordfish"), picture())))
+        answer = await client.post(ROUTE, json=chat(user(text("swordfish"), image_part())))
         await client.get("/nowhere/swordfish%0aforged")
         for path in ("/health/live", "/metrics", "/v1/status"):
             await client.get(path)

@@ -43,7 +43,7 @@ def caches_on(disk: FakeDisk) -> Caches:
 
 
 def use(caches: Caches) -> None:
-    """Ask for a prompt with a picture, and store what was computed of it."""
+    """Ask for a prompt with an image, and store what was computed of it."""
     prompt = prompt_of(PROMPT)
     holds = CacheReferences(caches, prompt, "", 0)
     assert holds.look_up(on_disk=True) is None
@@ -183,7 +183,7 @@ def test_prefixes_are_evicted_before_features() -> None:
     assert caches.evictable_bytes == 8
     assert caches.evict(2) == 4
     assert [r.entries for r in caches.stats()] == [0, 0, 1, 1, 0]
-    assert caches.evict(2) == 3, "a tile is less to encode again than a picture"
+    assert caches.evict(2) == 3, "a tile is less to encode again than an image"
     assert [r.entries for r in caches.stats()] == [0, 0, 1, 0, 0]
     assert caches.evict(2) == 1
     assert caches.evictable_bytes == 0

@@ -112,14 +112,14 @@ def config(**changes: object) -> SchedulerConfig:
 
 
 def submit(request_id: str, text: str = "hello", images: int = 0, **sampling: object) -> Submit:
-    """A user's message: `images` pictures, then `text`."""
-    pictures = tuple(
+    """A user's message: as many images as `images` says, then `text`."""
+    encoded_images = tuple(
         Image(b"", f"{request_id}-{n}", "PNG", 8, 8, f"messages[0].content[{n}]")
         for n in range(images)
     )
     parts = (*map(ImagePart, range(images)), TextPart(text))
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    return Submit(request_id, (Message("user", parts),), pictures, params)
+    return Submit(request_id, (Message("user", parts),), encoded_images, params)
 
 
 def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
@@ -313,7 +313,7 @@ class FakeRunner:
     def _meet(self, new: NewRequest) -> None:
         prompt, length = new.prompt, new.prefix.length
         later = [span for span in prompt.spans if span.start >= length]
-        assert new.features == tuple(map(features_of, later)), "another's pictures"
+        assert new.features == tuple(map(features_of, later)), "another's images"
         if length:
             wanted = parts_of(prompt.key)[:length]
             assert length < prompt.num_tokens, "the last token's scores are in no cache"
@@ -468,7 +468,7 @@ def outcome_of(submit: Submit) -> Prepared:
 
 
 def header_pixels(submit: Submit) -> int:
-    """What the headers of a request's pictures say, as if no cache knew one."""
+    """What the headers of a request's images say, as if no cache knew one."""
     return sum(image.width * image.height for image in submit.images)
 
 

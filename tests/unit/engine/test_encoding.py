@@ -165,8 +165,8 @@ def engine_in_turns(num_parts: int) -> tuple[Engine, FakeEncoder]:
     return engine, model
 
 
-def picture_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
-    """ "a" decodes, and the picture of "b" is begun."""
+def image_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
+    """ "a" decodes, and the image of "b" is begun."""
     engine, model = engine_in_turns(num_parts)
     engine.add("a", max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -176,7 +176,7 @@ def picture_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
 
 
 def test_encode_parts_run_between_decode_steps():
-    engine, model = picture_beside_a_text(num_parts=4)
+    engine, model = image_beside_a_text(num_parts=4)
     before = len(engine.plans)
     engine.step_until(lambda: bool(model.calls))
     assert len(engine.plans) - before == 4
@@ -204,7 +204,7 @@ def test_request_arriving_during_encode_is_accepted():
 
 
 def test_encode_of_aborted_request_completes_and_is_dropped():
-    engine, model = picture_beside_a_text(num_parts=4)
+    engine, model = image_beside_a_text(num_parts=4)
     engine.abort("b")
     engine.run()
     assert model.calls == [1]

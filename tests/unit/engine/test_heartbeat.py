@@ -25,7 +25,7 @@ def test_heartbeat_reports_oldest_work_of_every_kind():
 
 def test_heartbeat_distinguishes_slow_from_hanging_work():
     heartbeat, of_many, hangs = Heartbeat(), Cancellation(), Cancellation()
-    heartbeat.start("preparers", "many pictures", of_many.num_checks)
+    heartbeat.start("preparers", "many images", of_many.num_checks)
     first = heartbeat.read_oldest()
     assert heartbeat.read_oldest() == first
     of_many.check()

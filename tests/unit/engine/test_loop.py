@@ -190,7 +190,7 @@ def test_slow_preparation_does_not_delay_other_requests():
 
 
 def test_text_is_prepared_while_images_occupy_all_preparers():
-    class SlowWithPictures(FakePreparer):
+    class SlowWithImages(FakePreparer):
         def prepare(
             self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
         ) -> Prepared:
@@ -198,14 +198,14 @@ def test_text_is_prepared_while_images_occupy_all_preparers():
                 return super().prepare(submit, cancellation)
             return outcome_of(submit)
 
-    engine = ThreadedEngine(threads=1, preparer=SlowWithPictures())
+    engine = ThreadedEngine(threads=1, preparer=SlowWithImages())
     engine.preparer.gate.clear()
     engine.thread.start()
-    engine.inbox.put(submit("picture", images=1))
+    engine.inbox.put(submit("image", images=1))
     engine.inbox.put(submit("text"))
     engine.wait_for(Finished, "text")
     engine.preparer.gate.set()
-    engine.wait_for(Finished, "picture")
+    engine.wait_for(Finished, "image")
     engine.drain()
 
 

@@ -63,10 +63,10 @@ def test_backend_check_passes_where_mlx_is_installed() -> None:
 def test_commands_with_model_report_missing_extra(
     command: str, bare: dict[str, str], tmp_path: Path
 ) -> None:
-    picture = tmp_path / "picture.png"
-    Image.new("RGB", (8, 8)).save(picture)
+    image = tmp_path / "picture.png"
+    Image.new("RGB", (8, 8)).save(image)
     demo = Path(backend.__file__).parents[1] / "models/demo"
-    words = command.replace("PICTURE", str(picture)).replace("MODEL", str(demo)).split()
+    words = command.replace("PICTURE", str(image)).replace("MODEL", str(demo)).split()
     ended = run(bare, *words, *(("--port", "0") if command == "serve" else ()))
     assert ended.returncode == 3, ended
     last = ended.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Tools, calls, results and their pictures are rendered in each template's convention."""
+"""Tools, calls, results and their images are rendered in each template's convention."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def ask(
     max_side: int | None = None,
     video_bytes: tuple[int, ...] = (),
 ) -> Submit:
-    """A message with pictures of `sizes` and videos of so many bytes."""
+    """A message with images of `sizes` and videos of so many bytes."""
     images = tuple(Image(b"", "hash", "PNG", w, h, "param", max_side) for w, h in sizes)
     videos = tuple(Video(bytes(size), "hash", "MP4", "param") for size in video_bytes)
     parts = (

@@ -102,7 +102,7 @@ def test_success_between_crashes_clears_load(quarantine: Quarantine) -> None:
 def test_success_with_cached_image_does_not_clear_encode_load(
     quarantine: Quarantine,
 ) -> None:
-    """The picture was cached."""
+    """The image was cached."""
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, SAME)
@@ -112,7 +112,7 @@ def test_success_with_cached_image_does_not_clear_encode_load(
 
 
 def test_crash_blames_phase_of_request(quarantine: Quarantine) -> None:
-    """Its picture was encoded, and is no suspect; its prompt is."""
+    """Its image was encoded, and is no suspect; its prompt is."""
     screenshots = ask("many", "", *[SCREENSHOT] * 20)
     die_of_prompts(quarantine, screenshots)
     die_of_prompts(quarantine, screenshots)
@@ -238,7 +238,7 @@ def test_crash_blames_only_loads_on_device(quarantine: Quarantine) -> None:
 
 
 def test_aborted_image_still_under_encode_is_blamed(quarantine: Quarantine) -> None:
-    """The encoder continues an aborted picture while other prompts are prefilled."""
+    """The encoder continues an aborted image while other prompts are prefilled."""
     for _ in range(2):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))

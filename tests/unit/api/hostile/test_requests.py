@@ -194,7 +194,7 @@ def test_ignored_unknown_fields_cause_no_error(dialect: Hostile, data: st.DataOb
 def test_request_with_changed_bytes_is_accepted_or_refused(
     dialect: Hostile, data: st.DataObject
 ) -> None:
-    body = bytearray(json.dumps(dialect.pictured or dialect.plain).encode())
+    body = bytearray(json.dumps(dialect.with_image or dialect.plain).encode())
     places = st.integers(0, len(body) - 1)
     for place in data.draw(st.lists(places, min_size=1, max_size=4)):
         body[place] = data.draw(st.integers(0, 255))
@@ -204,14 +204,14 @@ def test_request_with_changed_bytes_is_accepted_or_refused(
 # ---- where it is read ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.pictured], ids=str)
+@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.with_image], ids=str)
 def test_parsing_thread_accepts_texts_and_leaves_images(dialect: Hostile) -> None:
-    text, pictured = (json.dumps(each).encode() for each in (dialect.plain, dialect.pictured))
+    text, with_image = (json.dumps(each).encode() for each in (dialect.plain, dialect.with_image))
     on_thread = msgspec.structs.replace(CONTEXT, on_thread=True)
     assert dialect.parse(text, on_thread) == dialect.parse(text, CONTEXT)
-    assert dialect.parse(pictured, CONTEXT).submit.images
+    assert dialect.parse(with_image, CONTEXT).submit.images
     with pytest.raises(NeedsProcess):
-        dialect.parse(pictured, on_thread)
+        dialect.parse(with_image, on_thread)
 
 
 PROGRAM = """

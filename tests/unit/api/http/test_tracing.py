@@ -14,7 +14,7 @@ import pytest
 from starlette.routing import Route
 
 from tests.unit.api.conftest import parsing_pool
-from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, failed
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
@@ -65,7 +65,7 @@ class Traced:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_request_is_span_with_its_phases(stream: bool) -> None:
     traced = Traced()
-    body = chat(user(text("swordfish"), picture()), stream=stream)
+    body = chat(user(text("swordfish"), image_part()), stream=stream)
     before = time.time_ns()
     answer = await traced.client.post(ROUTE, json=body)
     after = time.time_ns()

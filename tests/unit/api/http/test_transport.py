@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect, listening
-from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, ended, failed, finished, never
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.settings import Limits, Server, Settings
@@ -89,7 +89,7 @@ class Raw:
         self.writer.write("\r\n".join([*head, *headers, "", ""]).encode() + body)
 
     def ask(self, **fields: Any) -> None:
-        body = json.dumps(chat(user(text(), picture()), **fields)).encode()
+        body = json.dumps(chat(user(text(), image_part()), **fields)).encode()
         self.send(body, f"Content-Length: {len(body)}")
 
     async def status(self) -> int:
@@ -371,7 +371,7 @@ async def test_full_queue_is_429_before_images_are_parsed(
     running = [asyncio.create_task(client.post(ROUTE, json=chat())) for _ in range(2)]
     while len(engine.submitted) < 2:  # noqa: ASYNC110  the engine is only a script
         await asyncio.sleep(0.001)
-    answer = await client.post(ROUTE, json=chat(user(picture("data:image/png;base64,!!!!"))))
+    answer = await client.post(ROUTE, json=chat(user(image_part("data:image/png;base64,!!!!"))))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["code"] == "queue_full"
     assert (await client.get("/v1/status")).json()["requests"]["in_flight"] == 2
@@ -384,7 +384,7 @@ async def test_refused_requests_free_their_slots(connect: Connect, engine: Scrip
     client = connect(Settings(limits=Limits(max_requests=1, max_body_bytes=2048)))
     bad: list[dict[str, Any]] = [
         chat(foo=1),
-        chat(user(picture("nonsense"))),
+        chat(user(image_part("nonsense"))),
         {**chat(), "model": "other"},
         chat(user("x" * 3000)),
     ]

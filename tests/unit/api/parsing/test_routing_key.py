@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.image_files import data_url, image_file
-from tests.unit.api.requests import PNG_URL, assistant, called, chat, picture, result, text, user
+from tests.unit.api.requests import PNG_URL, assistant, called, chat, image_part, result, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine, failed
 from vlm_server.api.parsing import routing_key
 from vlm_server.protocol import Message, SamplingParams, Submit, TextPart
@@ -35,22 +35,22 @@ async def key_of(client: httpx.AsyncClient, route: str, body: Any, **headers: st
 async def test_routing_key_of_conversation_is_hash_of_first_image(
     client: httpx.AsyncClient,
 ) -> None:
-    """Clients can compute the SHA-256; later pictures do not change it."""
-    first = user(picture(), text())
-    later = user(picture(OTHER_URL), text("And this?"))
-    turns = [[first], [first, SAID, later], [user(picture(), text("And its colour?"))]]
+    """Clients can compute the SHA-256; later images do not change it."""
+    first = user(image_part(), text())
+    later = user(image_part(OTHER_URL), text("And this?"))
+    turns = [[first], [first, SAID, later], [user(image_part(), text("And its colour?"))]]
     keys = [await key_of(client, CHAT, chat(*messages)) for messages in turns]
     assert keys == [hashlib.sha256(PNG).hexdigest()] * 3
 
 
 async def test_routing_key_of_text_stays_over_turns(client: httpx.AsyncClient) -> None:
-    """A later picture does not change the key; another first question does."""
+    """A later image does not change the key; another first question does."""
     system = {"role": "system", "content": "Be brief."}
     call = assistant(called("a"))
     turns = [
         [system, user("Look.")],
         [system, user("Look."), SAID, user("And now?")],
-        [system, user("Look."), call, result("a", picture())],
+        [system, user("Look."), call, result("a", image_part())],
     ]
     keys = {await key_of(client, CHAT, chat(*messages)) for messages in turns}
     other = await key_of(client, CHAT, chat(system, user("Listen.")))
@@ -65,7 +65,7 @@ async def test_routing_key_of_image_is_equal_in_every_dialect(
     source = {"type": "base64", "media_type": "image/png", "data": base64}
     question = {"type": "text", "text": "What?"}
     requests = {
-        CHAT: chat(user(picture(), text())),
+        CHAT: chat(user(image_part(), text())),
         "/v1/messages": chat(user({"type": "image", "source": source}, question), max_tokens=9),
         RESPONSES: {
             "model": "demo",
@@ -101,7 +101,7 @@ async def test_prompt_cache_key_decides_routing_key(client: httpx.AsyncClient, r
 
 
 async def test_routing_key_header_is_echoed(client: httpx.AsyncClient) -> None:
-    request = chat(user(picture(), text()))
+    request = chat(user(image_part(), text()))
     assert await key_of(client, CHAT, request, **{"X-SMG-Routing-Key": "mine"}) == "mine"
     streamed = {**request, "stream": True}
     assert await key_of(client, CHAT, streamed, **{"X-SMG-Routing-Key": "mine"}) == "mine"
@@ -117,7 +117,7 @@ async def test_error_responses_carry_routing_key(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (failed("engine_died", "It died."),)
-    answer = await client.post(CHAT, json=chat(user(picture(), text())))
+    answer = await client.post(CHAT, json=chat(user(image_part(), text())))
     assert answer.status_code == 502
     assert answer.headers["x-vlm-routing-key"] == hashlib.sha256(PNG).hexdigest()
     headers = {"X-SMG-Routing-Key": "mine"}

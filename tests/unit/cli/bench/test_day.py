@@ -60,7 +60,7 @@ def kinds(samples: Iterable[DaySample]) -> Counter[str]:
 
 
 def size(request: dict[str, Any]) -> tuple[int, int, int]:
-    """The numbers of pictures, messages and answer tokens."""
+    """The numbers of images, messages and answer tokens."""
     shown = str(request["messages"]).count("'image_url':")
     return shown, len(request["messages"]), request["max_tokens"]
 

@@ -1,4 +1,4 @@
-"""Bench pictures and texts are the same for every server, and new in every round."""
+"""Bench images and texts are the same for every server, and new in every round."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZE = (110, 45)
 
 
 def test_random_image_is_made_of_uniform_blocks():
-    picture = Image.open(io.BytesIO(random_png(SIZE, random.Random(1))))
-    assert (picture.format, picture.mode, picture.size) == ("PNG", "RGB", SIZE)
+    image = Image.open(io.BytesIO(random_png(SIZE, random.Random(1))))
+    assert (image.format, image.mode, image.size) == ("PNG", "RGB", SIZE)
     for x, y in ((0, 0), (BLOCK_PIXELS, BLOCK_PIXELS)):
-        block = picture.crop((x, y, x + BLOCK_PIXELS, y + BLOCK_PIXELS))
+        block = image.crop((x, y, x + BLOCK_PIXELS, y + BLOCK_PIXELS))
         assert len(block.getcolors() or []) == 1
-    assert len(picture.getcolors() or []) == 6 * 3
+    assert len(image.getcolors() or []) == 6 * 3
 
 
 def test_material_of_same_round_is_identical():
@@ -39,9 +39,9 @@ def test_material_never_repeats_across_scenarios_rounds_and_seeds():
         for scenario in ("repeat", "agent")
         for round_ in (0, 1, 2)
     ]
-    pictures = [material.image() for material in materials for _ in range(3)]
+    images = [material.image() for material in materials for _ in range(3)]
     systems = [material.system()["content"] for material in materials]
-    assert len(set(pictures)) == len(pictures)
+    assert len(set(images)) == len(images)
     assert len(set(systems)) == len(systems)
 
 

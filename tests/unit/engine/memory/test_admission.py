@@ -300,19 +300,19 @@ def admit(request: Request, admission: Admission, *admitted: Request) -> bool:
 
 
 def test_transient_bytes_of_admitted_requests_stay_reserved():
-    """The picture of the first takes 30 more for a while; the second, a text, must not use them."""
+    """The image of the first takes 30 more for a while; the second, a text, must not use them."""
     engine = AdmissionEngine(room=81)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
-    picture, text = waiting("picture"), waiting("text")
-    assert admit(picture, admission)
-    picture.transient_bytes = 30
+    image, text = waiting("image"), waiting("text")
+    assert admit(image, admission)
+    image.transient_bytes = 30
     engine.memory.limit_bytes -= 2
-    assert not admit(text, admission, picture)
+    assert not admit(text, admission, image)
     engine.memory.limit_bytes += 2
-    assert admission.decide(text, [picture], some_are_ending=False) is not None, "25, 25 and 30"
+    assert admission.decide(text, [image], some_are_ending=False) is not None, "25, 25 and 30"
     engine.memory.limit_bytes -= 2
-    picture.move_to(State.DECODE)
-    assert admit(text, admission, picture), "its worst moment is over"
+    image.move_to(State.DECODE)
+    assert admit(text, admission, image), "its worst moment is over"
 
 
 def test_transient_bytes_count_width_of_requests_not_begun():

@@ -31,7 +31,7 @@ FEATURES = {f"{number}": FakeFeatures(f"features of {number}") for number in ran
 
 
 def bring_to_state(engine: Engine, state: State) -> None:
-    """Bring request `a` there: two pictures, three chunks."""
+    """Bring request `a` there: two images, three chunks."""
     if state is State.WAITING:
         engine.preparers.outcome = None
         engine.add(*(f"earlier {n}" for n in range(engine.config.max_preparing)), images=1)

@@ -29,16 +29,16 @@ from vlm_server.protocol import Finished
 Device = Callable[[int], float | None]
 CHUNK_SECONDS, DECODE_SECONDS = 0.02, 0.001
 ENCODE_SECONDS = 0.026
-"""Of one picture, on each of these devices."""
+"""Of one image, on each of these devices."""
 
 
 def gpu(count: int) -> float:
-    """One picture does not fill it: as measured on an H200."""
+    """One image does not fill it: as measured on an H200."""
     return 0.012 + 0.014 * count
 
 
 def launch_bound(count: int) -> float:
-    """Pictures so small that what it takes to begin is all."""
+    """Images so small that what it takes to begin is all."""
     return 0.0258 + 0.0002 * count
 
 
@@ -67,7 +67,7 @@ def new_engine(device: Device, most: int = 8, **options: object) -> Engine:
 
 
 def arrive(engine: Engine, **images: int) -> None:
-    """Requests with so many pictures each, prepared before the next step."""
+    """Requests with so many images each, prepared before the next step."""
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     for name, count in images.items():
         engine.add(name, images=count)
@@ -110,7 +110,7 @@ def test_images_are_not_batched_if_limited_to_one():
 
 
 def test_prompt_is_prefilled_before_images_of_next_request():
-    """Its prefill comes first, and so does that of a short one beside the pictures of a long."""
+    """Its prefill comes first, and so does that of a short one beside the images of a long."""
     engine = new_engine(gpu)
     arrive(engine, a=1, b=1)
     assert calls_of(engine) == [["a"], ["b"]]
@@ -213,7 +213,7 @@ def test_failed_image_fails_only_its_request():
     arrive(engine, a=1, b=1)
     engine.step()
     _, second = engine.encoder.works
-    engine.encoder.finish(InternalError("a bad picture"), features_of(second.span))
+    engine.encoder.finish(InternalError("a bad image"), features_of(second.span))
     calls_of(engine)
     assert engine.ended[-2:] == ["a", "b"]
     assert "a" not in texts(engine.events)
@@ -265,7 +265,7 @@ def test_abort_leaves_rest_of_encode_batch():
     engine.abort("a")
     engine.step()
     assert engine.state_of("a") is None
-    assert engine.num_tracked == 2, "the encoder still has its picture"
+    assert engine.num_tracked == 2, "the encoder still has its image"
     calls_of(engine)
     assert texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
     ended = {e.request_id: e for e in engine.events if isinstance(e, Finished)}

@@ -13,7 +13,7 @@ FEW_TOKENS = 256
 
 
 def gpu(count: int) -> float:
-    """One picture does not fill it, eight do: as measured on an H200."""
+    """One image does not fill it, eight do: as measured on an H200."""
     return 0.012 + 0.014 * count
 
 
@@ -24,7 +24,7 @@ def cpu(count: int) -> float:
 def counts(
     device: Device, times: int = 12, waiting: int = 8, most: int = 8, max_seconds: float = 1.0
 ) -> list[int]:
-    """What is encoded, while there are always so many pictures, of a device's seconds by count."""
+    """What is encoded, while there are always so many images, of a device's seconds by count."""
     sizer, batch_sizes = EncodeSizer(most), []
     for _ in range(times):
         batch_sizes.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))

@@ -15,8 +15,8 @@ from vlm_server.interfaces import SchedulerOutput, SeqId, StepResult
 from vlm_server.protocol import Failed, Finished
 
 
-def caches_with_a_picture() -> Caches:
-    """The picture of `prompt(images=1)` is encoded."""
+def caches_with_a_image() -> Caches:
+    """The image of `prompt(images=1)` is encoded."""
     caches = Caches(encoder_bytes=100)
     caches.store_features("0", FakeFeatures("features of 0")).release()
     return caches
@@ -60,7 +60,7 @@ def test_failed_preparation_ends_its_request():
 
 
 def test_prepared_prompt_of_aborted_request_is_released():
-    caches = caches_with_a_picture()
+    caches = caches_with_a_image()
     engine = Engine(caches)
     engine.preparers.outcome = None
     engine.add("a", images=1)
@@ -79,7 +79,7 @@ def test_failed_encode_ends_only_its_request():
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
     engine.step()
-    engine.encoder.finish(InternalError("the picture failed"))
+    engine.encoder.finish(InternalError("the image failed"))
     engine.encoder.is_fast = True
     assert ends_in(engine.take_in()) == ["a"]
     engine.run()
@@ -158,6 +158,6 @@ def test_request_unknown_to_runner_is_not_dropped_there():
 
 def test_new_scheduler_does_not_clear_caches():
     """They may be in use: it does not own them."""
-    caches = caches_with_a_picture()
+    caches = caches_with_a_image()
     Engine(caches)
     assert caches.features.stats().entries == 1

@@ -78,7 +78,7 @@ def test_text_overtakes_waiting_images():
     """The images wait for a preparer, for a place among prepared requests, and for the encoder."""
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
-    engine.add(*(f"picture {number}" for number in range(9)), images=1)
+    engine.add(*(f"image {number}" for number in range(9)), images=1)
     engine.step_until(lambda: engine.encoder.work is not None)
     for _ in range(3):
         engine.step()
@@ -95,8 +95,8 @@ def test_texts_and_images_overtake_waiting_schemas():
     engine.add(*(f"schema {number}" for number in range(9)), json_schema="{}")
     engine.add("both", json_schema="{}", images=1)
     engine.add("text")
-    engine.add("picture", images=1)
-    assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "picture"]
+    engine.add("image", images=1)
+    assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "image"]
 
 
 def test_compiled_schemas_never_exceed_waiting_places():
@@ -232,8 +232,8 @@ def test_videos_take_only_one_preparer():
     engine.preparers.outcome = None
     for name in ("a", "b"):
         engine.inbox.put(video_submit(name))
-    engine.add("picture", images=1)
-    assert started(engine.step()) == ["a", "picture"]
+    engine.add("image", images=1)
+    assert started(engine.step()) == ["a", "image"]
     assert started(engine.step()) == []
     engine.abort("a")
     assert started(engine.step()) == []
@@ -347,7 +347,7 @@ def test_next_image_is_encoded_during_prompts_last_chunk():
         begun.append((chunk.is_last, [work.request_id for work in plan.encode_during_step]))
     assert len(begun) > 1
     assert begun == [(False, [])] * (len(begun) - 1) + [(True, ["b"])]
-    assert not engine.step().prefills, "its picture is not encoded yet"
+    assert not engine.step().prefills, "its image is not encoded yet"
 
 
 def test_encode_waits_for_prefill_without_memory_for_both():

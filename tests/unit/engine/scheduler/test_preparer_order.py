@@ -238,5 +238,5 @@ def test_image_is_prepared_before_any_video():
     preparers.add("oldest")
     preparers.add("video", num_pixels=100)
     preparers.requests["video"].has_video = True
-    preparers.add("picture", num_pixels=10_000)
-    assert preparers.start() == ["oldest", "picture"]
+    preparers.add("image", num_pixels=10_000)
+    assert preparers.start() == ["oldest", "image"]

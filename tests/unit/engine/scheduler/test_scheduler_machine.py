@@ -2,8 +2,8 @@
 
 The invariants: exactly one terminal event for each accepted request, nothing remembered of what has
 ended, no sequence lost between scheduler and runner, nobody waits for ever, and what a request says
-is what it would have said alone. Requests share pictures and beginnings, in caches of any size, and
-tokens may attend to later ones: nothing stays pinned that nobody waits for, and no picture is
+is what it would have said alone. Requests share images and beginnings, in caches of any size, and
+tokens may attend to later ones: nothing stays pinned that nobody waits for, and no image is
 encoded that is cached.
 """
 
@@ -55,10 +55,10 @@ from vlm_server.protocol import (
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
 ROUNDS_PER_REQUEST = 150
-"""More than its pictures, its chunks and its answer take, with as much for who goes between."""
+"""More than its images, its chunks and its answer take, with as much for who goes between."""
 TEXTS = st.text("ab é😀", min_size=1, max_size=14)
-PICTURES = st.integers(0, 2)
-PARTS = st.tuples(st.lists(PICTURES | TEXTS, max_size=3).map(tuple), TEXTS).map(
+IMAGES = st.integers(0, 2)
+PARTS = st.tuples(st.lists(IMAGES | TEXTS, max_size=3).map(tuple), TEXTS).map(
     lambda drawn: (*drawn[0], drawn[1])
 )
 LONGEST = 60
@@ -121,7 +121,7 @@ class Lives(RuleBasedStateMachine):
         self.caches = Caches(
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
-        self.stores_all_pictures = encoder_bytes == ENOUGH
+        self.stores_all_images = encoder_bytes == ENOUGH
         self.engine = Engine(
             self.caches,
             scheduler=Watched,
@@ -288,7 +288,7 @@ class Lives(RuleBasedStateMachine):
         plan = self.engine.step()
         assert not (plan.encode and plan.encode_during_step)
         works = plan.encode or plan.encode_during_step
-        assert len({work.span.mm_hash for work in works}) == len(works), "one picture twice"
+        assert len({work.span.mm_hash for work in works}) == len(works), "one image twice"
         assert not [work for work in works if work.span.mm_hash in self.caches.features], (
             "it is there"
         )
@@ -391,7 +391,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def cached_images_are_not_encoded_again(self) -> None:
-        if self.stores_all_pictures:
+        if self.stores_all_images:
             assert all(count <= 1 for count in self.encoded.values())
 
 

@@ -38,12 +38,12 @@ def image_of(data: bytes, size: tuple[int, int], name: str = "PNG", **fields: ob
     return Image(data, "hash", name, *size, PARAM, **fields)  # type: ignore[arg-type]
 
 
-def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
+def encoded(image: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
     if name == "HEIC":
-        return image_of(heic(picture), picture.size, name)
+        return image_of(heic(image), image.size, name)
     buffer = io.BytesIO()
-    picture.save(buffer, name, **options)
-    return image_of(buffer.getvalue(), picture.size, name)
+    image.save(buffer, name, **options)
+    return image_of(buffer.getvalue(), image.size, name)
 
 
 def budget(cancellation: Cancellation | None = None, **limits: object) -> DecodeBudget:
@@ -85,11 +85,11 @@ def test_decoder_process_gives_same_pixels_as_in_process(
     exif = PillowImage.Exif()
     exif[0x0112] = orientation
     options = {} if name == "GIF" else {"exif": exif}
-    picture = gradient("L" if mode == "I;16" else mode)
+    drawing = gradient("L" if mode == "I;16" else mode)
     if mode == "I;16":
-        picture = picture.convert("I").point(lambda value: value * 255).convert("I;16")
-    made = encoded(picture, name, **options)
-    size = picture.size[::-1] if name == "TIFF" and orientation == 6 else picture.size
+        drawing = drawing.convert("I").point(lambda value: value * 255).convert("I;16")
+    made = encoded(drawing, name, **options)
+    size = drawing.size[::-1] if name == "TIFF" and orientation == 6 else drawing.size
     image = image_of(made.data, size, name, max_side_pixels=side)
     here, there = decode_rgb(image), decoders.image(image, budget())
     assert there.shape == (here.height, here.width, 3)
@@ -98,9 +98,9 @@ def test_decoder_process_gives_same_pixels_as_in_process(
 
 def test_decoder_process_returns_large_image_whole(decoders: Decoders):
     """It comes in many parts; its process, which held much memory, is not reused."""
-    picture = gradient("RGB", (7001, 2003))
-    found = decoders.image(encoded(picture, compress_level=1), budget())
-    assert found.tobytes() == picture.tobytes()
+    image = gradient("RGB", (7001, 2003))
+    found = decoders.image(encoded(image, compress_level=1), budget())
+    assert found.tobytes() == image.tobytes()
     assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
@@ -108,8 +108,8 @@ def test_decoder_process_returns_large_image_whole(decoders: Decoders):
 def test_decoder_memory_suffices_for_largest_transparent_image(
     decoders: Decoders,
 ):
-    picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
-    found = decoders.image(encoded(picture, compress_level=1), budget())
+    image = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
+    found = decoders.image(encoded(image, compress_level=1), budget())
     assert found[7070, 7070].tolist() == [255, 255, 255]
 
 
@@ -117,9 +117,9 @@ def test_image_beyond_decoder_memory_is_refused():
     little = Decoders(
         settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
     )
-    picture = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
+    image = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
-        little.image(encoded(picture, compress_level=1), budget())
+        little.image(encoded(image, compress_level=1), budget())
     assert little.image(SMALL, budget()).shape == (64, 64, 3)
     little.close()
 
@@ -180,8 +180,8 @@ def test_image_of_killed_decoder_is_decoded_by_another():
 
     killer = threading.Thread(target=kill)
     killer.start()
-    picture = encoded(gradient("RGB", (6000, 4000)), compress_level=1)
-    assert pool.image(picture, budget()).shape == (4000, 6000, 3)
+    image = encoded(gradient("RGB", (6000, 4000)), compress_level=1)
+    assert pool.image(image, budget()).shape == (4000, 6000, 3)
     killer.join()
     pool.close()
 

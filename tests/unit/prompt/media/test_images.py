@@ -1,4 +1,4 @@
-"""Pictures of every format and mode decode to the right RGB, and broken ones are refused."""
+"""Images of every format and mode decode to the right RGB, and broken ones are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vlm_server.protocol import Image
 
 WIDTH, HEIGHT = 48, 32
 NEAR = 6
-"""The largest mean distance of a lossy picture from the original's pixels."""
+"""The largest mean distance of a lossy image from the original's pixels."""
 
 
 def pixels(image: Image) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_png_trns_color_becomes_white(mode: str):
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
 def test_png_grey_trns_affects_exactly_one_shade(depth: int):
-    """A picture of all shades, exactly one of which is transparent."""
+    """An image of all shades, exactly one of which is transparent."""
     count, width = 1 << depth, 1 << min(depth, 8)
     shades = np.arange(count)
     bits = (shades[:, None] >> np.arange(depth)[::-1]) & 1
@@ -286,7 +286,7 @@ def orientation_exif(value: int) -> PillowImage.Exif:
 
 
 def as_stored(upright: PillowImage.Image, orientation: int) -> PillowImage.Image:
-    """The picture as a camera stores it, which `orientation` turns upright again."""
+    """The image as a camera stores it, which `orientation` turns upright again."""
     t = PillowImage.Transpose
     inverse = {
         2: t.FLIP_LEFT_RIGHT,
@@ -415,9 +415,9 @@ def scan_ends(jpeg: bytes) -> list[int]:
     return ends
 
 
-def scan_for_each_component(picture: PillowImage.Image, **options: object) -> bytes:
+def scan_for_each_component(image: PillowImage.Image, **options: object) -> bytes:
     """A baseline JPEG whose Y, Cb and Cr come one after the other."""
-    planes = [submitted(band, "JPEG", **options).data for band in picture.convert("YCbCr").split()]
+    planes = [submitted(band, "JPEG", **options).data for band in image.convert("YCbCr").split()]
     frame = planes[0].index(b"\xff\xc0")
     head = planes[0][planes[0].index(b"\xff\xdb") : frame]  # no JFIF
     frame_header = planes[0][frame + 4 : frame + 9] + bytes((3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0))
@@ -471,7 +471,7 @@ CUT = {
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("kind", [*JPEGS, "a scan for each component"])
 def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
-    """Such as the second picture of an MPO or Ultra HDR file."""
+    """Such as the second image of an MPO or Ultra HDR file."""
     scans = scan_for_each_component(noise())
     whole = submitted(noise(), "JPEG", **JPEGS[kind]).data if kind in JPEGS else scans
     image_bounds.check(whole + BEHIND[behind])

@@ -1,4 +1,4 @@
-"""Two thousand damaged pictures and clips are decoded or refused, in bounded time and memory.
+"""Two thousand damaged images and clips are decoded or refused, in bounded time and memory.
 
 Deterministic. `VLM_MUTATIONS` multiplies the numbers for a longer run by hand:
 
@@ -30,7 +30,7 @@ from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.protocol import Image, Video
 
 TIMES = int(os.environ.get("VLM_MUTATIONS", "1"))
-PICTURES = {
+IMAGES = {
     "PNG": 350,
     "APNG": 150,
     "JPEG": 350,
@@ -166,8 +166,8 @@ def not_read(error: InvalidRequest) -> bool:
     return False
 
 
-def read_picture(decoders: Decoders, kind: str, number: int) -> bool:
-    """Whether the picture was decoded; a refusal must be well-formed."""
+def read_image(decoders: Decoders, kind: str, number: int) -> bool:
+    """Whether the image was decoded; a refusal must be well-formed."""
     data = mutated(kind, number)
     try:
         header = image_header.read(data, "part", settings.Limits().max_image_pixels)
@@ -217,9 +217,9 @@ def check_all(read: Callable[[int], bool], count: int) -> None:
     assert 0 < sum(outcomes) < count
 
 
-@pytest.mark.parametrize("kind", PICTURES)
+@pytest.mark.parametrize("kind", IMAGES)
 def test_mutated_images_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
-    check_all(lambda number: read_picture(decoders, kind, number), TIMES * PICTURES[kind])
+    check_all(lambda number: read_image(decoders, kind, number), TIMES * IMAGES[kind])
 
 
 @pytest.mark.parametrize("kind", CLIPS)
@@ -234,4 +234,4 @@ def test_mutated_clips_are_decoded_or_refused_in_bounds(decoders: Decoders, kind
 
 
 def test_mutation_counts_sum_to_two_thousand():
-    assert sum(PICTURES.values()) + sum(CLIPS.values()) == 2000
+    assert sum(IMAGES.values()) + sum(CLIPS.values()) == 2000

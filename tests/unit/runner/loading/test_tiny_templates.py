@@ -1,4 +1,4 @@
-"""Templates of the tiny models render calls, results and pictures; none declares a tool format."""
+"""Templates of the tiny models render calls, results and images; none declares a tool format."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from vlm_server.protocol import Delta, FinishReason, Tokens, ToolCallDelta
 ROUTE = "/v1/messages"
 COUNT_ROUTE = "/v1/messages/count_tokens"
 PNG = base64.b64encode(image_file("PNG")).decode()
-PICTURE: dict[str, Any] = {
+IMAGE_BLOCK: dict[str, Any] = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": PNG},
 }

@@ -11,8 +11,8 @@ from anthropic import AsyncAnthropic
 
 from tests.unit.api.conftest import listening
 from tests.unit.api.dialects.anthropic.steps import (
+    IMAGE_BLOCK,
     LOOK,
-    PICTURE,
     calls,
     result,
     stopped_at,
@@ -33,7 +33,7 @@ from vlm_server.protocol import ImagePart, TextPart, ToolCall, Usage
 from vlm_server.settings import Server, Settings
 
 KEY = "correct-horse-battery"
-PICTURE_QUESTION: Any = [user(PICTURE, block("What is this?"))]
+IMAGE_QUESTION: Any = [user(IMAGE_BLOCK, block("What is this?"))]
 LOOKS: tuple[Step, ...] = (
     thinks("I should "),
     thinks("look."),
@@ -58,7 +58,7 @@ async def client(base_url: str) -> AsyncIterator[AsyncAnthropic]:
         yield sdk
 
 
-async def ask(client: AsyncAnthropic, messages: Any = PICTURE_QUESTION, **fields: Any) -> Any:
+async def ask(client: AsyncAnthropic, messages: Any = IMAGE_QUESTION, **fields: Any) -> Any:
     fields = {"model": "demo", "max_tokens": 50, **fields}
     return await client.messages.create(messages=messages, **fields)
 
@@ -93,7 +93,7 @@ async def test_anthropic_screenshot_result_reaches_engine(
     history = [
         user("Look!"),
         {"role": "assistant", "content": first.content},
-        user(result(PICTURE, block("taken")), block("So?")),
+        user(result(IMAGE_BLOCK, block("taken")), block("So?")),
     ]
     second = await ask(client, history, tools=[LOOK])
     assert second.content[0].text == "A cat."
@@ -110,7 +110,7 @@ async def test_anthropic_stream_adds_up_to_whole_message(
 ) -> None:
     engine.script = LOOKS
     whole = await ask(client, tools=[LOOK])
-    arguments: Any = {"model": "demo", "max_tokens": 50, "messages": PICTURE_QUESTION}
+    arguments: Any = {"model": "demo", "max_tokens": 50, "messages": IMAGE_QUESTION}
     async with client.messages.stream(**arguments, tools=[LOOK]) as stream:
         texts = [piece async for piece in stream.text_stream]
         final = await stream.get_final_message()
@@ -147,7 +147,7 @@ async def test_anthropic_count_tokens_submits_count_only(
     engine.script = (finished(Usage(123, 0, 100)),)
     counted = await client.messages.count_tokens(
         model="demo",
-        messages=PICTURE_QUESTION,
+        messages=IMAGE_QUESTION,
         tools=[LOOK],
         system="Be brief.",  # type: ignore[list-item]
     )
@@ -170,7 +170,7 @@ async def test_anthropic_computer_tool_returns_its_action(
         model="demo",
         max_tokens=50,
         betas=["computer-use-2025-01-24"],
-        messages=PICTURE_QUESTION,
+        messages=IMAGE_QUESTION,
         tools=[
             {
                 "type": "computer_20250124",

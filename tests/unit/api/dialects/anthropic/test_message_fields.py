@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.api.dialects.anthropic.steps import (
     COUNT_ROUTE,
+    IMAGE_BLOCK,
     LOOK,
-    PICTURE,
     PNG,
     ROUTE,
     assistant,
@@ -123,7 +123,7 @@ async def test_anthropic_thinking_blocks_become_reasoning(ask: Asker) -> None:
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        (result(text("a"), PICTURE, text("b")), (TextPart("a"), ImagePart(0), TextPart("b"))),
+        (result(text("a"), IMAGE_BLOCK, text("b")), (TextPart("a"), ImagePart(0), TextPart("b"))),
         (result() | {"content": "words"}, (TextPart("words"),)),
         (result() | {"content": None}, (TextPart(""),)),
         (result(text("a"), is_error=True), (TextPart("Error: "), TextPart("a"))),
@@ -143,7 +143,12 @@ async def test_tool_results_and_text_between_keep_their_order(ask: Asker) -> Non
     submit = await ask.submit(
         user("a"),
         assistant(call("x"), call("y")),
-        user(result(PICTURE, call_id="x"), text("and"), result(PICTURE, call_id="y"), text("so?")),
+        user(
+            result(IMAGE_BLOCK, call_id="x"),
+            text("and"),
+            result(IMAGE_BLOCK, call_id="y"),
+            text("so?"),
+        ),
     )
     turns = [
         (message.role, message.tool_call_id, message.content) for message in submit.messages[2:]
@@ -258,7 +263,7 @@ async def test_fields_without_effect_are_reported(
         ({"messages": [user()]}, "messages[0].content"),
         ({"messages": [user({"type": "document", "source": {}})]}, "messages[0].content[0].type"),
         ({"messages": [user(call())]}, "messages[0].content[0]"),
-        ({"messages": [user("a"), assistant(PICTURE)]}, "messages[1].content[0]"),
+        ({"messages": [user("a"), assistant(IMAGE_BLOCK)]}, "messages[1].content[0]"),
         ({"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
          "messages[0].content[0].source.type"),
         ({"messages": [user({"type": "image", "source": {"type": "base64", "data": "?"}})]},
@@ -297,7 +302,7 @@ async def test_anthropic_url_images_are_refused_by_default(ask: Asker) -> None:
 async def test_count_tokens_accepts_whole_request(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    body = request(user(PICTURE), stream=True, tools=[LOOK], thinking={"type": "disabled"})
+    body = request(user(IMAGE_BLOCK), stream=True, tools=[LOOK], thinking={"type": "disabled"})
     answer = await client.post(COUNT_ROUTE, json=body)
     assert answer.json() == {"input_tokens": 7}
     (submit,) = engine.submitted

@@ -58,10 +58,10 @@ async def test_every_ollama_answer_field_is_documented(
 ) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     entry = TokenLogprob(TokenText("Hi", -0.25), ())
-    pictured = Finished("", Usage(7, 2), images=(ImageUse(8, 8, 1),))
+    with_image = Finished("", Usage(7, 2), images=(ImageUse(8, 8, 1),))
     engine.script = (
         *(thought("Hm."), scored("Hi", entry), called(0, "call_1", "look", "{}"), ended()),
-        lambda request_id: structs.replace(pictured, request_id=request_id),
+        lambda request_id: structs.replace(with_image, request_id=request_id),
     )
     answers = [
         (await client.post("/api/chat", json=chat())).json(),

@@ -193,9 +193,9 @@ async def test_openai_image_result_reaches_engine(
     assert getattr(choice.message, "reasoning_content", None) == "A button."
 
     engine.script = HELLO
-    picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
+    image = {"type": "image_url", "image_url": {"url": PNG_URL}}
     assistant: Any = choice.message
-    result: Any = {"role": "tool", "tool_call_id": call.id, "content": [picture]}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": [image]}
     answer = await completions.parse(
         model="demo", messages=[*MESSAGES, assistant, result], tools=[CLICK]
     )

@@ -15,7 +15,7 @@ from tests.unit.api.requests import (
     assistant,
     called,
     chat,
-    picture,
+    image_part,
     result,
     text,
     tool,
@@ -152,7 +152,7 @@ async def test_calls_and_results_reach_engine_with_images(
     history = [
         user("Look."),
         assistant(called("1", "f", '{"x": 1}'), called("2", "g", {"y": "é"})),
-        result("2", text("Here:"), picture()),
+        result("2", text("Here:"), image_part()),
         {**result("1", "done"), "name": "other"},
         assistant(called("3", "f", ""), content="And:", reasoning_content="Hm."),
         {**result("3"), "content": []},

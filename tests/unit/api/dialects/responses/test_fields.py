@@ -301,8 +301,8 @@ async def test_input_image_detail_sets_pixel_limit_and_grounding(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     for detail in ("low", "high", "auto", "original", None):
-        picture = {"type": "input_image", "image_url": PNG_URL, "detail": detail}
-        await send(client, asking([user(picture)]))
+        part = {"type": "input_image", "image_url": PNG_URL, "detail": detail}
+        await send(client, asking([user(part)]))
     images = [submit.images[0] for submit in engine.submitted]
     assert [image.max_side_pixels for image in images] == [512] + [None] * 4
     assert [image.for_grounding for image in images] == [False, True, False, True, False]

@@ -55,8 +55,8 @@ async def test_short_turn_continues_long_one(
 async def test_image_with_unknown_previous_response_is_refused(
     client: httpx.AsyncClient,
 ) -> None:
-    picture = {"type": "input_image", "image_url": PNG_URL}
-    body = asking([user(picture)], previous_response_id="resp_nothing")
+    image = {"type": "input_image", "image_url": PNG_URL}
+    body = asking([user(image)], previous_response_id="resp_nothing")
     answer = await client.post(ROUTE, json=body)
     assert answer.json()["error"]["code"] == "previous_response_not_found"
 
@@ -75,9 +75,9 @@ async def test_total_bytes_of_all_turns_are_bounded(
 
 async def test_message_limits_count_all_turns(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_images=2)))
-    pictures = [{"type": "input_image", "image_url": PNG_URL}] * 2
-    first = await create(client, [user(*pictures)])
-    more = asking([user(*pictures[:1])], previous_response_id=first["id"])
+    images = [{"type": "input_image", "image_url": PNG_URL}] * 2
+    first = await create(client, [user(*images)])
+    more = asking([user(*images[:1])], previous_response_id=first["id"])
     answer = await client.post(ROUTE, json=more)
     assert answer.json()["error"]["message"] == "At most 2 images are allowed (limits.max_images)."
 

@@ -210,8 +210,8 @@ async def test_open_responses_streamed_tool_call_case(
 
 async def test_open_responses_image_case(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     text = {"type": "input_text", "text": "What is this?"}
-    picture = {"type": "input_image", "image_url": PNG_URL}
-    await responses_to(client, asking([user(text, picture)]))
+    image = {"type": "input_image", "image_url": PNG_URL}
+    await responses_to(client, asking([user(text, image)]))
     assert engine.submitted[0].messages[0].content[1] == ImagePart(0)
 
 

@@ -239,10 +239,10 @@ async def test_next_turn_continues_stored_messages(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
-    picture: Any = {"type": "input_image", "image_url": PNG_URL}
+    image: Any = {"type": "input_image", "image_url": PNG_URL}
     first_input: Any = [
         {"role": "developer", "content": "Obey."},
-        {"role": "user", "content": [{"type": "input_text", "text": "Click"}, picture]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Click"}, image]},
     ]
     first = await client.responses.create(model="demo", input=first_input, tools=[TOOL])
     results: Any = [
@@ -250,7 +250,7 @@ async def test_next_turn_continues_stored_messages(
         {
             "type": "function_call_output",
             "call_id": "call_b",
-            "output": [{"type": "input_text", "text": "See:"}, picture],
+            "output": [{"type": "input_text", "text": "See:"}, image],
         },
     ]
     second = await client.responses.create(

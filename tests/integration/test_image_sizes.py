@@ -1,4 +1,4 @@
-"""Picture sizes as requested, as reported, and as cached."""
+"""Image sizes as requested, as reported, and as cached."""
 
 from __future__ import annotations
 
@@ -234,11 +234,11 @@ def test_processor_error_details_in_refusals_are_limited(
         load_tiny("qwen2_5_vl")[0].spec, process_image=fail, process_video=fail
     )
     frames = np.zeros((2, 8, 9, 3), np.uint8)
-    with pytest.raises(InvalidImage) as picture_refusal:
+    with pytest.raises(InvalidImage) as image_refusal:
         process_image(host, "", frames[0], "part")
     with pytest.raises(InvalidVideo) as clip_refusal:
         process_video(host, 1, "", Clip(frames, (0.0, 1.0)), "part")
-    for refusal in (picture_refusal.value, clip_refusal.value):
+    for refusal in (image_refusal.value, clip_refusal.value):
         assert refusal.message.partition("9x8 pixels")[2][: len(told) or None] == told
         assert len(refusal.message) < 300
         assert "/home" not in refusal.message

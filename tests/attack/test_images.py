@@ -1,4 +1,4 @@
-"""Pictures that are costly to decode: other requests do not wait, and nothing is left."""
+"""Images that are costly to decode: other requests do not wait, and nothing is left."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from tests.support.images import one_shape, user
 pytestmark = pytest.mark.attack
 
 FAST_SECONDS = 30.0
-"""A small picture takes 0.2 s on an idle machine. It waited for 75 s behind two that had left."""
+"""A small image takes 0.2 s on an idle machine. It waited for 75 s behind two that had left."""
 NUMBERS = count()
 
 
-def body(*pictures: bytes, kind: str = "png") -> bytes:
-    urls = [f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in pictures]
+def body(*images: bytes, kind: str = "png") -> bytes:
+    urls = [f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in images]
     parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     message = {"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}
     return msgspec.json.encode({"model": "default", "messages": [message], "max_tokens": 4})
 
 
 def large() -> bytes:
-    """A request with sixteen new pictures of 49 megapixels."""
+    """A request with sixteen new images of 49 megapixels."""
     whole = large_png(7000)
     return body(*(other_png(whole, next(NUMBERS)) for _ in range(16)))
 
 
 @cache
 def slow() -> bytes:
-    """A picture that takes seconds to decode within all limits of pixels and scans."""
+    """An image that takes seconds to decode within all limits of pixels and scans."""
     return slow_jpeg(4000, 85)
 
 
@@ -61,11 +61,11 @@ def preparing(daemon: Daemon) -> int:
 
 
 def small_seconds(daemon: Daemon) -> float:
-    """The seconds of an answer about a small, uncached picture."""
+    """The seconds of an answer about a small, uncached image."""
     started = time.monotonic()
-    picture = one_shape("circle", "blue", (64, 64), background=(250, 250, next(NUMBERS) % 256))
+    image = one_shape("circle", "blue", (64, 64), background=(250, 250, next(NUMBERS) % 256))
     daemon.client(timeout=120).chat.completions.create(
-        model="default", messages=[user(picture, "what?")], max_tokens=4
+        model="default", messages=[user(image, "what?")], max_tokens=4
     )
     return time.monotonic() - started
 
@@ -122,11 +122,11 @@ def test_abandoned_images_do_not_delay_small_ones(daemon: Daemon) -> None:
 
 
 def test_decoding_ends_with_its_last_client(daemon: Daemon) -> None:
-    """Twenty-four clients with a picture that is slow to decode despite a harmless header."""
+    """Twenty-four clients with an image that is slow to decode despite a harmless header."""
     with ExitStack() as clients:
         for _ in range(24):
-            picture = other_jpeg(slow(), next(NUMBERS))
-            clients.enter_context(send(daemon, body(picture, kind="jpeg")))
+            image = other_jpeg(slow(), next(NUMBERS))
+            clients.enter_context(send(daemon, body(image, kind="jpeg")))
         wait_until(lambda: preparing(daemon) >= 2, 30, daemon.log)
     wait_quiet(daemon)
     assert small_seconds(daemon) < FAST_SECONDS
