@@ -30,6 +30,7 @@ from tests.support.daemons import (
 )
 from tests.support.daemons import USER_KEY as USER
 from tests.support.image_files import image_file
+from tests.unit.api.requests import bearer
 
 CHAT = "/v1/chat/completions"
 
@@ -62,10 +63,6 @@ class Site:
 
     def is_fine(self) -> bool:
         return self.post(f"file://{self.root}/a.png").status_code == 200
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ def test_hostile_bodies_delay_no_stream_and_leave_no_memory(daemon: Daemon, name
         assert len(answer["error"]["message"]) < 300
     assert p99(times.health + times.gaps) < GAP_SECONDS
     wait_until(lambda: resident_bytes(daemon.process.pid) < before + MEMORY_BYTES, 10, daemon.log)
-    wait_until(lambda: daemon.status()["requests"]["in_flight"] == 0, 10, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 10, daemon.log)
     assert sum(map(resident_bytes, parser_pids(daemon))) < 2 * MEMORY_BYTES
     assert post(daemon, small_image())[0] == 200
 
@@ -229,17 +229,13 @@ def stopped_parsers(daemon: Daemon) -> Iterator[set[int]]:
             os.kill(pid, signal.SIGCONT)
 
 
-def in_flight(daemon: Daemon) -> int:
-    return int(daemon.status()["requests"]["in_flight"])
-
-
 def test_disconnected_client_ends_parsing_of_its_body(daemon: Daemon):
     with stopped_parsers(daemon):
         pids = parser_pids(daemon)
         with send(daemon, small_image()):
-            wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+            wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
             time.sleep(0.2)  # until the process has it
-        wait_until(lambda: in_flight(daemon) == 0, PARSING_SECONDS / 2, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 0, PARSING_SECONDS / 2, daemon.log)
         wait_until(lambda: not pids <= parser_pids(daemon), PARSING_SECONDS / 2, daemon.log)
     assert post(daemon, small_image())[0] == 200
 
@@ -258,13 +254,13 @@ def test_text_bodies_do_not_wait_for_media_bodies(daemon: Daemon):
         started = time.monotonic()
         assert post(daemon, json.dumps(chat(max_tokens=1)).encode())[0] == 200
         assert time.monotonic() - started < PARSING_SECONDS
-    wait_until(lambda: in_flight(daemon) == 0, 10, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 10, daemon.log)
 
 
 def test_killed_parsing_process_fails_no_request(daemon: Daemon):
     with stopped_parsers(daemon) as pids, ThreadPoolExecutor() as threads:
         pending = threads.submit(post, daemon, small_image())
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         time.sleep(0.2)  # until the process has it
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

@@ -70,7 +70,7 @@ def clients(daemon: Daemon) -> Iterator[contextlib.ExitStack]:
     """Close all sockets at the end; then no queue slot may be taken."""
     with contextlib.ExitStack() as stack:
         yield stack
-    wait_until(lambda: in_flight(daemon) == 0, 20, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 20, daemon.log)
     assert hello(daemon)
 
 
@@ -93,10 +93,6 @@ def hello(daemon: Daemon) -> bool:
         model="default", messages=[{"role": "user", "content": "Hello"}], max_tokens=2
     )
     return answer.usage is not None and answer.usage.completion_tokens > 0
-
-
-def in_flight(daemon: Daemon) -> int:
-    return int(daemon.status()["requests"]["in_flight"])
 
 
 def until(client: socket.socket, end: bytes) -> bytes:
@@ -211,7 +207,7 @@ def test_running_answers_are_never_evicted_by_new_connections(
 ) -> None:
     with stopped(daemon.engine_pid()):
         running = [connect(daemon, clients, chat(max_tokens=2)) for _ in range(MAX_REQUESTS)]
-        wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == MAX_REQUESTS, 10, daemon.log)
         for _ in range(MAX_CONNECTIONS * 2):
             connect(daemon, clients)
         assert daemon.get("/health/live")[0] == 200
@@ -269,7 +265,7 @@ def test_half_sent_bodies_hold_no_queue_slot(daemon: Daemon, clients: contextlib
         with contextlib.ExitStack() as renewed:
             for _ in range(MAX_REQUESTS * 4):
                 connect(daemon, renewed, half)
-            assert in_flight(daemon) == 0
+            assert daemon.num_in_flight() == 0
             assert hello(daemon)
 
 
@@ -306,8 +302,8 @@ def test_stalled_readers_are_disconnected(daemon: Daemon, clients: contextlib.Ex
     stalled = [
         slow_reader(daemon, clients, chat(**LONG_ANSWER, seed=seed)) for seed in range(MAX_REQUESTS)
     ]
-    wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
-    wait_until(lambda: in_flight(daemon) == 0, 40, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == MAX_REQUESTS, 10, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 40, daemon.log)
     daemon.wait_idle(20)
     for client in stalled:
         assert not everything(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -331,13 +327,13 @@ def test_disconnect_is_noticed_behind_pipelined_bytes(
 ) -> None:
     with stopped(daemon.engine_pid()):
         client = connect(daemon, clients, chat(stream=stream))
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         client.sendall(behind)
         if leave == "close":
             client.close()
         else:
             client.shutdown(socket.SHUT_WR)
-        wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 0, 5, daemon.log)
 
 
 def test_too_many_pipelined_bytes_end_request(
@@ -345,10 +341,10 @@ def test_too_many_pipelined_bytes_end_request(
 ) -> None:
     with stopped(daemon.engine_pid()):
         client = connect(daemon, clients, chat())
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         with contextlib.suppress(ConnectionError):
             client.sendall(b" " * 1_000_000)
-        wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 0, 5, daemon.log)
 
 
 # ---- a long wait -------------------------------------------------------------------
@@ -458,7 +454,7 @@ def test_open_connections_do_not_delay_shutdown(daemon: Daemon) -> None:
         idle = connect(daemon, clients, b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(idle, b"live")
         slow_reader(daemon, clients, chat(**{**LONG_ANSWER, "max_tokens": 150}))
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         began = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
         for client in half:

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.attack.front import Front, running_front, until
+from tests.attack.front import Front, running_front
+from tests.support.waiting import until
 from vlm_server.protocol import EncodedSubmit
 from vlm_server.settings import Limits
 

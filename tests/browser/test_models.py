@@ -14,16 +14,12 @@ from tests.browser.files import ask, give
 from tests.browser.test_ask import SQUARE, text_of
 from tests.browser.test_operate import give_key
 from tests.browser.test_views import check_that_it_fits, problems
+from tests.hub.fixtures import demo_files
 from tests.hub.server import add
 from tests.support.daemons import Daemon
-from vlm_server.models import EMBEDDED
 
 LOAD_MS = 60_000
 MIB = 1 << 20
-
-
-def files_of_model() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
 
 
 def card(page: Any, name: str) -> Any:
@@ -117,7 +113,7 @@ def test_checkpoint_over_memory_is_shown_as_too_large(several: Several, open_pag
 
 
 def test_download_survives_reload_and_can_be_cancelled(several: Several, open_page: Open) -> None:
-    add(several.hub, "org/one", files_of_model())
+    add(several.hub, "org/one", demo_files())
     several.hub.seconds_per_mib = 3.0
     page = open_page(several.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("org/one")

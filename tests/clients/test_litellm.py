@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.chat import TOOLS, user
 from tests.clients.conftest import Abandons
 from tests.clients.screen import (
     CIRCLE,
@@ -16,8 +17,6 @@ from tests.clients.screen import (
     COUNT,
     DESCRIBE,
     LOOK,
-    NOTHING,
-    POINT,
     TOO_LONG,
     URL,
     Thing,
@@ -39,18 +38,6 @@ pytestmark = [
 
 IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 PROVIDERS = ["openai", "anthropic", "ollama_chat"]
-
-
-def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    return {"role": "user", "content": parts}
-
-
-def tool(name: str, parameters: dict[str, Any]) -> Any:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [tool("screenshot", NOTHING), tool("click", POINT)]
 
 
 def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fields: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.clients.chat import TOOLS, user
 from tests.clients.conftest import ENDLESS, Abandons
 from tests.clients.screen import (
     CIRCLE,
@@ -18,8 +19,6 @@ from tests.clients.screen import (
     COUNT,
     DESCRIBE,
     LOOK,
-    NOTHING,
-    POINT,
     TOO_LONG,
     URL,
     Thing,
@@ -30,18 +29,6 @@ from tests.support.daemons import Daemon
 
 IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 GREEDY: Any = {"model": "demo", "temperature": 0}
-
-
-def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    return {"role": "user", "content": parts}
-
-
-def tool(name: str, parameters: dict[str, Any]) -> Any:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [tool("screenshot", NOTHING), tool("click", POINT)]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.hub.fixtures import hub, model
+from tests.hub.fixtures import demo_files, hub, model
 from tests.hub.server import Hub, add
 from tests.support.daemons import Daemon, running_daemon, wait_until
 from tests.support.images import one_shape, user
@@ -23,10 +23,6 @@ __all__ = ["hub"]
 
 NAME = "org/shapes"
 pytestmark = pytest.mark.e2e
-
-
-def demo_files() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from mlx_vlm.utils import should_add_special_tokens
 from msgspec import structs
 from PIL import Image as PillowImage
 
+from tests.support.engine_loop import ImpatientQueue, step_until
 from tests.support.image_files import submitted
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
@@ -179,13 +180,6 @@ def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWor
     made.references.release()
     inputs = sorted(made.inputs.items())
     return [EncodeWork(submit.request_id, index, made.prompt, each) for index, each in inputs]
-
-
-class ImpatientQueue(SimpleQueue[InboxMessage]):
-    """An inbox that raises Empty instead of waiting, as no other thread fills it."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
-        return super().get(block=False)
 
 
 @dataclass
@@ -388,11 +382,7 @@ class EngineHarness:
             self.loop.step()
 
     def step_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(1000):
-            if condition():
-                return
-            self.step()
-        raise AssertionError("it never came to that")
+        step_until(self.step, condition)
 
     def run(self) -> None:
         """To the end of every request, the last of which leaves nothing."""

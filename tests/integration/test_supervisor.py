@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.support.image_files import image_of, submitted
 from tests.support.images import random_image
 from tests.support.scripted_daemon import ScriptedSupervisor
 from tests.support.scripted_worker import SLOW, UNLOADABLE
+from tests.support.waiting import until
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
@@ -100,13 +101,6 @@ def text_of(events: list[RequestEvent]) -> str:
     return "".join(d.text for e in events if isinstance(e, Tokens) for d in e.deltas)
 
 
-async def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.02)
-
-
 def lives(pid: int) -> bool:
     """Whether a process runs; one that ended and was not reaped does not."""
     done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
@@ -166,8 +160,8 @@ async def test_closed_stream_aborts_its_request(supervisor: Supervisor):
     assert isinstance(other[-1], Finished)
     for stream in streams[1:]:
         await stream.aclose()
-    await wait_until(lambda: supervisor.status.stats is not None)
-    await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+    await until(lambda: supervisor.status.stats is not None)
+    await until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
     assert supervisor.num_in_flight == 0
 
 
@@ -182,7 +176,7 @@ async def test_stream_closed_before_first_event_aborts_its_request(supervisor: S
     await asyncio.gather(*tasks, return_exceptions=True)
     answer = await all_events(supervisor, ask("next", "Hello"))
     assert isinstance(answer[-1], Finished)
-    await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+    await until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
     assert supervisor.num_in_flight == 0
 
 
@@ -190,7 +184,7 @@ async def test_engine_memory_returns_to_baseline_after_burst(supervisor: Supervi
     async def burst(name: str) -> int:
         submits = [ask(f"{name} {n}", random_image(n, 200, 150), "what?") for n in range(8)]
         await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
-        await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+        await until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
         await asyncio.sleep(0.1)
         assert supervisor.status.stats is not None
         return supervisor.status.stats.memory.active_bytes
@@ -215,7 +209,7 @@ async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervis
     assert not supervisor.status.is_ready
     with pytest.raises(EngineUnavailable):
         await all_events(supervisor, ask("too soon", "Hello"))
-    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
     assert supervisor.status.restarts == restarts + 1
     assert supervisor.status.pid != pid
     assert text_of(await all_events(supervisor, ask("after", "Hello"))) == expected
@@ -229,9 +223,9 @@ async def test_engine_sending_invalid_messages_is_replaced(
     made, _ = await started(tiny_model, engine)
     assert made._process is not None
     made._process._reader.feed_data(MESSAGE_HEADER.pack(1) + b"\xc1")
-    await wait_until(lambda: not made.status.is_ready)
+    await until(lambda: not made.status.is_ready)
     assert made.status.stats is None
-    await wait_until(lambda: made.status.is_ready, START_SECONDS)
+    await until(lambda: made.status.is_ready, START_SECONDS)
     assert made.status.restarts == 1
     assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
     await made.stop()
@@ -256,8 +250,8 @@ async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supe
     await running.aclose()
     for number in range(3):
         await fail(f"alone {number}")
-    await wait_until(lambda: supervisor.status.restarts == restarts + 1)
-    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    await until(lambda: supervisor.status.restarts == restarts + 1)
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
     assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
     assert supervisor.num_in_flight == 0
 
@@ -314,7 +308,7 @@ async def test_stop_during_load_leaves_no_process(tiny_model: TinyModel, engine:
     settings = settings_for(tiny_model(FAMILY))
     made = engine(replace(settings, model=replace(settings.model, name=SLOW)), ignore_progress)
     await made.start()
-    await wait_until(lambda: made.status.pid is not None)
+    await until(lambda: made.status.pid is not None)
     pid = made.status.pid
     assert pid is not None
     if engine is Supervisor:
@@ -333,7 +327,7 @@ async def test_unservable_checkpoint_is_not_retried(tmp_path: Path, engine: type
         await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     assert made.status.state == "failed"
     assert made.status.restarts == 0
-    await wait_until(lambda: made.status.pid is None)
+    await until(lambda: made.status.pid is None)
     await made.stop()
 
 
@@ -362,10 +356,10 @@ async def test_model_loaded_before_is_retried_until_it_loads(
     (folder / damage).write_text('{"model_type": 7, "top_p": "x"}')
     assert made.status.pid is not None
     os.kill(made.status.pid, signal.SIGKILL)
-    await wait_until(lambda: made.status.restarts >= 2, START_SECONDS)
+    await until(lambda: made.status.restarts >= 2, START_SECONDS)
     assert made.status.state == "restarting"
     (folder / damage).write_text(whole)
-    await wait_until(lambda: made.status.is_ready, START_SECONDS)
+    await until(lambda: made.status.is_ready, START_SECONDS)
     assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
     await made.stop()
 
@@ -386,7 +380,7 @@ async def test_hanging_engine_is_replaced(
     events = await asyncio.wait_for(_rest(patient), 20)
     assert isinstance(events[-1], Failed)
     assert events[-1].code == "engine_died"
-    await wait_until(lambda: made.status.is_ready, START_SECONDS)
+    await until(lambda: made.status.is_ready, START_SECONDS)
     assert not lives(pid)
     assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
     await made.stop()
@@ -409,8 +403,8 @@ async def test_restart_backoff_does_not_grow_after_readiness(
         assert pid is not None
         told.clear()
         os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: not made.status.is_ready)
-        await wait_until(is_back, START_SECONDS)
+        await until(lambda: not made.status.is_ready)
+        await until(is_back, START_SECONDS)
         assert max(told) - min(told) < 0.5, "the pause is told on top of what a start takes"
     await made.stop()
 
@@ -425,7 +419,7 @@ async def test_retry_after_during_restart_is_last_start_time(
     made, pid = await started(tiny_model, engine)
     took = time.monotonic() - began
     os.kill(pid, signal.SIGKILL)
-    await wait_until(lambda: not made.status.is_ready)
+    await until(lambda: not made.status.is_ready)
     assert took / 2 < made.status.retry_after_seconds < took + 1
     await made.stop()
 
@@ -486,7 +480,7 @@ async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
     assert not [event for event in events if isinstance(event, Tokens)]
     assert isinstance(events[-1], Failed)
     assert events[-1].code == "engine_died"
-    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
     assert supervisor._quarantine.num_tracked == 0
 
 
@@ -531,13 +525,13 @@ async def test_externally_killed_engines_refuse_no_image(perilous: Perilous):
 async def test_abandoned_image_under_encode_is_blamed_for_crashes(perilous: Perilous):
     for number in range(2):
         left = asyncio.create_task(all_events(perilous, ask(f"left {number}", COSTLY, ENCODE_ON)))
-        await wait_until(lambda: bool(perilous._quarantine._working))
+        await until(lambda: bool(perilous._quarantine._working))
         left.cancel()
-        await wait_until(lambda: not perilous._quarantine.num_tracked)
+        await until(lambda: not perilous._quarantine.num_tracked)
         assert perilous.status.pid is not None
         os.kill(perilous.status.pid, signal.SIGKILL)
-        await wait_until(lambda: not perilous.status.is_ready)
-        await wait_until(lambda: perilous.status.is_ready, START_SECONDS)
+        await until(lambda: not perilous.status.is_ready)
+        await until(lambda: perilous.status.is_ready, START_SECONDS)
     assert perilous._quarantine.is_suspect(ask("next", COSTLY).shape)
 
 
@@ -593,7 +587,7 @@ async def test_killed_front_leaves_no_engine_process(
         assert await asyncio.wait_for(front.wait(), START_SECONDS) == -signal.SIGKILL
     engines = {moment: int((tmp_path / moment).read_text()) for moment in moments}
     with contextlib.suppress(AssertionError):
-        await wait_until(lambda: not any(map(lives, engines.values())), 10)
+        await until(lambda: not any(map(lives, engines.values())), 10)
     orphans = {moment: pid for moment, pid in engines.items() if lives(pid)}
     for pid in orphans.values():
         os.kill(pid, signal.SIGKILL)

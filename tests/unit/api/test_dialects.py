@@ -15,7 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import assistant, called, chat, result, tool, user
-from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, thinks
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    ended,
+    ends_with,
+    failed,
+    finished,
+    thinks,
+)
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.dialects.ollama import model_fields
 from vlm_server.api.http import access_log
@@ -26,12 +33,10 @@ from vlm_server.api.parsing.ignored_fields import MAX_NAMES
 from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
-    Delta,
     Finished,
     ImageUse,
     ModelFacts,
     Submit,
-    Tokens,
     Usage,
     VideoUse,
 )
@@ -241,7 +246,7 @@ async def test_silent_stream_of_every_dialect_has_keep_alives(
     connect: Connect, engine: ScriptedEngine, route: str
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.02)))
-    engine.script = (says("One"), prefill := asyncio.Event(), last(" two."), finished())
+    engine.script = (says("One"), prefill := asyncio.Event(), ends_with(" two."), finished())
     asyncio.get_running_loop().call_later(0.3, prefill.set)
     answer = await send(client, route, stream=True)
     before, _, after = answer.text.partition(" two.")
@@ -261,7 +266,7 @@ async def test_empty_chunk_keepalives_satisfy_strict_readers(
     if not is_set:
         client.headers["x-vlm-keepalive"] = "empty_chunk"
     pauses = [asyncio.Event() for _ in range(3)]
-    engine.script = (pauses[0], says("One"), pauses[1], last(" two."), pauses[2], finished())
+    engine.script = (pauses[0], says("One"), pauses[1], ends_with(" two."), pauses[2], finished())
     asking = asyncio.create_task(send(client, route, stream=True))
     for pause in pauses:
         await engine.waiting.wait()
@@ -314,10 +319,6 @@ SIGNS_OF_LIFE = (
 # ---- streams that fail -----------------------------------------------------------------
 
 
-def last(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
-
-
 def data(answer: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream, in order."""
     lines = answer.text.splitlines()
@@ -329,7 +330,7 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
 async def test_failed_stream_keeps_its_text_before_error(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
-    engine.script = (says("One, "), last("two."), failed("engine_died", "It died."))
+    engine.script = (says("One, "), ends_with("two."), failed("engine_died", "It died."))
     answer = await send(client, route, stream=True)
     assert answer.status_code == 200
     assert "two." in answer.text
@@ -341,7 +342,7 @@ async def test_failed_stream_keeps_its_text_before_error(
 async def test_events_before_stream_error_are_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    engine.script = (thinks("Hm."), last("two."), failed("engine_died", "It died."))
+    engine.script = (thinks("Hm."), ends_with("two."), failed("engine_died", "It died."))
     kinds = [event["type"] for event in data(await send(client, MESSAGES, stream=True))]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     thought = [*block[:2], "content_block_delta", block[2]]  # and its signature

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cache.conformance import ENTRY_BYTES, LIMIT_BYTES, EveryCache, Hold, HoldingCache
+from tests.unit.cache.disk_entries import key_of, write
 from tests.unit.cache.fakes import SNAPSHOT_BYTES, FakeSource
 from tests.unit.cache.prompts import prompt_of
 from vlm_server.cache.caches import Caches
@@ -125,18 +126,18 @@ class DiskAdapter:
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
         content = str(number).encode() * size_bytes
         with self._is_writing:
-            key = _key_of(number)
+            key = key_of(number)
             if key in self._store or self._store.make_room(size_bytes) is not None:
-                self._store.put(key, lambda path: _write(path, content[:size_bytes]))
+                self._store.put(key, lambda path: write(path, content[:size_bytes]))
 
     def get(self, number: int) -> bool:
-        content = self._store.get(_key_of(number))
-        self._store.touch([_key_of(number)])
+        content = self._store.get(key_of(number))
+        self._store.touch([key_of(number)])
         return content is not None
 
     @property
     def stored(self) -> set[int]:
-        return {number for number in range(10) if _key_of(number) in self._store}
+        return {number for number in range(10) if key_of(number) in self._store}
 
     def evict(self, num_bytes: int) -> int:
         with self._is_writing:
@@ -149,11 +150,3 @@ class TestDiskStore(EveryCache):
     @pytest.fixture
     def cache(self, tmp_path: Path) -> DiskAdapter:
         return DiskAdapter(DiskStore("disk", tmp_path, "a" * 64, LIMIT_BYTES))
-
-
-def _key_of(number: int) -> str:
-    return f"thing-{number:064x}"
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from tests.support.engine_loop import ImpatientQueue, step_until
 from tests.unit.engine.fakes import (
     ByteDecoder,
     FakeMemory,
@@ -40,13 +41,6 @@ from vlm_server.interfaces import (
 )
 from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit, Usage
 from vlm_server.settings import MemorySettings
-
-
-class ImpatientQueue(SimpleQueue[InboxMessage]):
-    """An inbox that is empty instead of waiting: nobody else would put anything into it."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
-        return super().get(block=False)
 
 
 @dataclass
@@ -263,11 +257,7 @@ class Engine:
         return self.events[before:]
 
     def step_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(1000):
-            if condition():
-                return
-            self.step()
-        raise AssertionError("it never came to that")
+        step_until(self.step, condition)
 
     # ---- what can be seen ------------------------------------------------------------
 

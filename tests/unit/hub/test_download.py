@@ -12,7 +12,6 @@ import errno
 import hashlib
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.hub.fixtures import NAME, WEIGHTS, contents, model
 from tests.hub.server import Hub, Repo, add, commit_of
+from tests.support.waiting import until
 from vlm_server.errors import ModelLoadError, NotAvailable
 from vlm_server.hub import download as downloads
 from vlm_server.hub.download import download, look_up
@@ -92,13 +92,6 @@ def read_files(files: dict[str, bytes]) -> dict[str, bytes]:
     """Those that the loader reads."""
     kinds = (".json", ".jinja", ".safetensors")
     return {path: data for path, data in files.items() if path.endswith(kinds) and "/" not in path}
-
-
-async def until(condition: object, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 async def test_download_contains_exactly_files_of_loader(hub: Hub) -> None:

@@ -17,14 +17,6 @@ LONG = "x" * 50_000
 SCREENSHOT = (1920, 1080)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def ask(
     request_id: str = "r",
     text: str = "What?",

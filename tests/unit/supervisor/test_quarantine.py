@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.supervisor.requests import LONG, SCREENSHOT, Clock, ask
+from tests.support.clock import Clock
+from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
 from vlm_server.errors import RequestTooCostly
 from vlm_server.protocol import OnDevice, Submit
 from vlm_server.supervisor.quarantine import Quarantine

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import until
 from vlm_server.protocol import Event, Loading, ModelFacts, Ready, SetMemoryLimit, Start, Unloadable
 from vlm_server.settings import EngineSettings, MemorySettings, Settings
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
@@ -68,19 +68,12 @@ class FakeSupervisor(Supervisor):
         return self.processes[-1]
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.005)
-
-
 async def started(
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[FakeSupervisor, FakeProcess]:
     supervisor = FakeSupervisor(on_progress)
     await supervisor.start()
-    await wait_until(lambda: any(one.sent for one in supervisor.processes))
+    await until(lambda: any(one.sent for one in supervisor.processes))
     return supervisor, supervisor.processes[0]
 
 
@@ -89,14 +82,14 @@ async def test_memory_limit_changed_during_restart_is_sent_when_ready() -> None:
     first.say(READY)
     await supervisor.wait_ready()
     first.say(None)
-    await wait_until(lambda: len(supervisor.processes) == 2 and bool(supervisor.processes[1].sent))
+    await until(lambda: len(supervisor.processes) == 2 and bool(supervisor.processes[1].sent))
     second = supervisor.processes[1]
     (start,) = second.sent
     assert isinstance(start, Start)
     assert start.memory.limit_bytes == 1000
     supervisor.set_memory_limit(500)
     second.say(READY)
-    await wait_until(lambda: supervisor.status.is_ready)
+    await until(lambda: supervisor.status.is_ready)
     assert second.sent[1:] == [SetMemoryLimit(500)]
     await supervisor.stop()
 
@@ -131,11 +124,11 @@ async def test_load_progress_ends_with_load(end: Event | None) -> None:
         process.say(Loading("warming up", 0.5))
         process.say(event)
         if event is READY:
-            await wait_until(lambda: supervisor.status.is_ready)
+            await until(lambda: supervisor.status.is_ready)
             assert stages == ["starting", "warming up", ""]
             assert supervisor.status.progress is None
         process.say(None)
-        await wait_until(lambda: len(stages) > 3 and stages[-1] == "starting")
+        await until(lambda: len(stages) > 3 and stages[-1] == "starting")
         assert stages[:3] == ["starting", "warming up", ""]
         del stages[: stages.index("starting", 1)]
         process = supervisor.processes[-1]

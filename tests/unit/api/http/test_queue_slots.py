@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from tests.support.clock import Clock
 from tests.unit.api.conftest import Connect, listening
 from tests.unit.api.http.test_transport import raw
 from tests.unit.api.requests import ROUTE, chat
@@ -22,14 +23,6 @@ from vlm_server.settings import Limits, Server, Settings
 KIB, MIB = 1 << 10, 1 << 20
 FREE = 64 * KIB
 begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Queue:

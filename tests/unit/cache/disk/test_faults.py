@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cache.disk.test_store import content_of, key_of, numbers_in, open_store, put
+from tests.unit.cache.disk_entries import content_of, key_of, numbers_in, open_store, put
 
 
 class BrokenPath(type(Path())):  # type: ignore[misc]
@@ -87,7 +87,7 @@ def test_folder_recreated_by_another_process_is_shared(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from tests.unit.cache.disk.test_store import open_store, put, numbers_in
+from tests.unit.cache.disk_entries import open_store, put, numbers_in
 resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
 with open_store(Path(sys.argv[1])) as store:
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cache.disk.test_store import (
+from tests.unit.cache.disk_entries import (
     OTHER,
     OWNER,
     WRITER,
@@ -251,7 +251,7 @@ def test_lock_held_forever_stops_writes_but_not_reads(
 HAMMER = """
 import random, sys
 from pathlib import Path
-from tests.unit.cache.disk.test_store import OWNER, content_of, key_of, put
+from tests.unit.cache.disk_entries import OWNER, content_of, key_of, put
 from vlm_server.cache.disk.store import DiskStore
 
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])

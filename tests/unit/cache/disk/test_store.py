@@ -2,56 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.unit.cache.disk_entries import (
+    OTHER,
+    OWNER,
+    WRITER,
+    all_files,
+    content_of,
+    key_of,
+    numbers_in,
+    open_store,
+    put,
+    write,
+)
 from vlm_server.cache.disk.files import default_folder
-from vlm_server.cache.disk.store import DiskStore
-
-OWNER, OTHER = "a" * 64, "b" * 64
-
-
-def key_of(number: int) -> str:
-    return f"thing-{number:064x}"
-
-
-def content_of(number: int, size_bytes: int) -> bytes:
-    return hashlib.shake_128(str(number).encode()).digest(size_bytes)
-
-
-@contextmanager
-def open_store(folder: Path, limit_bytes: int = 1000, owner: str = OWNER) -> Iterator[DiskStore]:
-    """As a process that was just started, and ends after that, has one."""
-    yield DiskStore("disk", folder, owner, limit_bytes)
-
-
-def put(store: DiskStore, number: int, size_bytes: int = 100, keep: tuple[int, ...] = ()) -> bool:
-    """Whether there was room."""
-    if store.make_room(size_bytes, [key_of(each) for each in keep]) is None:
-        return False
-    store.put(key_of(number), lambda path: write(path, content_of(number, size_bytes)))
-    return True
-
-
-def write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def numbers_in(store: DiskStore) -> set[int]:
-    return {int(key.partition("-")[2], 16) for key in store.paths}
-
-
-def all_files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
 
 
 def test_stored_entry_is_found_after_restart(tmp_path: Path) -> None:
@@ -211,28 +184,6 @@ def test_unfinished_files_are_swept_and_foreign_files_kept(tmp_path: Path) -> No
         assert all(path.read_text() == "mine" for path in mine)
         assert store.make_room(100) == [key_of(1)]
         assert all(path.exists() for path in mine)
-
-
-WRITER = """
-import os, sys
-from pathlib import Path
-from tests.unit.cache.disk.test_store import OWNER, content_of, key_of
-from vlm_server.cache.disk.store import DiskStore
-
-def slowly(number):
-    def write(path):
-        with path.open("wb") as file:
-            for start in range(0, 200_000, 1000):
-                file.write(content_of(number, 200_000)[start : start + 1000])
-                file.flush()
-    return write
-
-store = DiskStore("disk", Path(sys.argv[1]), OWNER, 2_000_000)
-for number in range(1_000_000):
-    store.make_room(200_000)
-    store.put(key_of(number), slowly(number))
-    print(number, flush=True)
-"""
 
 
 def test_killed_process_leaves_only_whole_files_on_disk(tmp_path: Path) -> None:

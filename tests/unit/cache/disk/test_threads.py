@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import threading
@@ -13,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.unit.cache.disk_entries import OWNER, content_of, key_of, write
 from vlm_server.cache.disk.files import temporary_name
 from vlm_server.cache.disk.store import DiskStore
 
-OWNER = "a" * 64
 SECONDS = 20.0
 
 
@@ -49,21 +48,9 @@ def store(tmp_path: Path) -> Iterator[DiskStore]:
     store.check_integrity()
 
 
-def key_of(number: int) -> str:
-    return f"thing-{number:064x}"
-
-
-def content_of(number: int) -> bytes:
-    return hashlib.shake_128(str(number).encode()).digest(100)
-
-
 def put(store: DiskStore, number: int, content: bytes | None = None) -> None:
     assert store.make_room(100) is not None
     store.put(key_of(number), lambda path: write(path, content or content_of(number)))
-
-
-def write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def elsewhere(work: Callable[[], Any]) -> Any:

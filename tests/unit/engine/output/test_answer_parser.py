@@ -175,6 +175,8 @@ def test_xml_call_is_read_to_its_end_mark():
 
 LINE = '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "click", "arguments": {"x": 1}}]'
 LINE_CALLS: list[Event] = [("call", "look", "{}"), ("call", "click", '{"x": 1}')]
+PRETTY = json.dumps([{"name": "look", "arguments": {"a": "[TOOL_CALLS] }]\n\\"}}], indent=1)
+PRETTY_CALL = ("call", "look", json.dumps({"a": "[TOOL_CALLS] }]\n\\"}))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +190,14 @@ LINE_CALLS: list[Event] = [("call", "look", "{}"), ("call", "click", '{"x": 1}')
         (f"[TOOL_CALLS]x{LINE}", [("text", "[TOOL_CALLS]x"), *LINE_CALLS]),
         ("[TOOL_CALLS]", [("text", "[TOOL_CALLS]")]),
         (LINE[:-1], [("text", LINE[:-1])]),
+        (f"[TOOL_CALLS]{PRETTY}", [PRETTY_CALL]),
+        (f"a [TOOL_CALLS] {PRETTY} b", [("text", "a "), PRETTY_CALL, ("text", " b")]),
+        (f"[TOOL_CALLS]{PRETTY}[TOOL_CALLS]{PRETTY}\n", [PRETTY_CALL] * 2),
+        (f"[TOOL_CALLS]\n{PRETTY}", [("text", f"[TOOL_CALLS]\n{PRETTY}")]),
+        ('[TOOL_CALLS][{"a\nb', [("text", '[TOOL_CALLS][{"a\nb')]),
     ],
 )
-def test_calls_without_end_mark_end_with_their_line(text: str, wanted: list[Event]):
+def test_calls_without_end_mark_end_with_their_json(text: str, wanted: list[Event]):
     for pieces in ([text], list(text)):
         assert merged(read(parser(MISTRAL), pieces)) == wanted
 
@@ -225,25 +232,6 @@ def test_broken_json_string_is_sent_as_text_at_once():
     broken = '<tool_call>{"name": "look", "arguments": {"a": "b\nc"}}</tool_call>'
     text_parser = parser()
     assert merged(text_parser.push(broken)) == [("text", broken)]
-
-
-PRETTY = json.dumps([{"name": "look", "arguments": {"a": "[TOOL_CALLS] }]\n\\"}}], indent=1)
-PRETTY_CALL = ("call", "look", json.dumps({"a": "[TOOL_CALLS] }]\n\\"}))
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (f"[TOOL_CALLS]{PRETTY}", [PRETTY_CALL]),
-        (f"a [TOOL_CALLS] {PRETTY} b", [("text", "a "), PRETTY_CALL, ("text", " b")]),
-        (f"[TOOL_CALLS]{PRETTY}[TOOL_CALLS]{PRETTY}\n", [PRETTY_CALL] * 2),
-        (f"[TOOL_CALLS]\n{PRETTY}", [("text", f"[TOOL_CALLS]\n{PRETTY}")]),
-        ('[TOOL_CALLS][{"a\nb', [("text", '[TOOL_CALLS][{"a\nb')]),
-    ],
-)
-def test_call_without_end_mark_ends_with_its_json(text: str, wanted: list[Event]):
-    for pieces in ([text], list(text)):
-        assert merged(read(parser(MISTRAL), pieces)) == wanted
 
 
 @pytest.mark.parametrize(

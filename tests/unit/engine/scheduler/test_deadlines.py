@@ -5,20 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.support.clock import Clock
 from tests.unit.cache.fakes import FakeDisk
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import answer_text, prompt, submit, texts
 from tests.unit.engine.scheduler.situations import FEATURES, bring_to_state, caches_on, finish_all
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.protocol import Deadlines, Failed
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def timed_engine() -> tuple[Engine, Clock]:

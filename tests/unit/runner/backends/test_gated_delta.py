@@ -23,7 +23,7 @@ def inputs(rows: int, count: int, value_size: int, weakest_decay: float) -> list
     return [q, k, v, g, beta, mx.random.normal((rows, 4, value_size, 32))]
 
 
-def distance(found: mx.array, expected: mx.array) -> float:
+def relative_distance(found: mx.array, expected: mx.array) -> float:
     return float((mx.linalg.norm(found - expected) / mx.linalg.norm(expected)).item())
 
 
@@ -39,7 +39,7 @@ def test_chunked_gated_delta_equals_single_steps(
         gated_delta_in_chunks(*arguments), STEP_BY_STEP(*arguments), strict=True
     ):
         assert found.shape == expected.shape
-        assert distance(found, expected) < 2e-6
+        assert relative_distance(found, expected) < 2e-6
 
 
 def test_zero_decay_clears_state():
@@ -47,5 +47,5 @@ def test_zero_decay_clears_state():
     g[:, 66] = 0
     found = gated_delta_in_chunks(q, k, v, g, beta, state)
     expected = gated_delta_in_chunks(q, k, v, g, beta, 100 * state)
-    assert distance(found[1], expected[1]) < 1e-6
+    assert relative_distance(found[1], expected[1]) < 1e-6
     assert not mx.any(mx.isnan(found[0])).item()

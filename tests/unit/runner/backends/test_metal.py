@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support.active_memory import active_bytes
-from tests.unit.runner.backends.test_cpu import SCALE, theirs
+from tests.unit.runner.backends.attention_inputs import SCALE, mlx_attention
 from vlm_server.runner.backends import backend_of, metal
 from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.backends.cuda.attention import CudaAttention
@@ -41,7 +41,7 @@ def test_metal_query_blocks_attend_as_all_queries(
     blocks = MetalAttention()
     assert blocks.supports(q, k, given)
     found = blocks(q, k, v, 0.1, given)
-    assert mx.allclose(found, theirs(q * (0.1 / SCALE), k, v, given), atol=1e-5)
+    assert mx.allclose(found, mlx_attention(q * (0.1 / SCALE), k, v, given), atol=1e-5)
 
 
 def test_metal_fuses_usual_head_sizes_and_few_queries():

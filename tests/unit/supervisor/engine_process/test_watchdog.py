@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.supervisor.requests import Clock
+from tests.support.clock import Clock
 from vlm_server.protocol import Accepted, MemoryStats, Stats
 from vlm_server.supervisor.engine_process.watchdog import INFERENCE, Watchdog
 

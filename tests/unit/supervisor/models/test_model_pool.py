@@ -6,12 +6,12 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import until
 from vlm_server.errors import (
     ConfigError,
     Conflict,
@@ -175,13 +175,6 @@ async def use(pool: ModelPool, name: str, seconds: float = 0.0, request_id: str 
             assert engine.is_alive
         finally:
             engine.in_use -= 1
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.005)
 
 
 async def test_concurrent_requests_load_their_model_once() -> None:

@@ -49,10 +49,6 @@ def request(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "max_tokens": 9, "messages": list(messages) or [user("hi")], **fields}
 
 
-def thinks(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, is_reasoning=True),))
-
-
 def calls(arguments: str, call_id: str = "", name: str = "", index: int = 0) -> Step:
     more = ToolCallDelta(index, call_id, name, arguments)
     return lambda request_id: Tokens((Delta(request_id, "", tool_call=more),))

@@ -16,7 +16,6 @@ from tests.unit.api.dialects.anthropic.steps import (
     calls,
     result,
     stopped_at,
-    thinks,
     user,
 )
 from tests.unit.api.dialects.anthropic.steps import text as block
@@ -28,6 +27,7 @@ from tests.unit.api.scripted_engine import (
     finished,
     never,
     text,
+    thinks,
 )
 from vlm_server.protocol import ImagePart, TextPart, ToolCall, Usage
 from vlm_server.settings import Server, Settings

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect
-from tests.unit.api.dialects.anthropic.steps import LOOK, ROUTE, calls, request, stopped_at, thinks
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, text
+from tests.unit.api.dialects.anthropic.steps import LOOK, ROUTE, calls, request, stopped_at
+from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, text, thinks
 from vlm_server.protocol import Usage
 from vlm_server.settings import Server, Settings
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.image_files import image_file
 from tests.unit.api.conftest import listening
-from tests.unit.api.dialects.ollama.steps import called, thought
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, text
+from tests.unit.api.dialects.ollama.steps import called
+from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, text, thinks
 from vlm_server.protocol import ImagePart, ModelFacts, TextPart, ToolCall
 
 JPEG = image_file("JPEG")
@@ -119,7 +119,7 @@ async def test_frigate_sequence_describes_frames(host: str, engine: ScriptedEngi
     assert "vision" in (shown.capabilities or [])
     assert [model.model for model in (await client.list()).models] == ["demo:latest"]
 
-    engine.script = (thought("A person."), text(" Someone walks by. "), ended(), finished())
+    engine.script = (thinks("A person."), text(" Someone walks by. "), ended(), finished())
     schema = {"type": "object", "properties": {"title": {"type": "string"}}}
     result = await client.generate(
         "demo",

@@ -14,8 +14,16 @@ from ollama import AsyncClient, Client, ResponseError
 
 from tests.support.image_files import image_file
 from tests.unit.api.conftest import listening
-from tests.unit.api.dialects.ollama.steps import called, thought
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, never, scored
+from tests.unit.api.dialects.ollama.steps import called
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    ended,
+    failed,
+    finished,
+    never,
+    scored,
+    thinks,
+)
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import (
     ImagePart,
@@ -112,7 +120,7 @@ async def test_ollama_image_result_reaches_engine(
     client: AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (
-        *(thought("Which city?"), says("Let me see.")),
+        *(thinks("Which city?"), says("Let me see.")),
         *(called(0, "call_a", "weather", '{"city":'), called(0, arguments='"Paris"}')),
         *(called(1, "call_b", "weather", '{"city": "Rome"}'), says("Wait.")),
         *(ended("tool_calls"), finished()),
@@ -191,7 +199,7 @@ async def test_truncated_ollama_call_is_text(client: AsyncClient, engine: Script
 async def test_ollama_think_separates_reasoning_from_content(
     client: AsyncClient, engine: ScriptedEngine, think: Any, template: TemplateOptions
 ) -> None:
-    engine.script = (thought("Hm. "), thought("Yes."), says("42"), ended(), finished())
+    engine.script = (thinks("Hm. "), thinks("Yes."), says("42"), ended(), finished())
     answer = await client.chat("demo", HI, think=think)
     assert (answer.message.thinking, answer.message.content) == ("Hm. Yes.", "42")
     parts = [part async for part in await client.generate("demo", "hi", stream=True, think=think)]

@@ -15,16 +15,16 @@ from tests.unit.api.requests import PNG_URL
 from tests.unit.api.scripted_engine import (
     HELLO,
     ScriptedEngine,
-    Step,
     calls,
     ended,
+    ends_with,
     failed,
     finished,
     never,
     text,
 )
 from vlm_server.api.parsing.json_body import SMALL_BYTES
-from vlm_server.protocol import Delta, Message, TextPart, Tokens
+from vlm_server.protocol import Message, TextPart
 from vlm_server.settings import Limits, Server, Settings
 
 LONG = "x" * (SMALL_BYTES + 1)
@@ -121,7 +121,7 @@ async def test_response_error_after_keep_alives_is_complete_stream(
 async def test_held_back_text_precedes_error(connect: Connect, engine: ScriptedEngine) -> None:
     """The answer ends with its first text, after keep-alives, and then fails."""
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
-    engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
+    engine.script = (never(), ends_with("Hello"), failed("engine_died", "The engine ended."))
     pending = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
     await engine.waiting.wait()
     await asyncio.sleep(0.1)
@@ -134,10 +134,6 @@ async def test_held_back_text_precedes_error(connect: Connect, engine: ScriptedE
         *("output_text.delta", "output_text.done", "content_part.done", "output_item.done"),
         *("failed", "error"),
     ]
-
-
-def last(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
 
 
 async def test_failed_response_has_output_so_far(

@@ -15,7 +15,15 @@ from pydantic import BaseModel
 
 from tests.unit.api.conftest import listening
 from tests.unit.api.requests import PNG_URL
-from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, never
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    Step,
+    ended,
+    failed,
+    finished,
+    never,
+    thinks,
+)
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.http.access.keys import CHECK_SECONDS
 from vlm_server.protocol import (
@@ -39,10 +47,6 @@ TOOL: Any = {
     "strict": True,
 }
 USAGE = Usage(7, 5, 3, 2)
-
-
-def thinks(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, is_reasoning=True),))
 
 
 def calls(index: int, call_id: str = "", name: str = "", arguments: str = "") -> Step:

@@ -13,8 +13,9 @@ from types import FunctionType, ModuleType
 import httpx
 import pytest
 
+from tests.support.clock import Clock
 from tests.unit.api.conftest import Connect, parsing_pool
-from tests.unit.api.requests import ROUTE, chat
+from tests.unit.api.requests import ROUTE, bearer, chat
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.http.access import keys
@@ -40,17 +41,6 @@ def write(path: Path, text: str) -> Path:
 
 def server(path: Path, *own: str) -> Server:
     return Server(api_keys=own, api_key_file=str(path))
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize("own", [(), (OWN,)])
@@ -140,7 +130,7 @@ async def test_keys_keep_their_own_cache_salts(
 
 
 def test_changed_key_file_applies_within_one_second(path: Path) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     ring = KeyRing(server(path), clock)
     write(path, '[new]\nkey = "a-key-that-is-new"\n')
     assert ring.find(USER.encode())
@@ -151,7 +141,7 @@ def test_changed_key_file_applies_within_one_second(path: Path) -> None:
 
 
 def test_broken_or_missing_key_file_keeps_earlier_keys(path: Path) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     write(path, '[new]\nkey = "a-key-that-is-new"\n')
     ring = KeyRing(server(path), clock)
     assert ring.find(b"a-key-that-is-new")
@@ -165,7 +155,7 @@ def test_broken_or_missing_key_file_keeps_earlier_keys(path: Path) -> None:
 
 
 def test_key_file_is_checked_at_most_once_per_second(path: Path) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     ring = KeyRing(server(path), clock)
     clock.now += CHECK_SECONDS
     ring.find(b"any")
