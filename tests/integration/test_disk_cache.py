@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.integration.harness import EngineHarness, ask, conversation, load_model, new_preparer
+from tests.support.disk_writes import wait_until_written
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
@@ -288,7 +288,7 @@ def test_vanished_cache_folder_is_recreated_and_fails_no_request(qwen: Served, t
     with engine_on(qwen, folder) as engine:
         shutil.rmtree(folder.parent)
         assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
-        wait_until_written(engine)
+        wait_until_disk_is_written(engine)
         engine.answer(talk(4, "later"))
     with engine_on(qwen, folder) as engine:
         assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
@@ -335,7 +335,7 @@ def test_full_disk_evicts_and_warns_once(
         for number in range(6):
             parts = (f"Number {number}", random_image(10 + number), QUESTION)
             engine.answer(ask(f"{number}", *parts, sampling=GREEDY))
-            wait_until_written(engine)
+            wait_until_disk_is_written(engine)
         assert disk_of(engine).evictions > 0
         assert disk_of(engine).damaged == 0
         assert sum(p.stat().st_size for p in files_in(tmp_path / "tight")) <= tight_disk.room_bytes
@@ -353,7 +353,7 @@ def test_unwritable_disk_warns_once_and_fails_no_request(
     with engine_on(qwen, tmp_path) as engine:
         for turns in (2, 4):
             assert engine.answer(talk(turns)) == EngineHarness(*qwen).answer(talk(turns))
-            wait_until_written(engine)
+            wait_until_disk_is_written(engine)
         assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
         tight_disk.room_bytes = LOTS
         engine.answer(talk(4, "again"))
@@ -412,14 +412,10 @@ def test_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
     assert work.disk_read.transient_bytes == 2 * largest < work.disk_read.size_bytes
 
 
-def wait_until_written(engine: EngineHarness) -> None:
-    """Until nothing waits for the disk."""
+def wait_until_disk_is_written(engine: EngineHarness) -> None:
     cache = engine.caches.disk
     assert isinstance(cache, disk_cache.DiskCache)
-    deadline = time.monotonic() + 30
-    while cache.writer.num_queued:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until_written(cache)
 
 
 def test_vanished_disk_files_fail_no_request(qwen: Served, tmp_path: Path):

@@ -74,10 +74,6 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
         super().__init__(limit_bytes)
         self._roots: dict[str, Node[T, S]] = {}
 
-    @property
-    def num_roots(self) -> int:
-        return len(self._roots)
-
     def contains(self, node: Node[T, S]) -> bool:
         """Whether `node`, which may be a root, is still in the tree."""
         return node in self.order or any(node is root for root in self._roots.values())

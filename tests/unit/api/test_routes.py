@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -184,49 +185,57 @@ async def test_restarting_engine_is_not_ready_but_live(
     assert engine.submitted == []
 
 
-async def test_status_reports_every_figure(
+STATS = Stats(
+    {"prefill": 3, "decode": 4},
+    10,
+    {"runner": 10},
+    MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5),
+    5000,
+    7000,
+    600,
+    (CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4),),
+    {"encoder": 5},
+    70,
+    8,
+    90,
+    9,
+    max_num_seqs=12,
+)
+
+
+async def status_of(client: httpx.AsyncClient, engine: ScriptedEngine) -> dict[str, Any]:
+    """The status route's answer for an engine with `STATS`."""
+    engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
+    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
+    body: dict[str, Any] = (await client.get("/v1/status")).json()
+    return body
+
+
+async def test_status_reports_requests_and_limits_of_front(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
-    memory = MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5)
-    stats = Stats(
-        {"prefill": 3, "decode": 4},
-        10,
-        {"runner": 10},
-        memory,
-        5000,
-        7000,
-        600,
-        (cache,),
-        {"encoder": 5},
-        70,
-        8,
-        90,
-        9,
-        max_num_seqs=12,
-    )
-    engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
-    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
-    body = (await client.get("/v1/status")).json()
-    limit = body["requests"].pop("waiting_bytes_limit")
-    assert limit >= 4 * Settings().limits.max_body_bytes
-    assert body["requests"] == {"in_flight": 0, "limit": 64, "waiting_bytes": 0, "list": []}
-    assert body["engine"]["stats"] == {
+    requests = (await status_of(client, engine))["requests"]
+    assert requests.pop("waiting_bytes_limit") >= 4 * Settings().limits.max_body_bytes
+    assert requests == {"in_flight": 0, "limit": 64, "waiting_bytes": 0, "list": []}
+
+
+async def test_status_reports_engine_process_and_quarantine(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    reported = (await status_of(client, engine))["engine"]
+    assert reported["quarantine"] == {"shapes": 8, "refusals": 9}
+    assert (reported["pid"], reported["restarts"]) == (77, 2)
+
+
+async def test_status_reports_engine_requests_tokens_and_work(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    stats = (await status_of(client, engine))["engine"]["stats"]
+    del stats["memory"], stats["caches"]  # see below
+    assert stats == {
         "requests": {"prefill": 3, "decode": 4},
         "tracked": 10,
         "tracked_by": {"runner": 10},
-        "memory": {
-            "active_bytes": 100,
-            "pool_bytes": 200,
-            "peak_bytes": 300,
-            "limit_bytes": 400,
-            "baseline_bytes": 50,
-            "footprint_bytes": 600,
-            "device_used_bytes": 700,
-            "decisions": {"clear_idle": 7},
-            "clear_seconds": 0.5,
-            "reserved_bytes": 0,
-        },
         "generated_tokens": 5000,
         "prompt_tokens": 7000,
         "cached_tokens": 600,
@@ -239,22 +248,42 @@ async def test_status_reports_every_figure(
         "media_items": 90,
         "cached_media_items": 9,
         "at_work": {"encoder": 5},
-        "caches": [
-            {
-                "name": "prefix",
-                "entries": 1,
-                "size_bytes": 10,
-                "pinned_bytes": 5,
-                "limit_bytes": 50,
-                "hits": 2,
-                "misses": 3,
-                "evictions": 4,
-                "damaged": 0,
-            }
-        ],
     }
-    assert body["engine"]["quarantine"] == {"shapes": 8, "refusals": 9}
-    assert (body["engine"]["pid"], body["engine"]["restarts"]) == (77, 2)
+
+
+async def test_status_reports_device_memory_and_governor_decisions(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    assert (await status_of(client, engine))["engine"]["stats"]["memory"] == {
+        "active_bytes": 100,
+        "pool_bytes": 200,
+        "peak_bytes": 300,
+        "limit_bytes": 400,
+        "baseline_bytes": 50,
+        "footprint_bytes": 600,
+        "device_used_bytes": 700,
+        "decisions": {"clear_idle": 7},
+        "clear_seconds": 0.5,
+        "reserved_bytes": 0,
+    }
+
+
+async def test_status_reports_size_and_hits_of_each_cache(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    assert (await status_of(client, engine))["engine"]["stats"]["caches"] == [
+        {
+            "name": "prefix",
+            "entries": 1,
+            "size_bytes": 10,
+            "pinned_bytes": 5,
+            "limit_bytes": 50,
+            "hits": 2,
+            "misses": 3,
+            "evictions": 4,
+            "damaged": 0,
+        }
+    ]
 
 
 async def test_text_page_contains_curl_request(client: httpx.AsyncClient) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.unit.cache.fakes import FakeSegment, FakeSnapshot, FakeSource, TakeFailed, parts_in
-from tests.unit.cache.prompts import Item, parts_of, prompt_of
+from tests.unit.cache.prompts import CountedSalts, Item, parts_of, prompt_of
 from vlm_server.cache.prefix import PrefixCache
 
 CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
@@ -178,12 +178,12 @@ def test_concurrent_inserts_of_new_salts_do_not_interfere() -> None:
 
 
 def test_failed_inserts_leave_no_root_for_their_salt() -> None:
-    cache = Cache("prefix", 1000)
+    cache, salts = Cache("prefix", 1000), CountedSalts()
     prompt = prompt_of([7])
     for number in range(5):
         with pytest.raises(TakeFailed):
-            cache.insert(prompt, FakeSource(prompt, failing=0), f"salt {number}")
-    assert cache._tree.num_roots == 1
+            cache.insert(prompt, FakeSource(prompt, failing=0), salts.new(f"salt {number}"))
+    assert salts.num_alive <= 1
 
 
 def test_room_used_by_another_thread_during_copy_stays_used() -> None:

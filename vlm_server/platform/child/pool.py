@@ -66,12 +66,6 @@ class ChildPool:
         with self._changed:
             return self._num_busy + len(self._waiting)
 
-    @property
-    def num_idle(self) -> int:
-        """Processes that wait for a job."""
-        with self._changed:
-            return len(self._idle)
-
     def warm_up(self) -> None:
         """Start one process now, so that the first job need not wait for it."""
         with self._changed:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image as PillowImage
 
+from tests.support.child_pids import children_of
 from tests.support.image_files import heic, slow_jpeg
 from vlm_server import settings
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
@@ -160,11 +161,6 @@ def test_image_decoding_stops_on_cancellation(decoders: Decoders):
         decoders.image(SLOW, budget(cancellation))
     assert time.monotonic() - started < 5
     assert decoders.num_tracked == 0
-
-
-def children_of(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(pid_text) for pid_text in found.stdout.split()]
 
 
 def test_image_of_killed_decoder_is_decoded_by_another():

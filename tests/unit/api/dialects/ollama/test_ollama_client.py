@@ -116,7 +116,7 @@ async def test_ollama_images_come_before_text(client: AsyncClient, engine: Scrip
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_ollama_image_result_reaches_engine(
+async def test_ollama_calls_are_separate_from_reasoning_and_content(
     client: AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (
@@ -141,6 +141,16 @@ async def test_ollama_image_result_reaches_engine(
     assert json.loads(tools.definitions) == [WEATHER]
     assert (tools.choice, tools.parallel) == ("auto", True)
 
+
+async def test_ollama_image_result_reaches_engine(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
+    calls = [
+        ollama.Message.ToolCall(
+            function=ollama.Message.ToolCall.Function(name="weather", arguments={"city": city})
+        )
+        for city in ("Paris", "Rome")
+    ]
     assistant = ollama.Message(role="assistant", thinking="Which city?", tool_calls=calls)
     results: list[Any] = [
         {"role": "tool", "content": "rain", "tool_name": "weather"},
@@ -148,7 +158,7 @@ async def test_ollama_image_result_reaches_engine(
     ]
     engine.script = (says("Take an umbrella."), ended(), finished())
     await client.chat("demo", [*HI, assistant, *results], tools=[WEATHER])
-    _, turn, rain, sun = engine.submitted[1].messages
+    _, turn, rain, sun = engine.submitted[0].messages
     assert turn.reasoning == "Which city?"
     assert turn.content == ()
     assert turn.tool_calls == (

@@ -239,26 +239,28 @@ async def test_truncated_response_is_incomplete(
 # ---- turns -----------------------------------------------------------------------------
 
 
+SEEN: Any = {"type": "input_image", "image_url": PNG_URL}
+FIRST_INPUT: Any = [
+    {"role": "developer", "content": "Obey."},
+    {"role": "user", "content": [{"type": "input_text", "text": "Click"}, SEEN]},
+]
+CALL_RESULTS: Any = [
+    {"type": "function_call_output", "call_id": "call_a", "output": "done"},
+    {
+        "type": "function_call_output",
+        "call_id": "call_b",
+        "output": [{"type": "input_text", "text": "See:"}, SEEN],
+    },
+]
+
+
 async def test_next_turn_continues_stored_messages(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
-    image: Any = {"type": "input_image", "image_url": PNG_URL}
-    first_input: Any = [
-        {"role": "developer", "content": "Obey."},
-        {"role": "user", "content": [{"type": "input_text", "text": "Click"}, image]},
-    ]
-    first = await client.responses.create(model="demo", input=first_input, tools=[TOOL])
-    results: Any = [
-        {"type": "function_call_output", "call_id": "call_a", "output": "done"},
-        {
-            "type": "function_call_output",
-            "call_id": "call_b",
-            "output": [{"type": "input_text", "text": "See:"}, image],
-        },
-    ]
+    first = await client.responses.create(model="demo", input=FIRST_INPUT, tools=[TOOL])
     second = await client.responses.create(
-        model="demo", input=results, tools=[TOOL], previous_response_id=first.id
+        model="demo", input=CALL_RESULTS, tools=[TOOL], previous_response_id=first.id
     )
     assert second.previous_response_id == first.id
     before, after = engine.submitted
@@ -275,11 +277,21 @@ async def test_next_turn_continues_stored_messages(
         Message("tool", (TextPart("See:"), ImagePart(1)), tool_call_id="call_b", name="click"),
     )
 
-    # Who keeps the conversation and sends it all gives the engine the same.
-    echoed: Any = [item.model_dump() for item in first.output]
-    await client.responses.create(model="demo", input=[*first_input, *echoed, *results])
-    assert engine.submitted[2].messages == after.messages
-    assert engine.submitted[2].images[0].content_hash == after.images[0].content_hash
+
+async def test_repeated_conversation_equals_stored_one(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """A client that sends the whole conversation again gives the engine the same messages."""
+    engine.script = AGENT
+    first = await client.responses.create(model="demo", input=FIRST_INPUT, tools=[TOOL])
+    await client.responses.create(
+        model="demo", input=CALL_RESULTS, tools=[TOOL], previous_response_id=first.id
+    )
+    output: Any = [item.model_dump() for item in first.output]
+    await client.responses.create(model="demo", input=[*FIRST_INPUT, *output, *CALL_RESULTS])
+    _, stored, repeated = engine.submitted
+    assert repeated.messages == stored.messages
+    assert repeated.images[0].content_hash == stored.images[0].content_hash
 
 
 async def test_input_tokens_count_includes_previous_response(
