@@ -183,7 +183,7 @@ class Launchd:
             raise Refusal(NO_SUCH_DOMAIN, text=said)
         if not label:
             return f"{domain} = {{\n\ttype = login\n}}\n"
-        return job_text.of(self._find(target))
+        return job_text.print_text(self._find(target))
 
     def _bootstrap(self, domain: str, path: str) -> None:
         if domain not in self.domains:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
-from tests.attack.test_bodies import HOSTILE, Times, filled, p99, post
+from tests.attack.test_bodies import HOSTILE, Times, filled_body, p99, post
 from tests.support.daemons import Daemon, running_daemon
 from tests.support.image_files import data_url
 from tests.unit.api.parsing.media.test_image_bounds import BOMBS
@@ -36,7 +36,7 @@ def image_body(name: str) -> Callable[[], bytes]:
 KINDS: dict[str, Callable[[], bytes] | None] = {
     "nothing": None,
     **HOSTILE,
-    "a string": lambda: filled(b'{"messages":[{"role":"user","content":"', b"s", b'"}]}'),
+    "a string": lambda: filled_body(b'{"messages":[{"role":"user","content":"', b"s", b'"}]}'),
     "PNG, 10,000 profiles": image_body("PNG, 10,000 profiles"),
     "JPEG, fill bytes": image_body("JPEG, fill bytes"),
 }

@@ -51,7 +51,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def impatient_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """The same daemon with little time to parse a body."""
     with reading_daemon(tmp_path_factory.mktemp("impatient"), IMPATIENT_SECONDS) as running:
         yield running
@@ -65,17 +65,17 @@ def reading_daemon(folder: Path, parsing_seconds: float) -> Iterator[Daemon]:
     assert "Traceback" not in running.log.read_text()
 
 
-def filled(before: bytes, unit: bytes, after: bytes) -> bytes:
+def filled_body(before: bytes, unit: bytes, after: bytes) -> bytes:
     return before + unit * ((BODY_BYTES - len(before) - len(after)) // len(unit)) + after
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "lists": lambda: filled(b'{"x":[', b"[],", b"[]]}"),
+    "lists": lambda: filled_body(b'{"x":[', b"[],", b"[]]}"),
     "names": lambda: b"{" + b",".join(b'"%07x":1' % n for n in range(5_300_000)) + b"}",
-    "one name": lambda: filled(b'{"', b"k", b'":1}'),
-    "a role": lambda: filled(b'{"model":"demo","messages":[{"role":"', b"s", b'"}]}'),
-    "wide text": lambda: filled('{"model":"🦊'.encode(), b"s", b'"}'),
-    "depth": lambda: filled(b"", b'{"x":', b""),
+    "one name": lambda: filled_body(b'{"', b"k", b'":1}'),
+    "a role": lambda: filled_body(b'{"model":"demo","messages":[{"role":"', b"s", b'"}]}'),
+    "wide text": lambda: filled_body('{"model":"🦊'.encode(), b"s", b'"}'),
+    "depth": lambda: filled_body(b"", b'{"x":', b""),
 }
 
 
@@ -135,7 +135,7 @@ def p99(times: list[float]) -> float:
 
 
 @contextmanager
-def measured(daemon: Daemon) -> Iterator[Times]:
+def measured_times(daemon: Daemon) -> Iterator[Times]:
     """Measure health checks and a stream while the `with` block runs."""
     times = Times()
     over = threading.Event()
@@ -183,7 +183,7 @@ def test_hostile_bodies_delay_no_stream_and_leave_no_memory(daemon: Daemon, name
     assert post(daemon, small_image())[0] == 200
     before = resident_bytes(daemon.process.pid)
     bodies = [HOSTILE[name]() for name in names]
-    with measured(daemon) as times, ThreadPoolExecutor() as threads:
+    with measured_times(daemon) as times, ThreadPoolExecutor() as threads:
         answers = list(threads.map(lambda body: post(daemon, body), bodies))
     for status, answer in answers:
         assert status == 400
@@ -240,11 +240,11 @@ def test_disconnected_client_ends_parsing_of_its_body(daemon: Daemon):
     assert post(daemon, small_image())[0] == 200
 
 
-def test_body_over_parsing_time_is_413_and_next_is_parsed(impatient: Daemon):
-    with stopped_parsers(impatient):
-        status, answer = post(impatient, small_image())
+def test_body_over_parsing_time_is_413_and_next_is_parsed(impatient_daemon: Daemon):
+    with stopped_parsers(impatient_daemon):
+        status, answer = post(impatient_daemon, small_image())
     assert (status, answer["error"]["code"]) == (413, "request_too_costly")
-    assert post(impatient, small_image())[0] == 200
+    assert post(impatient_daemon, small_image())[0] == 200
 
 
 def test_text_bodies_do_not_wait_for_media_bodies(daemon: Daemon):

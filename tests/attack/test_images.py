@@ -34,14 +34,14 @@ def body(*images: bytes, kind: str = "png") -> bytes:
     return msgspec.json.encode({"model": "default", "messages": [message], "max_tokens": 4})
 
 
-def large() -> bytes:
+def large_request() -> bytes:
     """A request with sixteen new images of 49 megapixels."""
     whole = large_png(7000)
     return body(*(other_png(whole, next(NUMBERS)) for _ in range(16)))
 
 
 @cache
-def slow() -> bytes:
+def slow_image() -> bytes:
     """An image that takes seconds to decode within all limits of pixels and scans."""
     return slow_jpeg(4000, 85)
 
@@ -56,7 +56,7 @@ def send(daemon: Daemon, data: bytes) -> socket.socket:
     return client
 
 
-def preparing(daemon: Daemon) -> int:
+def num_preparing(daemon: Daemon) -> int:
     return int(daemon.status()["engine"]["stats"]["requests"]["preparing"])
 
 
@@ -70,15 +70,18 @@ def small_seconds(daemon: Daemon) -> float:
     return time.monotonic() - started
 
 
-def tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [pid, *(descendant for child in found.stdout.split() for descendant in tree(int(child)))]
+    return [
+        pid,
+        *(descendant for child in found.stdout.split() for descendant in process_tree(int(child))),
+    ]
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU seconds of a process and its living descendants."""
     ticks = 0
-    for process in tree(pid):
+    for process in process_tree(pid):
         try:
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -102,11 +105,11 @@ def wait_quiet(daemon: Daemon) -> None:
 def test_small_image_overtakes_requests_of_many_pixels(daemon: Daemon) -> None:
     with ExitStack() as clients:
         for _ in range(2):
-            clients.enter_context(send(daemon, large()))
-        wait_until(lambda: preparing(daemon), 30, daemon.log)
+            clients.enter_context(send(daemon, large_request()))
+        wait_until(lambda: num_preparing(daemon), 30, daemon.log)
         for _ in range(3):
             assert small_seconds(daemon) < FAST_SECONDS
-        assert preparing(daemon), "they were still being prepared"
+        assert num_preparing(daemon), "they were still being prepared"
     wait_quiet(daemon)
 
 
@@ -115,8 +118,8 @@ def test_abandoned_images_do_not_delay_small_ones(daemon: Daemon) -> None:
     for _ in range(2):
         with ExitStack() as clients:
             for _ in range(4):
-                clients.enter_context(send(daemon, large()))
-            wait_until(lambda: preparing(daemon), 30, daemon.log)
+                clients.enter_context(send(daemon, large_request()))
+            wait_until(lambda: num_preparing(daemon), 30, daemon.log)
         assert small_seconds(daemon) < FAST_SECONDS
     wait_quiet(daemon)
 
@@ -125,8 +128,8 @@ def test_decoding_ends_with_its_last_client(daemon: Daemon) -> None:
     """Twenty-four clients with an image that is slow to decode despite a harmless header."""
     with ExitStack() as clients:
         for _ in range(24):
-            image = other_jpeg(slow(), next(NUMBERS))
+            image = other_jpeg(slow_image(), next(NUMBERS))
             clients.enter_context(send(daemon, body(image, kind="jpeg")))
-        wait_until(lambda: preparing(daemon) >= 2, 30, daemon.log)
+        wait_until(lambda: num_preparing(daemon) >= 2, 30, daemon.log)
     wait_quiet(daemon)
     assert small_seconds(daemon) < FAST_SECONDS

@@ -39,7 +39,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(autouse=True)
-async def back_to_nothing(daemon: Daemon) -> AsyncIterator[None]:
+async def idle_afterwards(daemon: Daemon) -> AsyncIterator[None]:
     """Afterwards nothing is held, and the next request is answered."""
     yield
     await wait_idle(daemon)
@@ -80,7 +80,7 @@ async def num_decoding(daemon: Daemon) -> int:
 
 
 @asynccontextmanager
-async def all_seats_taken(daemon: Daemon) -> AsyncIterator[None]:
+async def all_slots_taken(daemon: Daemon) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(ask(daemon, long_body())) for _ in range(SEATS)]
     try:
         async with asyncio.timeout(30):
@@ -141,7 +141,7 @@ async def test_occasional_client_is_served_during_flood(daemon: Daemon) -> None:
 
 async def test_announced_bodies_are_refused_before_they_arrive(daemon: Daemon) -> None:
     most = MAX_WAITING_BYTES - MIB
-    async with all_seats_taken(daemon):
+    async with all_slots_taken(daemon):
         waiting = asyncio.create_task(ask(daemon, chat_body(4).ljust(most)))
         async with asyncio.timeout(20):
             while not (await status(daemon))["requests"]["waiting_bytes"]:  # noqa: ASYNC110
@@ -163,7 +163,7 @@ async def test_announced_bodies_are_refused_before_they_arrive(daemon: Daemon) -
 
 
 async def test_queue_timeout_is_504_with_retry_after(daemon: Daemon) -> None:
-    async with all_seats_taken(daemon):
+    async with all_slots_taken(daemon):
         reply = await ask(daemon, chat_body(4), "X-Queue-Timeout-Ms: 300")
     assert (reply.status, reply.code) == (504, "queue_timeout")
     assert 0.3 <= reply.seconds < 5

@@ -67,7 +67,7 @@ class Client(threading.Thread):
             self.ends.append(str(error.code))
 
 
-def crowd(daemon: Daemon) -> list[Client]:
+def start_crowd(daemon: Daemon) -> list[Client]:
     """Requests with endless answers, and requests with images in every earlier state."""
     seed = time.monotonic_ns() % 10**6
     shown = [noise(seed + n, (700, 500)) for n in range(16)]  # so that they come at once
@@ -105,7 +105,7 @@ def known_answer(daemon: Daemon) -> str:
 )
 def test_real_engine_death_ends_each_request_once(daemon: Daemon, death: signal.Signals) -> None:
     expected, pid = known_answer(daemon), daemon.engine_pid()
-    clients = crowd(daemon)
+    clients = start_crowd(daemon)
     os.kill(pid, death)
     for client in clients:
         client.join(60)

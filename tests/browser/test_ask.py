@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Open
-from tests.browser.files import ask, give
+from tests.browser.files import ask, attach
 from tests.support import video_files
 from tests.support.daemons import Daemon
 from tests.support.images import canvas, draw_shape, encoded, one_shape
@@ -36,7 +36,7 @@ def test_image_question_streams_true_answer_and_follow_up(
     daemon: Daemon, open_page: Open, how: str, device: str
 ) -> None:
     page = open_page(daemon, device=device)
-    give(page, how, SQUARE)
+    attach(page, how, SQUARE)
     with page.expect_response("**/v1/chat/completions") as response:
         answer = ask(page, "What shape is this?")
     assert response.value.headers["content-type"].startswith("text/event-stream")
@@ -57,7 +57,7 @@ def test_image_question_streams_true_answer_and_follow_up(
 def test_page_sends_images_in_their_order(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     star = (encoded(one_shape("star", "red")), "star.png", "image/png")
-    give(page, "drop", SQUARE, star, SQUARE)
+    attach(page, "drop", SQUARE, star, SQUARE)
     page.get_by_role("button", name="Remove square.png").last.click()
     with page.expect_request("**/v1/chat/completions") as request:
         ask(page, "Which colour is in the second picture?")
@@ -81,13 +81,13 @@ def test_page_sends_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Path)
 def test_page_converts_unsupported_image_formats(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     bitmap = (encoded(one_shape("square", "blue"), "BMP"), "square.bmp", "image/bmp")
-    give(page, "drop", bitmap)
+    attach(page, "drop", bitmap)
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
 def test_page_refuses_files_that_are_no_images(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
-    give(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
+    attach(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
     alerts = page.get_by_role("alert").all_inner_texts()
     assert any("notes.txt is neither" in text for text in alerts)
     assert any("bad.png can" in text for text in alerts)
@@ -95,7 +95,7 @@ def test_page_refuses_files_that_are_no_images(daemon: Daemon, open_page: Open) 
 
 def test_page_answers_question_about_video(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
-    give(
+    attach(
         page, "drop", (video_files.encode(video_files.moving("left", 30)), "clip.mp4", "video/mp4")
     )
     assert text_of(ask(page, "Which way does it move?")) == "left"
@@ -108,7 +108,7 @@ def test_tool_call_is_shown_and_marked_on_image(
     image = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
     image = draw_shape(image, "star", "green", (460, 190), 100)
     page = open_page(daemon, device=device)
-    give(page, "drop", (encoded(image), "two.png", "image/png"))
+    attach(page, "drop", (encoded(image), "two.png", "image/png"))
     page.get_by_role("button", name="Options").click()
     page.get_by_role("button", name="Add one that clicks").click()
     answer = ask(page, "Click on the red circle.")
@@ -173,7 +173,7 @@ def test_copied_request_gives_pages_answer(
     daemon: Daemon, open_page: Open, tmp_path: Path, name: str
 ) -> None:
     page = open_page(daemon)
-    give(page, "drop", (SQUARE[0], "my $HOME `square`.png", "image/png"))
+    attach(page, "drop", (SQUARE[0], "my $HOME `square`.png", "image/png"))
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Instructions").fill('Never say "$HOME", `id` or \\n.')

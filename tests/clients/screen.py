@@ -35,7 +35,7 @@ POINT: dict[str, Any] = {
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Thing(pydantic.BaseModel):
+class ShapeOnScreen(pydantic.BaseModel):
     """One shape on the screen."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ def is_at(place: tuple[int, int], x: int, y: int) -> bool:
     return max(abs(x - wanted[0]), abs(y - wanted[1])) < TOLERANCE
 
 
-def is_the_circle(thing: Thing) -> bool:
+def is_the_circle(thing: ShapeOnScreen) -> bool:
     description = (thing.shape, thing.color, thing.count)
     return description == ("circle", "red", 1) and is_at(CIRCLE, thing.x, thing.y)
 

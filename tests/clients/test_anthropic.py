@@ -22,7 +22,7 @@ from tests.clients.screen import (
     NOTHING,
     POINT,
     TOO_LONG,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
     screenshot,
@@ -126,7 +126,7 @@ def test_anthropic_client_clicks_circle(client: anthropic.Anthropic, choice: Any
 
 
 def test_anthropic_client_parses_structured_output(client: anthropic.Anthropic) -> None:
-    fields: Any = {**GREEDY, "messages": [user(IMAGE, DESCRIBE)], "output_format": Thing}
+    fields: Any = {**GREEDY, "messages": [user(IMAGE, DESCRIBE)], "output_format": ShapeOnScreen}
     message = client.messages.parse(**fields)
     assert message.parsed_output is not None
     assert is_the_circle(message.parsed_output)

@@ -23,7 +23,7 @@ from tests.clients.screen import (
     LOOK,
     TOO_LONG,
     URL,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
 )
@@ -111,7 +111,7 @@ def test_langchain_clicks_circle(model: ChatOpenAI, choice: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> None:
     """In JSON mode only the prompt says what the object must contain."""
-    picky = model.with_structured_output(Thing, method=method, include_raw=True)
+    picky = model.with_structured_output(ShapeOnScreen, method=method, include_raw=True)
     found: Any = picky.invoke([user(IMAGE, DESCRIBE)])
     if method == "json_mode":
         assert found["raw"].text.startswith("{")
@@ -158,7 +158,7 @@ def test_langchain_raises_openais_errors(connect: Connect, crowded: str) -> None
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
-def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
+def scripted_model(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
     """A `ChatOpenAI` of the front with a scripted engine."""
     return ChatOpenAI(
         model="demo",
@@ -171,14 +171,14 @@ def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_langchain_reads_reasoning_and_parallel_calls(
-    far: ChatOpenAI, engine: ScriptedEngine, streams: bool
+    scripted_model: ChatOpenAI, engine: ScriptedEngine, streams: bool
 ) -> None:
     engine.script = (
         *(thinks("A button."), calls(0, "{}", id="call_1", name="screenshot")),
         *(calls(1, '{"x": 3,', id="call_2", name="click"), calls(1, ' "y": 4}')),
         *(ended("tool_calls"), finished()),
     )
-    bound = far.bind_tools([screenshot, click], tool_choice="any")
+    bound = scripted_model.bind_tools([screenshot, click], tool_choice="any")
     question = user("Click.", IMAGE)
     if streams:
         pieces = [piece async for piece in bound.astream([question])]
@@ -195,7 +195,9 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
     engine.script = HELLO
     shown = ToolMessage([{"type": "text", "text": "Now:"}, IMAGE], tool_call_id="call_1")
     result = ToolMessage("clicked", tool_call_id="call_2")
-    answer = await far.bind_tools([screenshot, click]).ainvoke([question, reply, shown, result])
+    answer = await scripted_model.bind_tools([screenshot, click]).ainvoke(
+        [question, reply, shown, result]
+    )
     assert answer.text == "Hello world"
     _, turn, first, second = engine.submitted[1].messages
     assert [(call.id, call.name) for call in turn.tool_calls] == [
@@ -211,15 +213,18 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_langchain_structured_output_reaches_engine(
-    far: ChatOpenAI, engine: ScriptedEngine, method: Any
+    scripted_model: ChatOpenAI, engine: ScriptedEngine, method: Any
 ) -> None:
-    thing = Thing(shape="star", color="blue", count=2, x=3, y=4)
+    thing = ShapeOnScreen(shape="star", color="blue", count=2, x=3, y=4)
     if method == "function_calling":
         call = calls(0, thing.model_dump_json(), id="call_1", name="Thing")
         engine.script = (call, ended("tool_calls"), finished())
     else:
         engine.script = (says(thing.model_dump_json()), ended(), finished())
-    assert await far.with_structured_output(Thing, method=method).ainvoke("Hi") == thing
+    assert (
+        await scripted_model.with_structured_output(ShapeOnScreen, method=method).ainvoke("Hi")
+        == thing
+    )
     (submit,) = engine.submitted
     if method == "function_calling":
         assert submit.tools is not None
@@ -230,8 +235,8 @@ async def test_langchain_structured_output_reaches_engine(
 
 
 async def test_langchain_raises_server_error_while_engine_restarts(
-    far: ChatOpenAI, engine: ScriptedEngine
+    scripted_model: ChatOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.be("restarting")
     with pytest.raises(openai.InternalServerError):
-        await far.ainvoke("Hi")
+        await scripted_model.ainvoke("Hi")

@@ -19,7 +19,7 @@ from tests.clients.screen import (
     LOOK,
     TOO_LONG,
     URL,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
 )
@@ -84,8 +84,8 @@ def test_litellm_clicks_circle(daemon: Daemon, provider: str) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_litellm_gets_structured_output(daemon: Daemon, provider: str) -> None:
-    answer = ask(daemon, provider, user(IMAGE, DESCRIBE), response_format=Thing)
-    assert is_the_circle(Thing.model_validate_json(answer.choices[0].message.content))
+    answer = ask(daemon, provider, user(IMAGE, DESCRIBE), response_format=ShapeOnScreen)
+    assert is_the_circle(ShapeOnScreen.model_validate_json(answer.choices[0].message.content))
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -142,7 +142,7 @@ LOOKS_AND_CLICKS = (
 )
 
 
-async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
+async def ask_scripted(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
     """Ask on a thread, since LiteLLM blocks the event loop for Ollama's models."""
     base = f"{scripted}/v1" if provider == "openai" else scripted
     fields = {"api_base": base, "api_key": "none", "tools": TOOLS, "num_retries": 0, **fields}
@@ -160,7 +160,7 @@ async def test_litellm_reads_reasoning_and_parallel_calls(
     scripted: str, engine: ScriptedEngine, provider: str, streams: bool
 ) -> None:
     engine.script = LOOKS_AND_CLICKS
-    answer = await converse(scripted, provider, user(LOOK), stream=streams)
+    answer = await ask_scripted(scripted, provider, user(LOOK), stream=streams)
     message = answer.choices[0].message
     assert message.reasoning_content == "Look and click."
     assert [
@@ -173,7 +173,7 @@ async def test_litellm_reads_reasoning_and_parallel_calls(
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in message.tool_calls
     ]
-    await converse(scripted, provider, user(LOOK), message, *results)
+    await ask_scripted(scripted, provider, user(LOOK), message, *results)
     _, turn, *results_sent = engine.submitted[1].messages
     assert [(call.name, json.loads(call.arguments)) for call in turn.tool_calls] == [
         ("screenshot", {}),
@@ -196,7 +196,7 @@ async def test_litellm_sends_result_images_in_expected_role(
     called: dict[str, Any] = {"role": "assistant", "content": None}
     called["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
     shown = {"role": "tool", "tool_call_id": "call_1", "content": [IMAGE]}
-    await converse(scripted, provider, user(LOOK), called, shown)
+    await ask_scripted(scripted, provider, user(LOOK), called, shown)
     (submit,) = engine.submitted
     (shower,) = [message for message in submit.messages if ImagePart(0) in message.content]
     assert shower.role == role
@@ -215,4 +215,4 @@ async def test_litellm_raises_server_error_while_engine_restarts(
 ) -> None:
     engine.be("restarting")
     with pytest.raises(expected):
-        await converse(scripted, provider, user("Hi"), max_retries=0)
+        await ask_scripted(scripted, provider, user("Hi"), max_retries=0)

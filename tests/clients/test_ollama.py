@@ -19,7 +19,7 @@ from tests.clients.screen import (
     DESCRIBE,
     LOOK,
     TOO_LONG,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
     screenshot,
@@ -103,12 +103,12 @@ def test_ollama_client_clicks_circle(client: ollama.Client) -> None:
 
 
 def test_ollama_client_gets_structured_output(client: ollama.Client) -> None:
-    schema = Thing.model_json_schema()
+    schema = ShapeOnScreen.model_json_schema()
     answer = client.chat(messages=[user(DESCRIBE, PNG)], format=schema, **GREEDY)
-    thing = Thing.model_validate_json(answer.message.content or "")
+    thing = ShapeOnScreen.model_validate_json(answer.message.content or "")
     assert is_the_circle(thing)
     generated = client.generate(prompt=DESCRIBE, images=[PNG], format=schema, **GREEDY)
-    assert Thing.model_validate_json(generated.response) == thing
+    assert ShapeOnScreen.model_validate_json(generated.response) == thing
 
 
 def test_ollama_stream_ends_with_done_reason_and_count(client: ollama.Client) -> None:

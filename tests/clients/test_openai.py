@@ -21,7 +21,7 @@ from tests.clients.screen import (
     LOOK,
     TOO_LONG,
     URL,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
 )
@@ -85,20 +85,20 @@ def test_openai_client_parses_arguments_into_class(client: openai.OpenAI, choice
     """The class becomes a strict tool."""
     answer = client.chat.completions.parse(
         messages=[user(IMAGE, "Call report for the circle.")],
-        tools=[openai.pydantic_function_tool(Thing, name="report")],
+        tools=[openai.pydantic_function_tool(ShapeOnScreen, name="report")],
         tool_choice=choice,
         parallel_tool_calls=False,
         **GREEDY,
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     thing = call.function.parsed_arguments
-    assert isinstance(thing, Thing)
+    assert isinstance(thing, ShapeOnScreen)
     assert is_the_circle(thing)
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_client_parses_structured_output(client: openai.OpenAI, streams: bool) -> None:
-    fields = {**GREEDY, "messages": [user(IMAGE, DESCRIBE)], "response_format": Thing}
+    fields = {**GREEDY, "messages": [user(IMAGE, DESCRIBE)], "response_format": ShapeOnScreen}
     if streams:
         with client.chat.completions.stream(**fields) as stream:
             message = stream.get_final_completion().choices[0].message
@@ -203,7 +203,7 @@ def test_openai_responses_tool_loop_reads_screenshot(
 
 def test_openai_client_parses_structured_response(client: openai.OpenAI) -> None:
     response = client.responses.parse(
-        input=input_message(SHOWN, DESCRIBE), text_format=Thing, **GREEDY
+        input=input_message(SHOWN, DESCRIBE), text_format=ShapeOnScreen, **GREEDY
     )
     assert response.output_parsed is not None
     assert is_the_circle(response.output_parsed)

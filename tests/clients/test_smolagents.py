@@ -32,7 +32,7 @@ from tests.clients.screen import (
     COUNT,
     DESCRIBE,
     TOO_LONG,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
     screenshot,
@@ -44,7 +44,7 @@ from vlm_server.protocol import ImagePart
 IMAGE = PIL.Image.open(io.BytesIO(screenshot()))
 FORMAT: Any = {
     "type": "json_schema",
-    "json_schema": {"name": "thing", "schema": Thing.model_json_schema()},
+    "json_schema": {"name": "thing", "schema": ShapeOnScreen.model_json_schema()},
 }
 
 
@@ -132,7 +132,7 @@ def test_smolagents_steps_with_valid_calls(model: OpenAIServerModel, streams: bo
 
 def test_smolagents_gets_structured_output(model: OpenAIServerModel) -> None:
     answer = model.generate([user(IMAGE, DESCRIBE)], response_format=FORMAT)
-    assert is_the_circle(Thing.model_validate_json(str(answer.content)))
+    assert is_the_circle(ShapeOnScreen.model_validate_json(str(answer.content)))
 
 
 def test_smolagents_streams_answer_with_usage(model: OpenAIServerModel) -> None:

@@ -86,7 +86,7 @@ class Sandbox:
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         (self.home / ".curlrc").write_text("fail-with-body\n")  # an error is one for curl, too
-        image, clip = drawn()
+        image, clip = draw_files()
         (self.folder / "picture.png").write_bytes(image)
         for name in ("screenshot", "before", "after"):
             (self.folder / f"{name}.png").write_bytes(image)
@@ -115,7 +115,7 @@ class Sandbox:
         return done.stdout
 
 
-def drawn() -> tuple[bytes, bytes]:
+def draw_files() -> tuple[bytes, bytes]:
     """An image of a red circle and a blue star, and a clip of a circle that moves."""
     image = draw_shape(canvas(), "circle", "red", (120, 130), 70)
     image = draw_shape(image, "star", "blue", (320, 310), 90)

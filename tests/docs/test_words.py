@@ -48,11 +48,11 @@ IDS = {"ids": lambda page: page.name}
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)
 def test_doc_links_have_targets(page: Page) -> None:
-    broken = [link for link in page.links() if not leads(page, link)]
+    broken = [link for link in page.links() if not leads_to_target(page, link)]
     assert broken == []
 
 
-def leads(page: Page, link: str) -> bool:
+def leads_to_target(page: Page, link: str) -> bool:
     """Whether a link within the repository leads to a file, and to a heading if it names one."""
     if re.match(r"[a-z]+:", link):
         return True

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "vlm_server.cli", "doctor"]
 
 
-def doctor(
+def run_doctor(
     *arguments: str, prefix: tuple[str, ...] = (), **environment: str
 ) -> tuple[int, dict[str, Any]]:
     """The exit code, and the findings by name."""
@@ -45,7 +45,7 @@ def port() -> str:
 
 @pytest.mark.whole
 def test_doctor_finds_no_problem_on_sound_machine(port: str) -> None:
-    code, found = doctor("--set", port)
+    code, found = run_doctor("--set", port)
     assert (code, [finding for finding in found.values() if finding["level"] == "problem"]) == (
         0,
         [],
@@ -80,7 +80,7 @@ def test_doctor_report_includes_running_daemons_state(keyed_daemon: Daemon, tmp_
     config.write_text(f'[server]\napi_keys = ["{keyed_daemon.api_key}"]\n')
     config.chmod(0o600)
     report = tmp_path / "report.json"
-    code, found = doctor(
+    code, found = run_doctor(
         *("--config", str(config), "--set", f"server.port={keyed_daemon.port}"),
         *("--report", str(report), "--log", str(keyed_daemon.log)),
     )
@@ -101,7 +101,7 @@ def test_doctor_report_includes_running_daemons_state(keyed_daemon: Daemon, tmp_
 
 @pytest.mark.whole
 def test_doctor_without_key_reports_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
-    code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
+    code, found = run_doctor("--set", f"server.port={daemon.port}", "--no-self-test")
     assert (code, found["daemon"]["level"]) == (0, "ok")
 
 
@@ -110,7 +110,9 @@ def test_doctor_without_key_reports_running_daemon(tmp_path: Path, daemon: Daemo
 def test_doctor_checks_machine_despite_broken_settings(tmp_path: Path, tests_itself: bool) -> None:
     config = tmp_path / "my.toml"
     config.write_text("[server]\nprot = 8001\n")
-    code, found = doctor("--config", str(config), *(() if tests_itself else ("--no-self-test",)))
+    code, found = run_doctor(
+        "--config", str(config), *(() if tests_itself else ("--no-self-test",))
+    )
     assert (code, found["settings"]["level"]) == (1, "problem")
     assert "did you mean port?" in found["settings"]["text"]
     assert found["device"]["level"] == "ok"
@@ -123,7 +125,7 @@ def test_doctor_does_not_hang_on_unreadable_settings_file(tmp_path: Path) -> Non
     config = tmp_path / "my.toml"
     os.mkfifo(config)  # whoever reads it waits for a writer, as on a disk that hangs
     arguments = ("--config", str(config), "--no-self-test")
-    code, found = doctor(*arguments, "--report", str(tmp_path / "report.json"))
+    code, found = run_doctor(*arguments, "--report", str(tmp_path / "report.json"))
     assert (code, found["settings"]["level"]) == (1, "problem")
     assert found["settings file"]["text"].endswith("is not a regular file")
     assert (tmp_path / "report.json").is_file()
@@ -134,7 +136,7 @@ def test_doctor_reports_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -
     (tmp_path / "mlx/__init__.py").write_text("")
     (tmp_path / "mlx/core.py").write_text("raise ImportError('libmlx.so is gone')\n")
     folders = f"{tmp_path}:{ROOT}"
-    code, found = doctor(
+    code, found = run_doctor(
         "--set", port, "--set", "engine.start_timeout_seconds=20", PYTHONPATH=folders
     )
     assert code == 1
@@ -150,7 +152,7 @@ def test_doctor_reports_hung_daemon_in_time(tmp_path: Path) -> None:
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
-            code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
+            code, found = run_doctor("--set", f"server.port={daemon.port}", "--no-self-test")
             seconds = time.monotonic() - began
         finally:
             os.kill(daemon.process.pid, signal.SIGCONT)
@@ -163,13 +165,13 @@ def test_doctor_reports_hung_daemon_in_time(tmp_path: Path) -> None:
 def test_doctor_reports_another_program_on_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         number = other.getsockname()[1]
-        code, found = doctor("--set", f"server.port={number}", "--no-self-test")
+        code, found = run_doctor("--set", f"server.port={number}", "--no-self-test")
     assert code == 1
     assert f"process {os.getpid()}" in found["port"]["text"]
 
 
 @pytest.fixture
-def stranger() -> tuple[str, ...]:
+def other_user() -> tuple[str, ...]:
     """The command prefix that runs a program as a user without name and rights, where allowed."""
     words = ("unshare", "--user", "--map-user=1234", "--map-group=1234")
     words += ("env", "-u", "XDG_CACHE_HOME", "-u", "XDG_CONFIG_HOME", "-u", "HF_HOME")
@@ -180,19 +182,19 @@ def stranger() -> tuple[str, ...]:
 
 @pytest.mark.whole
 def test_doctor_reports_unwritable_home(
-    tmp_path: Path, stranger: tuple[str, ...], port: str
+    tmp_path: Path, other_user: tuple[str, ...], port: str
 ) -> None:
     config = tmp_path / "my.toml"
     config.write_text("")
     config.chmod(0)
     home = tmp_path / "home"
     home.mkdir(mode=0o555)
-    code, found = doctor("--set", port, prefix=stranger, HOME=str(home))
+    code, found = run_doctor("--set", port, prefix=other_user, HOME=str(home))
     assert code == 0
     assert found["state folder"]["level"] == found["disk for models"]["level"] == "warning"
     assert "'circle'" in found["self-test"]["text"]
     arguments = ("--config", str(config), "--no-self-test")
-    code, found = doctor(*arguments, prefix=stranger, HOME=str(home))
+    code, found = run_doctor(*arguments, prefix=other_user, HOME=str(home))
     assert (code, found["settings"]["level"], found["settings file"]["level"]) == (
         1,
         "problem",

@@ -73,7 +73,7 @@ def memory(daemon: Daemon) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
+def memory_needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
     """The baseline bytes, and the peak of one request with a largest image."""
     with running_daemon(tmp_path_factory.mktemp("needs")) as fresh:
         ask(fresh, -1)
@@ -83,11 +83,11 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def small(
-    needs: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
+def small_daemon(
+    memory_needs: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, int]]:
     """A daemon with half as much memory again as one largest request needs at its peak."""
-    baseline, one = needs
+    baseline, one = memory_needs
     limit = baseline + 3 * one // 2
     folder: Path = tmp_path_factory.mktemp("small")
     settings = (
@@ -101,8 +101,8 @@ def small(
 
 
 @pytest.mark.whole
-def test_largest_images_in_little_memory_are_all_answered(small: tuple[Daemon, int]):
-    daemon, limit = small
+def test_largest_images_in_little_memory_are_all_answered(small_daemon: tuple[Daemon, int]):
+    daemon, limit = small_daemon
     with ThreadPoolExecutor(MANY) as threads:
         answers = list(threads.map(lambda seed: ask(daemon, seed), range(MANY)))
     assert all(answer.choices[0].message.content is not None for answer in answers)
@@ -140,8 +140,8 @@ def test_sixteen_largest_images_are_answered_in_order_in_tight_memory(tmp_path: 
 
 
 @pytest.mark.whole
-def test_request_over_memory_is_413_with_figures(small: tuple[Daemon, int]):
-    daemon, _ = small
+def test_request_over_memory_is_413_with_figures(small_daemon: tuple[Daemon, int]):
+    daemon, _ = small_daemon
     with pytest.raises(openai.APIStatusError) as caught:
         ask(daemon, 100, max_tokens=1500, n=8)
     assert caught.value.status_code == 413
@@ -151,8 +151,8 @@ def test_request_over_memory_is_413_with_figures(small: tuple[Daemon, int]):
 
 
 @pytest.mark.alone
-def test_memory_returns_within_two_seconds_after_burst(small: tuple[Daemon, int]):
-    daemon, _ = small
+def test_memory_returns_within_two_seconds_after_burst(small_daemon: tuple[Daemon, int]):
+    daemon, _ = small_daemon
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda seed: ask(daemon, seed, max_tokens=40), range(200, 208)))
     time.sleep(2)

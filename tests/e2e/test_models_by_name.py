@@ -42,7 +42,7 @@ def is_up(daemon: Daemon) -> bool:
         return False
 
 
-def ready(daemon: Daemon) -> tuple[int, dict[str, Any]]:
+def readiness(daemon: Daemon) -> tuple[int, dict[str, Any]]:
     return daemon.get("/health/ready")
 
 
@@ -50,10 +50,10 @@ def ready(daemon: Daemon) -> tuple[int, dict[str, Any]]:
 def test_front_reports_download_progress_and_then_answers(
     daemon: Daemon, hub: Hub, tmp_path: Path
 ) -> None:
-    status, body = ready(daemon)
+    status, body = readiness(daemon)
     assert (status, body["status"]) == (503, "downloading")
-    wait_until(lambda: ready(daemon)[1]["progress"].get("bytes", 0) > 0, 30, daemon.log)
-    progress = ready(daemon)[1]["progress"]
+    wait_until(lambda: readiness(daemon)[1]["progress"].get("bytes", 0) > 0, 30, daemon.log)
+    progress = readiness(daemon)[1]["progress"]
     assert progress["stage"] == "downloading"
     assert progress["file"] == "model.safetensors"
     assert 0 < progress["bytes"] < progress["total_bytes"]
@@ -61,7 +61,7 @@ def test_front_reports_download_progress_and_then_answers(
     assert daemon.get("/v1/models")[1]["data"][0]["id"] == NAME
     hub.seconds_per_mib = 0.0
     daemon.wait_ready()
-    assert ready(daemon)[1] == {"status": "ready", "progress": None}
+    assert readiness(daemon)[1] == {"status": "ready", "progress": None}
     answer = daemon.client().chat.completions.create(
         model=NAME,
         messages=[user(one_shape("circle", "red"), "What shape is this?")],

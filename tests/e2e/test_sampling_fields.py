@@ -37,7 +37,7 @@ def figures(choice: Any) -> Iterator[tuple[str, float]]:
         )
 
 
-async def read(stream: openai.AsyncStream[Any]) -> None:
+async def drain(stream: openai.AsyncStream[Any]) -> None:
     """Read a stream to its end; close it in any case."""
     async with stream:
         async for _ in stream:
@@ -227,7 +227,7 @@ async def test_log_probabilities_of_joining_request_are_as_alone(tiny_daemon: Da
         model="default", messages=[user("Hello")], temperature=0, max_tokens=8000, stream=True
     )
     await anext(stream)
-    running = asyncio.create_task(read(stream))
+    running = asyncio.create_task(drain(stream))
     joined = await asyncio.gather(*map(answer_to, range(4)))
     assert not running.done()
     running.cancel()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.integration.harness import EngineHarness, NewEngine, load_model, new_preparer
-from tests.integration.prompts import LONGER, PROMPTS, asked, in_pairs
+from tests.integration.prompts import LONGER, PROMPTS, answer_in_pairs, prompt_request
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -115,11 +115,11 @@ def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> EngineHarness:
     """An engine that has answered all PROMPTS, each alone and prefilled whole."""
     engine = EngineHarness(*served)
     for name in PROMPTS:
-        engine.answer(asked(name, LONGER))
+        engine.answer(prompt_request(name, LONGER))
     return engine
 
 
 @pytest.fixture(scope="session")
 def answered_in_pairs(served: tuple[LoadedModel, MultimodalPreparer]) -> list[list[int]]:
     """The result of `in_pairs` without chunks and caches."""
-    return in_pairs(EngineHarness(*served))
+    return answer_in_pairs(EngineHarness(*served))

@@ -25,11 +25,11 @@ _IN_PAIRS: tuple[tuple[Part, ...], ...] = (
 _SHORT = SamplingParams(max_tokens=8, temperature=0.0)
 
 
-def asked(name: str, sampling: SamplingParams = GREEDY) -> Submit:
+def prompt_request(name: str, sampling: SamplingParams = GREEDY) -> Submit:
     return ask(name, *PROMPTS[name], sampling=sampling)
 
 
-def in_pairs(engine: EngineHarness) -> list[list[int]]:
+def answer_in_pairs(engine: EngineHarness) -> list[list[int]]:
     """Answers to five prompts, two at once. Two of them begin with the same image."""
     requests = [ask(f"{i}", *parts, sampling=_SHORT) for i, parts in enumerate(_IN_PAIRS)]
     for first, second in zip(requests[::2], [*requests[1::2], None], strict=True):

@@ -46,17 +46,17 @@ def caches_of(served: Served, **sizes: int) -> Caches:
     return Caches(**wanted, needs_snapshots=needed)
 
 
-def asked(name: str, request_id: str = "") -> Submit:
+def prompt_request(name: str, request_id: str = "") -> Submit:
     return ask(request_id or name, *PROMPTS[name], sampling=GREEDY)
 
 
 @pytest.fixture(scope="session")
-def alone(served: Served) -> Callable[[str], list[int]]:
+def answer_alone(served: Served) -> Callable[[str], list[int]]:
     """The answer to a prompt without any cache."""
-    return cache(lambda name: EngineHarness(*served).answer(asked(name)))
+    return cache(lambda name: EngineHarness(*served).answer(prompt_request(name)))
 
 
-class Parted(Caches):
+class CachesOfLeftRank(Caches):
     """The caches of a rank that another one has left."""
 
     def store_prefix(self, *_: object) -> None:
@@ -65,9 +65,9 @@ class Parted(Caches):
 
 def test_diverging_rank_breaks_engine(load_tiny: Callable[[str], Served]):
     """Other errors while storing a prompt fail no request."""
-    engine = EngineHarness(*load_tiny("qwen3_vl"), caches=Parted(prefix_bytes=LOTS))
+    engine = EngineHarness(*load_tiny("qwen3_vl"), caches=CachesOfLeftRank(prefix_bytes=LOTS))
     with pytest.raises(EngineBroken):
-        engine.answer(asked("text"))
+        engine.answer(prompt_request("text"))
 
 
 @pytest.fixture
@@ -84,11 +84,14 @@ def cached_tokens(engine: EngineHarness, request_id: str) -> int:
 
 
 def test_repeated_requests_answer_as_without_caches(
-    engine: EngineHarness, alone: Callable[[str], list[int]]
+    engine: EngineHarness, answer_alone: Callable[[str], list[int]]
 ):
     for name in PROMPTS:
         for time in ("first", "second"):
-            assert engine.answer(asked(name, f"{name}, {time}")) == alone(name), (name, time)
+            assert engine.answer(prompt_request(name, f"{name}, {time}")) == answer_alone(name), (
+                name,
+                time,
+            )
         again, prompt = f"{name}, second", engine.prompts[f"{name}, second"]
         assert cached_tokens(engine, again) > 0, name
         assert cached_tokens(engine, again) >= max([0, *(span.end for span in prompt.spans)])
@@ -97,14 +100,16 @@ def test_repeated_requests_answer_as_without_caches(
 
 
 def test_concurrent_repeated_requests_answer_as_without_caches(
-    engine: EngineHarness, alone: Callable[[str], list[int]]
+    engine: EngineHarness, answer_alone: Callable[[str], list[int]]
 ):
     names = [*PROMPTS, *PROMPTS]
     for number, name in enumerate(names):
-        engine.add(asked(name, f"{number}"))
+        engine.add(prompt_request(name, f"{number}"))
         engine.step(number % 3)
     engine.run()
-    assert [engine.tokens[f"{n}"] for n in range(len(names))] == [alone(name) for name in names]
+    assert [engine.tokens[f"{n}"] for n in range(len(names))] == [
+        answer_alone(name) for name in names
+    ]
 
 
 @pytest.mark.families("caches", "turns")
@@ -190,7 +195,7 @@ def test_cancelled_prefill_is_stored_for_next_request(
 
 
 def test_failed_prefix_store_changes_no_answer(
-    engine: EngineHarness, alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
+    engine: EngineHarness, answer_alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     """As when the device has no memory for the copies."""
 
@@ -199,5 +204,5 @@ def test_failed_prefix_store_changes_no_answer(
 
     monkeypatch.setattr(SequenceState, "take", fails)
     for time in ("first", "second"):
-        assert engine.answer(asked("A and B", time)) == alone("A and B")
+        assert engine.answer(prompt_request("A and B", time)) == answer_alone("A and B")
     assert not engine.caches.prefixes.stats().size_bytes

@@ -45,7 +45,7 @@ def screenshot() -> PillowImage.Image:
     return PillowImage.fromarray(pixels)
 
 
-def shown(inputs: Any, patch_size: int, merged: int) -> NDArray[np.float64]:
+def encoder_input(inputs: Any, patch_size: int, merged: int) -> NDArray[np.float64]:
     """The vision encoder's input, (height, width), assembled from its patches."""
     _, rows, columns = inputs["image_grid_thw"].reshape(3)
     side = patch_size
@@ -72,7 +72,7 @@ def test_scaled_mark_maps_back_to_its_screen_position(
     (use,) = made.prompt.images
     (inputs,) = made.inputs.values()
     processor = loaded.processor.image_processor
-    image = shown(inputs, processor.patch_size, processor.merge_size)
+    image = encoder_input(inputs, processor.patch_size, processor.merge_size)
     assert image.shape == (use.height, use.width)
     weights = image / image.sum()
     y, x = (float((weights * (axis + 0.5)).sum()) for axis in np.indices(image.shape))

@@ -101,7 +101,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def alone(served: Served) -> Callable[[int], list[int]]:
+def answers_alone(served: Served) -> Callable[[int], list[int]]:
     """Answers of a conversation without any cache."""
     return cache(lambda turns: EngineHarness(*served).answer(talk(turns)))
 
@@ -112,7 +112,7 @@ def qwen(load_tiny: Callable[[str], Served]) -> Served:
 
 
 def test_conversation_is_cached_across_restart(
-    served: Served, alone: Callable[[int], list[int]], tmp_path: Path
+    served: Served, answers_alone: Callable[[int], list[int]], tmp_path: Path
 ):
     """As many tokens are cached as with everything in memory."""
     with engine_on(served, tmp_path / "of one that runs on") as engine:
@@ -123,7 +123,7 @@ def test_conversation_is_cached_across_restart(
     assert expected[0] == 0 < expected[2]
     for number, (submit, count) in enumerate(zip(asked, expected, strict=True)):
         with engine_on(served, tmp_path / "of one that restarts") as engine:
-            assert engine.answer(submit) == alone(len(submit.messages))
+            assert engine.answer(submit) == answers_alone(len(submit.messages))
             assert cached_tokens(engine, submit) == count
             reading = disk_of(engine)
             assert bool(reading.hits) == bool(number)
@@ -295,7 +295,7 @@ def test_vanished_cache_folder_is_recreated_and_fails_no_request(qwen: Served, t
         assert cached_tokens(engine, talk(4)) > 0, "it is stored as before"
 
 
-class Tight(DiskStore):
+class FullDiskStore(DiskStore):
     """A store on a disk with room for `room_bytes`, which fails with `error` beyond."""
 
     room_bytes = 0
@@ -311,8 +311,8 @@ class Tight(DiskStore):
 
 
 @pytest.fixture
-def tight_disk(monkeypatch: pytest.MonkeyPatch) -> type[Tight]:
-    class Own(Tight):
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> type[FullDiskStore]:
+    class Own(FullDiskStore):
         pass
 
     monkeypatch.setattr(runner_caches, "DiskStore", Own)
@@ -323,14 +323,14 @@ def tight_disk(monkeypatch: pytest.MonkeyPatch) -> type[Tight]:
 def test_full_disk_evicts_and_warns_once(
     qwen: Served,
     tmp_path: Path,
-    tight_disk: type[Tight],
+    full_disk: type[FullDiskStore],
     error: int,
     caplog: pytest.LogCaptureFixture,
 ):
-    tight_disk.error, tight_disk.room_bytes = error, LOTS
+    full_disk.error, full_disk.room_bytes = error, LOTS
     with engine_on(qwen, tmp_path / "whole") as engine:
         engine.answer(talk(4))
-    tight_disk.room_bytes = sum(path.stat().st_size for path in files_in(tmp_path / "whole"))
+    full_disk.room_bytes = sum(path.stat().st_size for path in files_in(tmp_path / "whole"))
     with engine_on(qwen, tmp_path / "tight") as engine:
         for number in range(6):
             parts = (f"Number {number}", random_image(10 + number), QUESTION)
@@ -338,7 +338,7 @@ def test_full_disk_evicts_and_warns_once(
             wait_until_disk_is_written(engine)
         assert disk_of(engine).evictions > 0
         assert disk_of(engine).damaged == 0
-        assert sum(p.stat().st_size for p in files_in(tmp_path / "tight")) <= tight_disk.room_bytes
+        assert sum(p.stat().st_size for p in files_in(tmp_path / "tight")) <= full_disk.room_bytes
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
     with engine_on(qwen, tmp_path / "tight") as engine:
         last = ask("5", *parts, sampling=GREEDY)
@@ -347,15 +347,15 @@ def test_full_disk_evicts_and_warns_once(
 
 
 def test_unwritable_disk_warns_once_and_fails_no_request(
-    qwen: Served, tmp_path: Path, tight_disk: type[Tight], caplog: pytest.LogCaptureFixture
+    qwen: Served, tmp_path: Path, full_disk: type[FullDiskStore], caplog: pytest.LogCaptureFixture
 ):
-    tight_disk.error = errno.EROFS
+    full_disk.error = errno.EROFS
     with engine_on(qwen, tmp_path) as engine:
         for turns in (2, 4):
             assert engine.answer(talk(turns)) == EngineHarness(*qwen).answer(talk(turns))
             wait_until_disk_is_written(engine)
         assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
-        tight_disk.room_bytes = LOTS
+        full_disk.room_bytes = LOTS
         engine.answer(talk(4, "again"))
         engine.answer(ask("other", "Something else", random_image(3), sampling=GREEDY))
     assert files_in(tmp_path), "it is used again once it can be"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.integration.harness import EngineHarness, ask, encode_works
-from tests.integration.prompts import LONGER, asked
+from tests.integration.prompts import LONGER, prompt_request
 from tests.integration.test_compiled_model import Load, Served, run_all
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.families("tower", "tiling")
 
 
 @pytest.fixture(autouse=True)
-def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def encodes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device that encodes in turns, and takes long for each layer."""
     monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
 
 
-class Counting:
+class PartCountingEncoder:
     """An encoder that notes in how many parts each call was launched."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -50,9 +50,9 @@ class Counting:
         return encoding
 
 
-def in_turns(served: Served) -> tuple[EngineHarness, Counting]:
+def engine_in_turns(served: Served) -> tuple[EngineHarness, PartCountingEncoder]:
     engine = EngineHarness(*served)
-    counting = Counting(ImageEncoder(served[0], engine.caches.tiles))
+    counting = PartCountingEncoder(ImageEncoder(served[0], engine.caches.tiles))
     engine.loop.encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
     return engine, counting
 
@@ -61,7 +61,7 @@ def in_turns(served: Served) -> tuple[EngineHarness, Counting]:
 def test_encode_in_turns_answers_equal_single_encode(
     served: Served, answered: EngineHarness, stagger: int
 ):
-    engine, counting = in_turns(served)
+    engine, counting = engine_in_turns(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
     assert counting.num_parts
     assert all(number > 1 for number in counting.num_parts)
@@ -70,8 +70,8 @@ def test_encode_in_turns_answers_equal_single_encode(
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_sequences_decode_between_encode_parts(load_tiny: Load, family: str):
-    engine, counting = in_turns(load_tiny(family))
-    engine.add(asked("long", LONGER))
+    engine, counting = engine_in_turns(load_tiny(family))
+    engine.add(prompt_request("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", ())) >= 2)
     engine.add(ask("image", random_image(1, 200, 140), "what?"))
     engine.step_until(lambda: bool(counting.num_parts))

@@ -91,7 +91,7 @@ def test_image_with_nan_pixels_fails_alone_in_its_batch(served: Served):
     assert [isinstance(one, InternalError) for one in done.outcomes] == [False, True, False]
 
 
-class Counting:
+class ImageCountingEncoder:
     """An encoder that notes how many images each call has."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -107,7 +107,7 @@ def test_batched_encode_answers_equal_encodes_in_turn(served: Served):
     """The engine measures two alone, tries two at once, and then four."""
     in_turn = EngineHarness(*served)
     together = EngineHarness(*served, max_images_per_encode=8)
-    together.encoder.encoder = counting = Counting(together.encoder.encoder)
+    together.encoder.encoder = counting = ImageCountingEncoder(together.encoder.encoder)
     together.encoder.seconds = 0.001  # however many there are: so it pays
     expected = in_turn.answer(ask("a", *MANY))
     assert together.answer(ask("a", *MANY)) == expected

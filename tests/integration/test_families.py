@@ -25,7 +25,7 @@ from tests.integration.harness import (
     for_mlx_vlm,
     prepare,
 )
-from tests.integration.prompts import LONGER, PROMPTS, asked
+from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.support.active_memory import active_bytes
 from tests.support.image_files import image_of, submitted
 from tests.support.images import random_image
@@ -52,7 +52,7 @@ ONE_IMAGE_IS_RIGHT = {
 
 
 @pytest.fixture(scope="session")
-def alone(answered: EngineHarness) -> Callable[[str], list[int]]:
+def tokens_alone(answered: EngineHarness) -> Callable[[str], list[int]]:
     """The 24 tokens of a prompt that runs alone and is prefilled whole."""
     return lambda name: answered.tokens[name]
 
@@ -61,74 +61,74 @@ def alone(answered: EngineHarness) -> Callable[[str], list[int]]:
 
 
 def test_batched_answers_equal_answers_alone(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
     for name in PROMPTS:
-        engine.add(asked(name))
+        engine.add(prompt_request(name))
     engine.run()
-    assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[:10] for name in PROMPTS}
 
 
 def test_staggered_answers_equal_answers_alone(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
     for number, name in enumerate(PROMPTS):
-        engine.add(asked(name, SamplingParams(max_tokens=6 + 4 * number, temperature=0.0)))
+        engine.add(prompt_request(name, SamplingParams(max_tokens=6 + 4 * number, temperature=0.0)))
         engine.step(3 + number)
     engine.run()
     lengths = {name: 6 + 4 * number for number, name in enumerate(PROMPTS)}
-    assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[: lengths[name]] for name in PROMPTS}
 
 
 def test_joining_request_changes_no_running_answer(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=16)
-    engine.add(asked("long", LONGER))
-    engine.add(asked("image", LONGER))
+    engine.add(prompt_request("long", LONGER))
+    engine.add(prompt_request("image", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("image", [])) >= 8)
-    engine.add(asked("images"))
+    engine.add(prompt_request("images"))
     engine.run()
-    assert engine.tokens["long"] == alone("long")
-    assert engine.tokens["image"] == alone("image")
-    assert engine.tokens["images"] == alone("images")[:10]
+    assert engine.tokens["long"] == tokens_alone("long")
+    assert engine.tokens["image"] == tokens_alone("image")
+    assert engine.tokens["images"] == tokens_alone("images")[:10]
 
 
 def test_rows_ending_in_any_order_leave_other_answers_unchanged(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     lengths = dict(zip(PROMPTS, (5, 20, 1, 12, 9), strict=True))
     engine = new_engine()
     for name in PROMPTS:
-        engine.add(asked(name, SamplingParams(max_tokens=lengths[name], temperature=0.0)))
+        engine.add(prompt_request(name, SamplingParams(max_tokens=lengths[name], temperature=0.0)))
     engine.run()
-    assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[: lengths[name]] for name in PROMPTS}
 
 
 @pytest.mark.families("caches", "prompts", "deepstack", "rope")
 @pytest.mark.parametrize("chunk", few_of([7, 16], [7]))
 def test_chunked_prefill_answers_equal_whole_prefill(
-    new_engine: NewEngine, alone: Callable[[str], list[int]], chunk: int
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]], chunk: int
 ):
     engine = new_engine(chunk_tokens=chunk)
     for name in PROMPTS:
-        engine.add(asked(name))
+        engine.add(prompt_request(name))
     engine.run()
-    assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[:10] for name in PROMPTS}
 
 
 @pytest.mark.families("caches")
 @pytest.mark.parametrize("state", ["encoding", "prefill", "decode", "first token"])
 def test_abort_leaves_other_answers_unchanged(
-    new_engine: NewEngine, alone: Callable[[str], list[int]], state: str
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]], state: str
 ):
     engine = new_engine(chunk_tokens=9)
-    engine.add(asked("long", LONGER))
+    engine.add(prompt_request("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", [])) >= 3)
-    engine.add(asked("images"))
-    engine.add(asked("image"))
+    engine.add(prompt_request("images"))
+    engine.add(prompt_request("image"))
     engine.step()
     request = engine.scheduler._requests["images"]
     reached = {
@@ -140,46 +140,46 @@ def test_abort_leaves_other_answers_unchanged(
     engine.step_until(reached[state])
     engine.abort("images")
     engine.run()
-    assert engine.tokens["long"] == alone("long")
-    assert engine.tokens["image"] == alone("image")[:10]
+    assert engine.tokens["long"] == tokens_alone("long")
+    assert engine.tokens["image"] == tokens_alone("image")[:10]
     ended = engine.ends["images"]
     assert isinstance(ended, Finished)
     assert ended.is_aborted
 
 
 def test_broken_image_fails_only_its_request(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     for name in ("text", "image"):
-        engine.add(asked(name))
+        engine.add(prompt_request(name))
     engine.add(ask("broken", broken, "what?"))
     engine.run()
     failed = engine.ends["broken"]
     assert isinstance(failed, Failed)
     assert failed.code == "invalid_image"
-    assert engine.tokens == {name: alone(name)[:10] for name in ("text", "image")}
+    assert engine.tokens == {name: tokens_alone(name)[:10] for name in ("text", "image")}
 
 
 def test_failed_encode_fails_only_its_request(
-    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
     """Pixels of a wrong shape fail in the tower; other answers are unchanged."""
     engine = new_engine()
-    engine.add(asked("text", LONGER))
+    engine.add(prompt_request("text", LONGER))
     engine.step(4)
     add_changed(engine, served[1], with_pixels(lambda pixels: pixels.reshape(-1)[:7]))
     engine.run()
     failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
-    assert engine.tokens["text"] == alone("text")
+    assert engine.tokens["text"] == tokens_alone("text")
 
 
 @pytest.mark.families("caches", "batches")
 def test_nan_logits_fail_only_their_request(
-    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
     """NaN in an image's features comes out as NaN in the logits of every token after it."""
 
@@ -193,8 +193,8 @@ def test_nan_logits_fail_only_their_request(
     with_snapshots = needs_snapshots(served[0].language_model)
     caches = Caches(encoder_bytes=1 << 20, prefix_bytes=64 << 20, needs_snapshots=with_snapshots)
     engine = new_engine(caches=caches)
-    engine.add(asked("text", LONGER))
-    engine.add(asked("images", LONGER))
+    engine.add(prompt_request("text", LONGER))
+    engine.add(prompt_request("images", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("images", [])) >= 4)
     kept = caches.prefixes.stats().entries
     add_changed(engine, served[1], with_nans)
@@ -204,7 +204,7 @@ def test_nan_logits_fail_only_their_request(
     assert (failed.code, "NaN" in failed.message) == ("internal_error", True)
     assert "image" not in engine.tokens
     assert caches.prefixes.stats().entries <= kept + 2, "only the answers of the others are kept"
-    assert engine.tokens == {name: alone(name) for name in ("text", "images")}
+    assert engine.tokens == {name: tokens_alone(name) for name in ("text", "images")}
 
 
 def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngine, served: Served):
@@ -219,7 +219,7 @@ def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngin
 
 
 def test_more_placeholders_than_features_fail_only_their_request(
-    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
     """A processor that counts an image's tokens in another way than the model does."""
     if served[0].family.name in ("gemma4", "granite4_vision", "kimi_vl"):
@@ -234,19 +234,19 @@ def test_more_placeholders_than_features_fail_only_their_request(
         return replace(made, prompt=replace(made.prompt, token_ids=ids, spans=(longer,)))
 
     engine = new_engine()
-    engine.add(asked("text", LONGER))
+    engine.add(prompt_request("text", LONGER))
     engine.step(4)
     add_changed(engine, served[1], add_placeholder)
     engine.run()
     failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
-    assert engine.tokens == {"text": alone("text")}
+    assert engine.tokens == {"text": tokens_alone("text")}
 
 
 def test_encoder_with_too_many_feature_rows_is_error(served: Served):
     """LLaVA-NeXT's merge does: one placeholder becomes a whole tile."""
-    (work,) = encode_works(served[1], asked("image"))
+    (work,) = encode_works(served[1], prompt_request("image"))
     if served[0].family.tower is not None:
         pytest.skip("its images go through our tower alone")
 
@@ -279,8 +279,8 @@ def add_changed(
     change: Callable[[Prepared], Prepared],
 ) -> None:
     """Add the request "image" with a changed preparer result."""
-    engine.preparers.outcomes["image"] = change(prepare(preparer, asked("image")))
-    engine.add(asked("image"))
+    engine.preparers.outcomes["image"] = change(prepare(preparer, prompt_request("image")))
+    engine.add(prompt_request("image"))
 
 
 # ---- images are looked at ----------------------------------------------------------
@@ -320,10 +320,10 @@ SHAPES = [(1, 1), (1, 90), (90, 1), (3000, 10), (2, 500)]
 
 @pytest.mark.parametrize(("width", "height"), few_of(SHAPES, [(1, 1), (3000, 10)]))
 def test_odd_shapes_get_answer_or_clear_refusal(
-    new_engine: NewEngine, alone: Callable[[str], list[int]], width: int, height: int
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]], width: int, height: int
 ):
     engine = new_engine()
-    engine.add(asked("text"))
+    engine.add(prompt_request("text"))
     engine.add(ask("odd", random_image(1, width, height), "what?"))
     engine.run()
     end = engine.ends["odd"]
@@ -331,13 +331,13 @@ def test_odd_shapes_get_answer_or_clear_refusal(
         assert end.code == "invalid_image"
         assert f"{width}x{height}" in end.message
         assert end.param == "messages[0]"
-    assert engine.tokens["text"] == alone("text")[:10]
+    assert engine.tokens["text"] == tokens_alone("text")[:10]
 
 
 # ---- the same as mlx-vlm -------------------------------------------------------------
 
 
-def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]:
+def mlx_vlm_tokens(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]:
     """mlx-vlm's own greedy tokens; a BOS that the template wrote is not added once more."""
     images: list[Any] = []
     messages = []
@@ -393,11 +393,11 @@ def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy_tokens_equal_mlx_vlms(
-    mlx_vlms: LoadedModel, alone: Callable[[str], list[int]], name: str
+    mlx_vlms: LoadedModel, tokens_alone: Callable[[str], list[int]], name: str
 ):
     if name == "images" and (reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name)):
         pytest.skip(reason)
-    assert alone(name) == gold(mlx_vlms, ("user", PROMPTS[name]))
+    assert tokens_alone(name) == mlx_vlm_tokens(mlx_vlms, ("user", PROMPTS[name]))
 
 
 def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):
@@ -411,7 +411,7 @@ def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: N
     )
     sampling = msgspec.structs.replace(GREEDY, max_tokens=24)
     ours = new_engine().answer(conversation("a", *turns, sampling=sampling))
-    assert ours == gold(mlx_vlms, *turns)
+    assert ours == mlx_vlm_tokens(mlx_vlms, *turns)
 
 
 # ---- nothing stays -------------------------------------------------------------------

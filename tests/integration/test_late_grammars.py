@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.integration.harness import EngineHarness, ask, new_grammars, new_preparer, prepare
-from tests.integration.test_grammar import SHAPE, conforming, held_to
+from tests.integration.test_grammar import SHAPE, conforming_answer, schema_sampling
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.errors import RequestError
@@ -113,9 +113,9 @@ def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], Engi
 
 @pytest.mark.parametrize("n", few_of([1, 3], [3]))
 def test_late_grammars_change_no_answer(engine: Callable[[], EngineHarness], n: int):
-    held = ask("held", random_image(2), "and?", sampling=held_to(SHAPE, seed=7, n=n))
+    held = ask("held", random_image(2), "and?", sampling=schema_sampling(SHAPE, seed=7, n=n))
     free = ask("free", "a text", sampling=FREE)
-    prompt = ask("prompt", "another text", sampling=held_to(SHAPE, seed=1))
+    prompt = ask("prompt", "another text", sampling=schema_sampling(SHAPE, seed=1))
     wanted = {}
     for each in (held, free, prompt):
         alone = engine()
@@ -138,13 +138,13 @@ def test_late_grammars_change_no_answer(engine: Callable[[], EngineHarness], n: 
     assert made.seqs == wanted
     assert delay.yielded
     assert delay.num_closed == n
-    conforming(made, "held", SHAPE)
+    conforming_answer(made, "held", SHAPE)
 
 
 @pytest.mark.whole
 def test_recovered_grammar_rejoins_decode_batch(engine: Callable[[], EngineHarness]):
     schema = {"type": "string", "minLength": 250, "maxLength": 250, "pattern": "^[a-z]*$"}
-    held = ask("held", "a text", sampling=held_to(schema, max_tokens=500))
+    held = ask("held", "a text", sampling=schema_sampling(schema, max_tokens=500))
     alone = engine().answer(held)
     made = engine()
     made.add(ask("free", "a text", sampling=replace_tokens(500)))
@@ -167,7 +167,7 @@ def replace_tokens(count: int) -> SamplingParams:
 
 def test_lone_late_grammar_causes_no_busy_loop(engine: Callable[[], EngineHarness]):
     made = engine()
-    delay = add_slow(made, ask("held", "a text", sampling=held_to(SHAPE)))
+    delay = add_slow(made, ask("held", "a text", sampling=schema_sampling(SHAPE)))
     made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
     delay.is_late = True
     made.step(3)
@@ -176,13 +176,13 @@ def test_lone_late_grammar_causes_no_busy_loop(engine: Callable[[], EngineHarnes
     assert delay.num_late - num_late <= 10
     delay.is_late = False
     made.run()
-    conforming(made, "held", SHAPE)
+    conforming_answer(made, "held", SHAPE)
 
 
 def test_aborted_request_with_late_grammar_closes_its_grammars(engine: Callable[[], EngineHarness]):
     made = engine()
     made.add(ask("free", "a text", sampling=FREE))
-    delay = add_slow(made, ask("held", "a text", sampling=held_to(SHAPE, n=2)))
+    delay = add_slow(made, ask("held", "a text", sampling=schema_sampling(SHAPE, n=2)))
     made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
     delay.is_late = True
     made.step(3)
@@ -197,7 +197,7 @@ def test_killed_grammar_process_fails_only_its_request(engine: Callable[[], Engi
     made = engine()
     alone = engine().answer(ask("free", "a text", sampling=FREE))
     made.add(ask("free", "a text", sampling=FREE))
-    made.add(ask("held", "a text", sampling=held_to(SHAPE)))
+    made.add(ask("held", "a text", sampling=schema_sampling(SHAPE)))
     made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
     groups = made.runner._groups  # a busy machine may have made it late, and apart
     seqs = [
@@ -219,7 +219,7 @@ def test_slow_schema_does_not_slow_other_requests(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_vl")
     made = EngineHarness(loaded, preparer)
     made.add(ask("free", "a text", sampling=replace_tokens(300)))
-    made.add(ask("slow", "a text", sampling=held_to(SLOW, n=4, max_tokens=300)))
+    made.add(ask("slow", "a text", sampling=schema_sampling(SLOW, n=4, max_tokens=300)))
     made.step_until(lambda: "slow" in made.tokens)
     started, before = time.perf_counter(), len(made.tokens["free"])
     made.step(50)
@@ -235,12 +235,12 @@ def test_schema_past_its_time_limit_fails_only_its_request(load_tiny: Load):
     grammars = new_grammars(loaded.spec, follow_seconds=0.3)
     made = EngineHarness(loaded, new_preparer(loaded, grammars=grammars))
     made.add(ask("free", "a text", sampling=replace_tokens(30)))
-    made.add(ask("slow", "a text", sampling=held_to(SLOW, max_tokens=300)))
-    made.add(ask("held", "a text", sampling=held_to(SHAPE)))
+    made.add(ask("slow", "a text", sampling=schema_sampling(SLOW, max_tokens=300)))
+    made.add(ask("held", "a text", sampling=schema_sampling(SHAPE)))
     made.run()
     end = made.ends["slow"]
     assert isinstance(end, Failed)
     assert (end.code, end.param) == ("invalid_value", SCHEMA_PARAM)
     assert "too slow" in end.message
-    conforming(made, "held", SHAPE)
+    conforming_answer(made, "held", SHAPE)
     grammars.close()

@@ -36,18 +36,18 @@ def row_of(
     return SequenceSampler(sampling, prompt, eos_token_ids, vocabulary_size)
 
 
-def draw(row: SequenceSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
+def sample_row(row: SequenceSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
     """Token ids that `row` draws in a run, from the same logits each time."""
     tokens = [sample_and_advance(logits[None], [row]) for _ in range(count)]
     return [int(i) for i in np.array(mx.concatenate(tokens))]
 
 
-def draws(temperature: float, top_p: float, seed: int = 0, count: int = DRAWS) -> list[int]:
+def sample_tokens(temperature: float, top_p: float, seed: int = 0, count: int = DRAWS) -> list[int]:
     row = row_of(len(PROBABILITIES), temperature=temperature, top_p=top_p, seed=seed)
-    return draw(row, count=count)
+    return sample_row(row, count=count)
 
 
-def shares(tokens: list[int]) -> np.ndarray:
+def token_shares(tokens: list[int]) -> np.ndarray:
     counts = Counter(tokens)
     return np.array([counts[i] / len(tokens) for i in range(len(PROBABILITIES))])
 
@@ -56,7 +56,7 @@ def shares(tokens: list[int]) -> np.ndarray:
 def test_token_frequencies_follow_temperature(temperature: float):
     expected = PROBABILITIES ** (1 / temperature)
     expected /= expected.sum()
-    assert shares(draws(temperature, 1.0)) == pytest.approx(expected, abs=0.04)
+    assert token_shares(sample_tokens(temperature, 1.0)) == pytest.approx(expected, abs=0.04)
 
 
 NUCLEI = [(0.0, 1), (0.39, 1), (0.41, 2), (0.71, 3), (0.9, 4), (0.96, 5), (1e-9, 1)]
@@ -66,21 +66,21 @@ NUCLEI = [(0.0, 1), (0.39, 1), (0.41, 2), (0.71, 3), (0.9, 4), (0.96, 5), (1e-9,
 def test_top_p_keeps_nucleus_in_proportion(top_p: float, kept: int):
     least = np.sort(PROBABILITIES)[-kept]
     expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
-    found = shares(draws(1.0, top_p))
+    found = token_shares(sample_tokens(1.0, top_p))
     assert found == pytest.approx(expected / expected.sum(), abs=0.04)
     assert not found[expected == 0].any()
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-38, 1e-45, 1e-60])
 def test_tiny_temperature_is_greedy(temperature: float):
-    assert set(draws(temperature, 1.0, count=50)) == {LIKELIEST}
-    assert set(draws(temperature, 0.5, count=50)) == {LIKELIEST}
+    assert set(sample_tokens(temperature, 1.0, count=50)) == {LIKELIEST}
+    assert set(sample_tokens(temperature, 0.5, count=50)) == {LIKELIEST}
 
 
 def test_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
     for logits in ([79.0, 80.0, 5.0], [-6.0, -5.0, -80.0]):
         row = row_of(3, temperature=1e-37, seed=0)
-        assert set(draw(row, mx.array(logits), 20)) == {1}
+        assert set(sample_row(row, mx.array(logits), 20)) == {1}
 
 
 def test_temperature_0_takes_largest_logit():
@@ -106,57 +106,69 @@ def test_greedy_and_sampled_rows_share_batch(dtype: mx.Dtype):
 
 @pytest.mark.parametrize("top_k", few_of([1, 2, 4], [2]))
 def test_top_k_keeps_likeliest(top_k: int):
-    found = shares(draw(row_of(5, temperature=1.0, seed=1, top_k=top_k)))
+    found = token_shares(sample_row(row_of(5, temperature=1.0, seed=1, top_k=top_k)))
     least = np.sort(PROBABILITIES)[-top_k]
     expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
     assert found == pytest.approx(expected / expected.sum(), abs=0.04)
 
 
 def test_min_p_is_relative_to_likeliest():
-    found = shares(draw(row_of(5, temperature=1.0, seed=1, min_p=0.3)))
+    found = token_shares(sample_row(row_of(5, temperature=1.0, seed=1, min_p=0.3)))
     assert (found > 0).tolist() == (0.3 * PROBABILITIES.max() <= PROBABILITIES).tolist()
 
 
 def test_logit_bias_forces_and_bans_tokens():
-    assert set(draw(row_of(5, temperature=0.0, logit_bias={1: 100.0}), count=5)) == {1}
-    banned = draw(row_of(5, temperature=1.0, seed=1, logit_bias={LIKELIEST: -100.0}))
+    assert set(sample_row(row_of(5, temperature=0.0, logit_bias={1: 100.0}), count=5)) == {1}
+    banned = sample_row(row_of(5, temperature=1.0, seed=1, logit_bias={LIKELIEST: -100.0}))
     assert LIKELIEST not in banned
 
 
 def test_frequency_and_presence_penalties_count_answer():
     """Greedy from fixed logits: each draw lowers its own token by the penalty."""
     logits = mx.array([0.0, 1.0, -9.0, 1.5, 0.9])
-    assert draw(row_of(5, temperature=0.0, presence_penalty=1.0), logits, 5) == [3, 1, 4, 3, 3]
-    assert draw(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [3, 1, 4, 3, 0]
+    assert sample_row(row_of(5, temperature=0.0, presence_penalty=1.0), logits, 5) == [
+        3,
+        1,
+        4,
+        3,
+        3,
+    ]
+    assert sample_row(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [
+        3,
+        1,
+        4,
+        3,
+        0,
+    ]
 
 
 def test_repetition_penalty_counts_prompt_too():
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, temperature=0.0, repetition_penalty=2.0)
-    assert draw(row, logits, 2) == [3, 0]
+    assert sample_row(row, logits, 2) == [3, 0]
     lower = mx.array([-1.0, -1.1, -9.0, -1.5, -4.0])
-    assert draw(row_of(5, temperature=0.0, repetition_penalty=2.0), lower, 1) == [3]
+    assert sample_row(row_of(5, temperature=0.0, repetition_penalty=2.0), lower, 1) == [3]
 
 
 def test_min_tokens_delays_eos():
     logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
-    assert draw(row_of(5, temperature=0.0, min_tokens=2), logits, 4) == [1, 1, 2, 2]
+    assert sample_row(row_of(5, temperature=0.0, min_tokens=2), logits, 4) == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("strangers", [(), (-1,), (5,), (2**31 - 1, 2**40)])
 def test_min_tokens_ignores_eos_tokens_without_logits(strangers: tuple[int, ...]):
     logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
     row = row_of(5, eos_token_ids=frozenset(strangers), temperature=0.0, min_tokens=9)
-    assert draw(row, logits, 2) == [2, 2]
+    assert sample_row(row, logits, 2) == [2, 2]
     row = row_of(5, eos_token_ids=frozenset({2, *strangers}), temperature=0.0, min_tokens=9)
-    assert draw(row, logits, 2) == [1, 1]
+    assert sample_row(row, logits, 2) == [1, 1]
 
 
 def test_prompt_tokens_without_logits_are_not_penalized():
     """The placeholders of some families' images stand beyond the logits."""
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, prompt_ids=(0, 5, 2**31 - 1), temperature=0.0, repetition_penalty=2.0)
-    assert draw(row, logits, 2) == [1, 3]
+    assert sample_row(row, logits, 2) == [1, 3]
 
 
 @pytest.mark.parametrize("penalty", [1e-5, 1e-30, 5e-324])
@@ -164,21 +176,21 @@ def test_prompt_tokens_without_logits_are_not_penalized():
 def test_tiny_repetition_penalty_does_not_overflow(penalty: float, temperature: float):
     logits = mx.array([50.0, 49.0, -9.0, 60.0, -90.0])
     row = row_of(5, temperature=temperature, repetition_penalty=penalty, seed=1)
-    assert set(draw(row, logits, 5)) == {0}
+    assert set(sample_row(row, logits, 5)) == {0}
 
 
 def test_seeds_and_steps_give_different_samples():
-    runs = {tuple(draws(2.0, 1.0, seed, 30)) for seed in (0, 1, 2, 2**31, 2**32, 2**63 - 1)}
+    runs = {tuple(sample_tokens(2.0, 1.0, seed, 30)) for seed in (0, 1, 2, 2**31, 2**32, 2**63 - 1)}
     assert len(runs) == 6
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**63, 2**64 - 1, 2**70])
 def test_any_integer_is_accepted_as_seed(seed: int):
-    assert draws(1.0, 1.0, seed, 5) == draws(1.0, 1.0, seed, 5)
+    assert sample_tokens(1.0, 1.0, seed, 5) == sample_tokens(1.0, 1.0, seed, 5)
 
 
 def test_unseeded_runs_differ():
-    assert len({tuple(draw(row_of(5, temperature=2.0), count=30)) for _ in range(4)}) == 4
+    assert len({tuple(sample_row(row_of(5, temperature=2.0), count=30)) for _ in range(4)}) == 4
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -222,20 +234,20 @@ def engine(
     return lambda: EngineHarness(*load_tiny("qwen3_vl"))
 
 
-def drawn(seed: int | None, **changes: float) -> SamplingParams:
+def sampled_params(seed: int | None, **changes: float) -> SamplingParams:
     values = {"temperature": 1.5, "top_p": 0.95} | changes
     return SamplingParams(max_tokens=20, seed=seed, **values)
 
 
 def test_seeded_tokens_do_not_depend_on_batch(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("a", random_image(1), "what?", sampling=drawn(7)))
+    alone = engine().answer(ask("a", random_image(1), "what?", sampling=sampled_params(7)))
     beside = engine()
     beside.add(ask("greedy", "a text", sampling=GREEDY))
     beside.step(3)
-    beside.add(ask("other", random_image(2), "and?", sampling=drawn(None)))
-    beside.add(ask("a", random_image(1), "what?", sampling=drawn(7)))
-    beside.add(ask("twin", random_image(1), "what?", sampling=drawn(7)))
-    beside.add(ask("sibling", random_image(1), "what?", sampling=drawn(8)))
+    beside.add(ask("other", random_image(2), "and?", sampling=sampled_params(None)))
+    beside.add(ask("a", random_image(1), "what?", sampling=sampled_params(7)))
+    beside.add(ask("twin", random_image(1), "what?", sampling=sampled_params(7)))
+    beside.add(ask("sibling", random_image(1), "what?", sampling=sampled_params(8)))
     beside.run()
     assert beside.tokens["a"] == alone
     assert beside.tokens["twin"] == alone
@@ -245,7 +257,7 @@ def test_seeded_tokens_do_not_depend_on_batch(engine: Callable[[], EngineHarness
 def test_greedy_answer_is_unchanged_in_batch_with_sampled_rows(engine: Callable[[], EngineHarness]):
     alone = engine().answer(ask("a", "a text"))
     beside = engine()
-    beside.add(ask("drawn", "a text", sampling=drawn(1)))
+    beside.add(ask("drawn", "a text", sampling=sampled_params(1)))
     beside.add(ask("a", "a text"))
     beside.run()
     assert beside.tokens["a"] == alone

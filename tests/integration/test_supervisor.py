@@ -101,13 +101,13 @@ def text_of(events: list[RequestEvent]) -> str:
     return "".join(d.text for e in events if isinstance(e, Tokens) for d in e.deltas)
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process runs; one that ended and was not reaped does not."""
     done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
     return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
 
 
-async def into(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
+async def read_tokens(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
     """Read until so many tokens have come."""
     while tokens > 0:
         event = await anext(stream)
@@ -154,7 +154,7 @@ async def test_closed_stream_aborts_its_request(supervisor: Supervisor):
         supervisor.stream(ask(f"gone {n}", random_image(n), sampling=LONG)) for n in range(3)
     ]
     for stream in streams:
-        await into(stream, 2)
+        await read_tokens(stream, 2)
     await streams[0].aclose()
     other = await all_events(supervisor, ask("other", "Hello"))
     assert isinstance(other[-1], Finished)
@@ -199,7 +199,7 @@ async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervis
     assert pid is not None
     streams = [supervisor.stream(ask(f"cut {n}", "Hello", sampling=LONG)) for n in range(2)]
     for stream in streams:
-        await into(stream, 3)
+        await read_tokens(stream, 3)
     os.kill(pid, signal.SIGKILL)
     for number, stream in enumerate(streams):
         rest = [event async for event in stream]
@@ -220,7 +220,7 @@ async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervis
 async def test_engine_sending_invalid_messages_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
-    made, _ = await started(tiny_model, engine)
+    made, _ = await start_supervisor(tiny_model, engine)
     assert made._process is not None
     made._process._reader.feed_data(MESSAGE_HEADER.pack(1) + b"\xc1")
     await until(lambda: not made.status.is_ready)
@@ -242,10 +242,10 @@ async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supe
         assert events[-1].code in ("internal_error", "engine_died")
 
     running = supervisor.stream(ask("running", "Hello", sampling=LONG))
-    await into(running, 3)
+    await read_tokens(running, 3)
     for number in range(4):
         await fail(f"beside another {number}")
-    await into(running, 3)
+    await read_tokens(running, 3)
     assert supervisor.status.restarts == restarts
     await running.aclose()
     for number in range(3):
@@ -256,7 +256,7 @@ async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supe
     assert supervisor.num_in_flight == 0
 
 
-async def started(
+async def start_supervisor(
     tiny_model: TinyModel, kind: type[Supervisor] = Supervisor, **engine: float
 ) -> tuple[Supervisor, int]:
     """A ready supervisor that its test stops, and its engine's process id."""
@@ -270,17 +270,17 @@ async def started(
 
 
 async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
-    made, pid = await started(tiny_model)
+    made, pid = await start_supervisor(tiny_model)
     sampling = SamplingParams(max_tokens=60, temperature=0.0)
     running = made.stream(ask("running", random_image(1), "what?", sampling=sampling))
-    await into(running, 2)
+    await read_tokens(running, 2)
     rest = asyncio.create_task(_rest(running))
     await made.stop()
     events = await rest
     assert isinstance(events[-1], Finished)
     assert events[-1].usage.completion_tokens == 60
     assert made.status.state == "stopped"
-    assert not lives(pid)
+    assert not is_running(pid)
     with pytest.raises(EngineUnavailable):
         await all_events(made, ask("late", "Hello"))
 
@@ -292,7 +292,7 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
 @pytest.mark.whole  # it waits for seconds, as it should
 async def test_stop_ends_unresponsive_engine(tiny_model: TinyModel):
     """An aborted request's upload fills the pipe to the engine."""
-    made, pid = await started(tiny_model)
+    made, pid = await start_supervisor(tiny_model)
     os.kill(pid, signal.SIGSTOP)
     upload = image_of(os.urandom(8 << 20), "PNG", 100, 100)
     asked = asyncio.create_task(all_events(made, ask("large", upload, "what?")))
@@ -300,7 +300,7 @@ async def test_stop_ends_unresponsive_engine(tiny_model: TinyModel):
     asked.cancel()
     await asyncio.wait_for(made.stop(), 20)
     assert made.status.state == "stopped"
-    assert not lives(pid)
+    assert not is_running(pid)
 
 
 @either
@@ -315,7 +315,7 @@ async def test_stop_during_load_leaves_no_process(tiny_model: TinyModel, engine:
         os.kill(pid, signal.SIGSTOP)  # it loads for as long as anyone waits
     await asyncio.wait_for(made.stop(), 10)
     assert made.status.state == "stopped"
-    assert not lives(pid)
+    assert not is_running(pid)
 
 
 @either
@@ -371,9 +371,9 @@ async def test_model_loaded_before_is_retried_until_it_loads(
 async def test_hanging_engine_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor], silence_seconds: float
 ):
-    made, pid = await started(tiny_model, engine, silence_timeout_seconds=silence_seconds)
+    made, pid = await start_supervisor(tiny_model, engine, silence_timeout_seconds=silence_seconds)
     patient = made.stream(ask("long", "Hello", sampling=LONG))
-    await into(patient, 3)
+    await read_tokens(patient, 3)
     await asyncio.sleep(1.5 * silence_seconds)
     assert made.status.pid == pid, "an engine that works was taken for one that hangs"
     os.kill(pid, signal.SIGSTOP)
@@ -381,7 +381,7 @@ async def test_hanging_engine_is_replaced(
     assert isinstance(events[-1], Failed)
     assert events[-1].code == "engine_died"
     await until(lambda: made.status.is_ready, START_SECONDS)
-    assert not lives(pid)
+    assert not is_running(pid)
     assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
     await made.stop()
 
@@ -390,7 +390,7 @@ async def test_hanging_engine_is_replaced(
 async def test_restart_backoff_does_not_grow_after_readiness(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
-    made, _ = await started(tiny_model, engine)
+    made, _ = await start_supervisor(tiny_model, engine)
     told: set[float] = set()
 
     def is_back() -> bool:
@@ -416,7 +416,7 @@ async def test_retry_after_during_restart_is_last_start_time(
     """A client that comes again too soon gives up before the engine is back."""
     tiny_model(FAMILY)
     began = time.monotonic()
-    made, pid = await started(tiny_model, engine)
+    made, pid = await start_supervisor(tiny_model, engine)
     took = time.monotonic() - began
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not made.status.is_ready)
@@ -443,7 +443,7 @@ COSTLY = random_image(1, 1200, 1200)
 """Some seconds to encode: time to be killed in."""
 
 
-class Perilous(Supervisor):
+class KillingSupervisor(Supervisor):
     """Kills its engine as soon as that reports work on a request `costly...`."""
 
     is_scripted = False
@@ -459,22 +459,23 @@ class Perilous(Supervisor):
             os.kill(self.status.pid, signal.SIGKILL)
 
 
-class ScriptedPerilous(Perilous):
+class ScriptedKillingSupervisor(KillingSupervisor):
     is_scripted = True
 
 
 @pytest_asyncio.fixture(
-    params=few_of((ScriptedPerilous, Perilous), (ScriptedPerilous,)), loop_scope="module"
+    params=few_of((ScriptedKillingSupervisor, KillingSupervisor), (ScriptedKillingSupervisor,)),
+    loop_scope="module",
 )
-async def perilous(
+async def killing_supervisor(
     request: pytest.FixtureRequest, tiny_model: TinyModel
-) -> AsyncIterator[Perilous]:
-    made, _ = await started(tiny_model, request.param)
+) -> AsyncIterator[KillingSupervisor]:
+    made, _ = await start_supervisor(tiny_model, request.param)
     yield made
     await made.stop()
 
 
-async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
+async def kill_engine_with(supervisor: Supervisor, request: EngineRequest) -> None:
     """Send a request that kills the engine, and wait for the restart."""
     events = await all_events(supervisor, request)
     assert not [event for event in events if isinstance(event, Tokens)]
@@ -484,20 +485,24 @@ async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
     assert supervisor._quarantine.num_tracked == 0
 
 
-async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
+async def test_request_that_kills_three_engines_is_refused(killing_supervisor: KillingSupervisor):
     for number in range(2):
-        running = perilous.stream(ask("running", random_image(2), sampling=LONG))
-        await into(running, 2)
-        waiting = asyncio.create_task(all_events(perilous, ask("waiting", random_image(2, 90, 90))))
-        text = asyncio.create_task(all_events(perilous, ask("text", "Hello")))
-        await die_of(perilous, ask(f"costly {number}", COSTLY, ENCODE))
+        running = killing_supervisor.stream(ask("running", random_image(2), sampling=LONG))
+        await read_tokens(running, 2)
+        waiting = asyncio.create_task(
+            all_events(killing_supervisor, ask("waiting", random_image(2, 90, 90)))
+        )
+        text = asyncio.create_task(all_events(killing_supervisor, ask("text", "Hello")))
+        await kill_engine_with(killing_supervisor, ask(f"costly {number}", COSTLY, ENCODE))
         await asyncio.gather(waiting, text)
         assert isinstance((await _rest(running))[-1], Failed)
-    assert perilous.status.quarantined_shapes == 0
-    await die_of(perilous, ask("costly 2", COSTLY, ENCODE))
-    restarts = perilous.status.restarts
+    assert killing_supervisor.status.quarantined_shapes == 0
+    await kill_engine_with(killing_supervisor, ask("costly 2", COSTLY, ENCODE))
+    restarts = killing_supervisor.status.restarts
     with pytest.raises(RequestTooCostly, match="1024 x 1024 pixels") as caught:
-        await all_events(perilous, ask("costly 3", random_image(2, 1201, 1199), "And this?"))
+        await all_events(
+            killing_supervisor, ask("costly 3", random_image(2, 1201, 1199), "And this?")
+        )
     assert caught.value.retry_after_seconds == pytest.approx(600, abs=START_SECONDS)
     for innocent in (
         ask("text", "Hello"),
@@ -505,34 +510,41 @@ async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
         ask("waiting", random_image(2, 90, 90)),
         ask("another size", random_image(2, 300, 300)),
     ):
-        assert isinstance((await all_events(perilous, innocent))[-1], Finished)
-    assert perilous.status.restarts == restarts == 3
-    assert (perilous.status.quarantined_shapes, perilous.status.quarantine_refusals) == (1, 1)
-    assert perilous.num_in_flight == perilous._quarantine.num_tracked == 0
+        assert isinstance((await all_events(killing_supervisor, innocent))[-1], Finished)
+    assert killing_supervisor.status.restarts == restarts == 3
+    assert (
+        killing_supervisor.status.quarantined_shapes,
+        killing_supervisor.status.quarantine_refusals,
+    ) == (1, 1)
+    assert killing_supervisor.num_in_flight == killing_supervisor._quarantine.num_tracked == 0
 
 
-async def test_externally_killed_engines_refuse_no_image(perilous: Perilous):
+async def test_externally_killed_engines_refuse_no_image(killing_supervisor: KillingSupervisor):
     for number in range(2):
-        await die_of(perilous, ask(f"costly {number}", COSTLY, ENCODE))
+        await kill_engine_with(killing_supervisor, ask(f"costly {number}", COSTLY, ENCODE))
     suspect = ask("harmless", COSTLY)
-    assert perilous._quarantine.is_suspect(suspect.shape)
-    beside = asyncio.create_task(all_events(perilous, ask("beside", "Hello")))
-    assert isinstance((await all_events(perilous, suspect))[-1], Finished)
+    assert killing_supervisor._quarantine.is_suspect(suspect.shape)
+    beside = asyncio.create_task(all_events(killing_supervisor, ask("beside", "Hello")))
+    assert isinstance((await all_events(killing_supervisor, suspect))[-1], Finished)
     assert isinstance((await beside)[-1], Finished)
-    assert not perilous._quarantine.is_suspect(suspect.shape)
+    assert not killing_supervisor._quarantine.is_suspect(suspect.shape)
 
 
-async def test_abandoned_image_under_encode_is_blamed_for_crashes(perilous: Perilous):
+async def test_abandoned_image_under_encode_is_blamed_for_crashes(
+    killing_supervisor: KillingSupervisor,
+):
     for number in range(2):
-        left = asyncio.create_task(all_events(perilous, ask(f"left {number}", COSTLY, ENCODE_ON)))
-        await until(lambda: bool(perilous._quarantine._working))
+        left = asyncio.create_task(
+            all_events(killing_supervisor, ask(f"left {number}", COSTLY, ENCODE_ON))
+        )
+        await until(lambda: bool(killing_supervisor._quarantine._working))
         left.cancel()
-        await until(lambda: not perilous._quarantine.num_tracked)
-        assert perilous.status.pid is not None
-        os.kill(perilous.status.pid, signal.SIGKILL)
-        await until(lambda: not perilous.status.is_ready)
-        await until(lambda: perilous.status.is_ready, START_SECONDS)
-    assert perilous._quarantine.is_suspect(ask("next", COSTLY).shape)
+        await until(lambda: not killing_supervisor._quarantine.num_tracked)
+        assert killing_supervisor.status.pid is not None
+        os.kill(killing_supervisor.status.pid, signal.SIGKILL)
+        await until(lambda: not killing_supervisor.status.is_ready)
+        await until(lambda: killing_supervisor.status.is_ready, START_SECONDS)
+    assert killing_supervisor._quarantine.is_suspect(ask("next", COSTLY).shape)
 
 
 FRONT = """
@@ -587,8 +599,8 @@ async def test_killed_front_leaves_no_engine_process(
         assert await asyncio.wait_for(front.wait(), START_SECONDS) == -signal.SIGKILL
     engines = {moment: int((tmp_path / moment).read_text()) for moment in moments}
     with contextlib.suppress(AssertionError):
-        await until(lambda: not any(map(lives, engines.values())), 10)
-    orphans = {moment: pid for moment, pid in engines.items() if lives(pid)}
+        await until(lambda: not any(map(is_running, engines.values())), 10)
+    orphans = {moment: pid for moment, pid in engines.items() if is_running(pid)}
     for pid in orphans.values():
         os.kill(pid, signal.SIGKILL)
     assert not orphans
@@ -599,6 +611,6 @@ async def test_front_releases_image_bytes_during_answer(supervisor: Supervisor):
     data = request.submit.images
     stream = supervisor.stream(request)
     del request
-    await into(stream, 3)
+    await read_tokens(stream, 3)
     assert sys.getrefcount(data) == 2, "somebody beside this test and getrefcount holds it"
     await stream.aclose()

@@ -72,7 +72,7 @@ def assert_equal(made: Any, wanted: ImageFeatures) -> None:
         assert np.array_equal(np.array(one), np.array(other))
 
 
-def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
+def with_spot(shown: PillowImage.Image) -> PillowImage.Image:
     """The same image, but for the lower right corner."""
     changed = shown.copy()
     changed.paste((255, 0, 0), (shown.width - 12, shown.height - 12, shown.width, shown.height))
@@ -116,7 +116,7 @@ def test_image_sizes_give_several_tiles_in_each_family(served: Served):
 
 def test_changed_tiles_alone_are_encoded(served: Served):
     shown, cache = random_image(2, 500, 170), new_cache()
-    before, after = work_of(served, shown), work_of(served, with_a_spot(shown))
+    before, after = work_of(served, shown), work_of(served, with_spot(shown))
     encoder = ImageEncoder(served[0], cache)
     encoder.encode([before])[0]
     known, keys = set(keys_of(served, before)), set(keys_of(served, after))
@@ -147,7 +147,7 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
         assert engine.answer(submit) == plain.answer(submit), number
         turns += (("assistant", (engine.texts[submit.request_id],)),)
-        shown = with_a_spot(shown) if number == 0 else random_image(4, 500, 170)
+        shown = with_spot(shown) if number == 0 else random_image(4, 500, 170)
     reading = engine.caches.tiles.stats()
     assert reading.hits > 0
     assert reading.pinned_bytes == 0

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("scale")
 MIB = 1024**2
 
 
-def gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
+def chunk_gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
     """The seconds before each chunk of a streamed answer."""
     start = time.monotonic()
     times = [start]
@@ -37,7 +37,7 @@ def gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-def come_one_by_one(found: list[float]) -> bool:
+def arrive_separately(found: list[float]) -> bool:
     """Whether no chunk waits for many others, and few arrive together."""
     middle = sorted(found)[len(found) // 2]
     are_apart = sum(gap > middle / 10 for gap in found) > len(found) / 2
@@ -46,8 +46,8 @@ def come_one_by_one(found: list[float]) -> bool:
 
 def test_gateways_do_not_buffer_streams(fleet: Fleet) -> None:
     """One of several tries must succeed: on a busy machine chunks may merge anywhere."""
-    gaps(fleet.client(), 8)
-    assert any(come_one_by_one(gaps(fleet.client(), 400)) for _ in range(10))
+    chunk_gaps(fleet.client(), 8)
+    assert any(arrive_separately(chunk_gaps(fleet.client(), 400)) for _ in range(10))
 
 
 def test_disconnect_passes_gateway_and_ends_request(fleet: Fleet) -> None:
@@ -69,7 +69,7 @@ def test_disconnect_passes_gateway_and_ends_request(fleet: Fleet) -> None:
     wait_until(are_idle, 5, fleet.log)
 
 
-def heavy(num_bytes: int) -> str:
+def padded_image_url(num_bytes: int) -> str:
     """The data URL of a small image, padded by an ignored chunk of `num_bytes`."""
     file = io.BytesIO()
     noise(7, (56, 56)).save(file, "PNG")
@@ -82,7 +82,7 @@ def heavy(num_bytes: int) -> str:
 
 
 def test_body_of_60_megabytes_passes_gateway(fleet: Fleet) -> None:
-    image = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
+    image = {"type": "image_url", "image_url": {"url": padded_image_url(15 * MIB)}}
     question = {"type": "text", "text": "What is this?"}
     answer = fleet.client().chat.completions.create(
         model=MODEL,

@@ -11,4 +11,4 @@ async def until(condition: Callable[[], object], seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)

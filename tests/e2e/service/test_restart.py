@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.service.clients import asking
+from tests.e2e.service.clients import asking_clients
 from tests.e2e.service.inherited import Keeper, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -28,7 +28,7 @@ def test_restart_under_load_fails_no_request(keeper: Keeper) -> None:
     """Like `systemctl restart`: SIGTERM, then another process for the same socket."""
     first = keeper.start()
     wait_for(first, "Ready: ")
-    with keeper.running_at_end() as start, asking(keeper.port) as record:
+    with keeper.running_at_end() as start, asking_clients(keeper.port) as record:
         record.wait_for_more()
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(30) == 0
@@ -38,7 +38,7 @@ def test_restart_under_load_fails_no_request(keeper: Keeper) -> None:
 
 
 def test_sighup_restarts_process_without_failures(keeper: Keeper) -> None:
-    with keeper.running("--reload") as daemon, asking(keeper.port) as record:
+    with keeper.running("--reload") as daemon, asking_clients(keeper.port) as record:
         record.wait_for_more()
         engine = daemon.engine_pid()
         daemon.process.send_signal(signal.SIGHUP)

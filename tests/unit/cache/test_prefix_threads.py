@@ -19,7 +19,7 @@ SECONDS = 20.0
 Cache = PrefixCache[FakeSegment, FakeSnapshot]
 
 
-def elsewhere(work: Callable[[], object]) -> None:
+def run_on_other_thread(work: Callable[[], object]) -> None:
     """Do `work` on another thread. Raises TimeoutError if it does not end."""
     threads = ThreadPoolExecutor(1)
     try:
@@ -36,7 +36,7 @@ class BusySource(FakeSource):
 
     def take(self, start: int, end: int) -> FakeSegment:
         while self.meanwhile:
-            elsewhere(self.meanwhile.pop(0))
+            run_on_other_thread(self.meanwhile.pop(0))
         return super().take(start, end)
 
 
@@ -68,7 +68,7 @@ class BusySegment(FakeSegment):
     cache: Cache
 
     def split(self, at: int) -> tuple[FakeSegment, FakeSegment]:
-        elsewhere(self.cache.stats)
+        run_on_other_thread(self.cache.stats)
         return super().split(at)
 
 

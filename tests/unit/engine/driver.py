@@ -144,7 +144,7 @@ class ScriptedDiskReader:
         self.inbox.put(DiskReadDone(work.request_id, loaded))
 
 
-class Engine:
+class SteppedEngine:
     """A loop with all its events and plans.
 
     `memory` is ample unless it is given.
@@ -238,7 +238,7 @@ class Engine:
         self.plans.append(plan)
         return plan
 
-    def take_in(self) -> list[Event]:
+    def accept(self) -> list[Event]:
         """Run a step that accepts posted requests; returns its events."""
         before = len(self.events)
         self.step()

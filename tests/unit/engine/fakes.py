@@ -539,12 +539,12 @@ class FakeProcess:
         return 4
 
 
-def texts(events: list[Event]) -> dict[str, str]:
+def answer_texts(events: list[Event]) -> dict[str, str]:
     """The text of first choices in `events`, by request."""
-    return {seq.request_id: text for seq, text in seq_texts(events).items() if not seq.choice}
+    return {seq.request_id: text for seq, text in sequence_texts(events).items() if not seq.choice}
 
 
-def seq_texts(events: list[Event]) -> dict[SeqId, str]:
+def sequence_texts(events: list[Event]) -> dict[SeqId, str]:
     """The text in `events`, by choice."""
     found: dict[SeqId, str] = {}
     for delta in deltas(events):

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import FakeEncoder, FakeEncoding, prepared, prompt
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.engine.inbox import EncodeDone, InboxMessage
@@ -158,14 +158,14 @@ def test_failed_encode_part_returns_its_error(
 # ---- in the loop -----------------------------------------------------------------------
 
 
-def engine_in_turns(num_parts: int) -> tuple[Engine, FakeEncoder]:
-    engine, model = Engine(), FakeEncoder(num_parts=num_parts)
+def engine_in_turns(num_parts: int) -> tuple[SteppedEngine, FakeEncoder]:
+    engine, model = SteppedEngine(), FakeEncoder(num_parts=num_parts)
     engine.encoder = EncoderInTurns(model, engine.inbox)  # type: ignore[assignment]
     engine.loop = engine.new_loop()
     return engine, model
 
 
-def image_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
+def image_during_text(num_parts: int) -> tuple[SteppedEngine, FakeEncoder]:
     """ "a" decodes, and the image of "b" is begun."""
     engine, model = engine_in_turns(num_parts)
     engine.add("a", max_tokens=100, ignore_eos=True)
@@ -176,7 +176,7 @@ def image_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
 
 
 def test_encode_parts_run_between_decode_steps():
-    engine, model = image_beside_a_text(num_parts=4)
+    engine, model = image_during_text(num_parts=4)
     before = len(engine.plans)
     engine.step_until(lambda: bool(model.calls))
     assert len(engine.plans) - before == 4
@@ -204,7 +204,7 @@ def test_request_arriving_during_encode_is_accepted():
 
 
 def test_encode_of_aborted_request_completes_and_is_dropped():
-    engine, model = image_beside_a_text(num_parts=4)
+    engine, model = image_during_text(num_parts=4)
     engine.abort("b")
     engine.run()
     assert model.calls == [1]

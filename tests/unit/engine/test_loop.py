@@ -22,12 +22,12 @@ from tests.unit.engine.fakes import (
     FakeRunner,
     FakeStep,
     answer_text,
+    answer_texts,
     config,
     header_pixels,
     outcome_of,
     prompt,
     submit,
-    texts,
 )
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.encoding import encode
@@ -140,7 +140,7 @@ def test_requests_posted_together_are_all_answered(engine: ThreadedEngine):
         engine.inbox.put(submit(f"r{n}", f"text {n}", n % 3))
     engine.loop.run_until_idle()
     expected = {f"r{n}": answer_text(prompt(f"text {n}", n % 3)) for n in range(10)}
-    assert texts(engine.events) == expected
+    assert answer_texts(engine.events) == expected
     assert engine.preparer.most_running <= 2
     assert engine.num_tracked == 0
 
@@ -169,7 +169,7 @@ def test_crashed_preparer_fails_only_its_request(engine: ThreadedEngine, text: s
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
     assert "bug" not in failed.message
-    assert texts(engine.events)["b"] == answer_text(prompt())
+    assert answer_texts(engine.events)["b"] == answer_text(prompt())
 
 
 def test_slow_preparation_does_not_delay_other_requests():
@@ -243,7 +243,7 @@ def test_abort_during_preparation_is_answered_at_once():
     engine.inbox.put(submit("b"))
     engine.wait_for(Finished, "b")
     engine.drain()
-    assert "a" not in texts(engine.events)
+    assert "a" not in answer_texts(engine.events)
 
 
 def test_aborted_preparations_do_not_delay_next():
@@ -276,7 +276,7 @@ def test_drain_finishes_running_requests_refuses_new_and_ends():
     engine.preparer.gate.set()
     engine.thread.join(10)
     assert not engine.thread.is_alive()
-    assert texts(engine.events) == {"a": answer_text(prompt(images=2))}
+    assert answer_texts(engine.events) == {"a": answer_text(prompt(images=2))}
 
 
 def test_crashed_encoder_fails_only_its_request():
@@ -602,7 +602,10 @@ def test_consecutive_failed_steps_end_loop_with_reason(engine: ThreadedEngine):
 
 def test_successful_step_resets_count_of_failures(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2", "good", "bad 3", "bad 4", "fine", "bad 5", "bad 6")
-    assert texts(engine.events) == {"good": answer_text(prompt()), "fine": answer_text(prompt())}
+    assert answer_texts(engine.events) == {
+        "good": answer_text(prompt()),
+        "fine": answer_text(prompt()),
+    }
 
 
 def test_failing_requests_do_not_end_loop_that_decodes():

@@ -30,7 +30,7 @@ def admit(quarantine: Quarantine, submit: Submit, *, alone: bool = False) -> Non
     quarantine.admit(submit.request_id, shape_of(submit), alone=alone)
 
 
-def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
+def crash(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
     """An engine dies that encodes the media of one request and prefills the other prompts."""
     for submit in (encoding, *others):
         admit(quarantine, submit, alone=alone)
@@ -39,7 +39,7 @@ def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool =
     quarantine.record_engine_end(is_crash=True)
 
 
-def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
+def crash_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
     for submit in submits:
         admit(quarantine, submit, alone=alone)
     quarantine.record_work(OnDevice(tuple(submit.request_id for submit in submits)))
@@ -68,16 +68,16 @@ def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
 
 def condemn(quarantine: Quarantine, submit: Submit) -> None:
     for alone in (False, False, True):
-        die(quarantine, submit, alone=alone)
+        crash(quarantine, submit, alone=alone)
 
 
 # ---- suspects ------------------------------------------------------------------------
 
 
 def test_second_crash_makes_load_suspect_but_not_refused(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     assert not is_suspect(quarantine, SAME)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     assert is_suspect(quarantine, SAME)
     assert not is_refused(quarantine, SAME)
     assert quarantine.num_shapes == quarantine.num_refused == 0
@@ -85,17 +85,17 @@ def test_second_crash_makes_load_suspect_but_not_refused(quarantine: Quarantine)
 
 
 def test_successful_suspect_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     succeed(quarantine, SAME)
     assert not is_suspect(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)
 
 
 def test_success_between_crashes_clears_load(quarantine: Quarantine) -> None:
     for _ in range(5):
-        die(quarantine, LARGE)
+        crash(quarantine, LARGE)
         succeed(quarantine, SAME)
     assert not is_suspect(quarantine, LARGE)
 
@@ -104,8 +104,8 @@ def test_success_with_cached_image_does_not_clear_encode_load(
     quarantine: Quarantine,
 ) -> None:
     """The image was cached."""
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     admit(quarantine, SAME)
     quarantine.record_work(OnDevice(("same",)))
     quarantine.record_token("same")
@@ -115,16 +115,16 @@ def test_success_with_cached_image_does_not_clear_encode_load(
 def test_crash_blames_phase_of_request(quarantine: Quarantine) -> None:
     """Its image was encoded, and is no suspect; its prompt is."""
     screenshots = ask("many", "", *[SCREENSHOT] * 20)
-    die_of_prompts(quarantine, screenshots)
-    die_of_prompts(quarantine, screenshots)
+    crash_of_prompts(quarantine, screenshots)
+    crash_of_prompts(quarantine, screenshots)
     assert is_suspect(quarantine, screenshots)
     assert not is_suspect(quarantine, LARGE)
 
 
 def test_images_of_different_aspect_are_different_loads(quarantine: Quarantine) -> None:
     panorama = ask("panorama", "", (46_000, 45))
-    die(quarantine, panorama)
-    die(quarantine, panorama)
+    crash(quarantine, panorama)
+    crash(quarantine, panorama)
     assert is_suspect(quarantine, panorama)
     assert not is_suspect(quarantine, LARGE)
 
@@ -141,7 +141,7 @@ def test_hung_encoder_is_blamed_alone(quarantine: Quarantine) -> None:
 
 def test_small_text_is_never_suspect(quarantine: Quarantine) -> None:
     for _ in range(5):
-        die_of_prompts(quarantine, ask("a", "Hello"), alone=True)
+        crash_of_prompts(quarantine, ask("a", "Hello"), alone=True)
     assert not is_suspect(quarantine, ask("b", "Hello"))
     assert not is_refused(quarantine, ask("b", "Hello"))
 
@@ -167,8 +167,8 @@ def test_condemned_load_is_refused_with_advice_and_retry_time(
 
 def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantine) -> None:
     """Others may be on the device by then."""
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
     quarantine.record_work(OnDevice(("large",), ("large",)))
     quarantine.remove("large")
@@ -178,8 +178,8 @@ def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantin
 
 
 def test_crash_before_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
     quarantine.record_engine_end(is_crash=True)
     assert not is_refused(quarantine, LARGE)
@@ -192,7 +192,7 @@ def test_expired_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> No
     clock.now += 1
     assert not is_refused(quarantine, LARGE)
     assert quarantine.num_shapes == 0
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)
 
 
@@ -201,13 +201,13 @@ def test_expired_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> No
 
 def test_crashes_far_apart_do_not_count_together(quarantine: Quarantine, clock: Clock) -> None:
     for _ in range(4):
-        die(quarantine, LARGE)
+        crash(quarantine, LARGE)
         clock.now += SECONDS
         assert not is_suspect(quarantine, SAME)
 
 
 def test_requests_of_equal_load_count_one_crash_together(quarantine: Quarantine) -> None:
-    die_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
+    crash_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
     assert not is_suspect(quarantine, ask("c", LONG))
 
 
@@ -255,7 +255,7 @@ def test_aborted_image_is_not_blamed_for_later_work(quarantine: Quarantine) -> N
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))
         quarantine.remove("large")
-        die_of_prompts(quarantine, ask("b", LONG))
+        crash_of_prompts(quarantine, ask("b", LONG))
     assert not is_suspect(quarantine, SAME)
 
 
@@ -268,7 +268,7 @@ def test_intended_engine_end_is_no_crash(quarantine: Quarantine) -> None:
 
 
 def test_work_of_previous_engine_is_not_blamed_again(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     admit(quarantine, LARGE)
     quarantine.record_engine_end(is_crash=True)
     assert not is_suspect(quarantine, SAME)

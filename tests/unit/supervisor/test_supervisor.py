@@ -68,7 +68,7 @@ class FakeSupervisor(Supervisor):
         return self.processes[-1]
 
 
-async def started(
+async def start_supervisor(
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[FakeSupervisor, FakeProcess]:
     supervisor = FakeSupervisor(on_progress)
@@ -78,7 +78,7 @@ async def started(
 
 
 async def test_memory_limit_changed_during_restart_is_sent_when_ready() -> None:
-    supervisor, first = await started()
+    supervisor, first = await start_supervisor()
     first.say(READY)
     await supervisor.wait_ready()
     first.say(None)
@@ -95,7 +95,7 @@ async def test_memory_limit_changed_during_restart_is_sent_when_ready() -> None:
 
 
 async def test_memory_limit_is_sent_once() -> None:
-    supervisor, process = await started()
+    supervisor, process = await start_supervisor()
     process.say(READY)
     await supervisor.wait_ready()
     assert len(process.sent) == 1
@@ -105,7 +105,7 @@ async def test_memory_limit_is_sent_once() -> None:
 
 
 async def test_cancelled_stop_followed_by_stop_ends_engine() -> None:
-    supervisor, process = await started()
+    supervisor, process = await start_supervisor()
     process.end_seconds = 0.2
     impatient = asyncio.create_task(supervisor.stop())
     await asyncio.sleep(0.05)
@@ -119,7 +119,7 @@ async def test_cancelled_stop_followed_by_stop_ends_engine() -> None:
 async def test_load_progress_ends_with_load(end: Event | None) -> None:
     """Whether the engine gets ready, can't load the model any more, or dies before that."""
     stages = list[str]()
-    supervisor, process = await started(lambda stage, _fraction: stages.append(stage))
+    supervisor, process = await start_supervisor(lambda stage, _fraction: stages.append(stage))
     for event in (READY, end):
         process.say(Loading("warming up", 0.5))
         process.say(event)

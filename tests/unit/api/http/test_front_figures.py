@@ -48,7 +48,9 @@ async def scrape(client: httpx.AsyncClient, prefix: str = "vlm_server_") -> Figu
     return figures
 
 
-async def until(client: httpx.AsyncClient, name: str, value: float, label: str = "") -> Figures:
+async def wait_for_figure(
+    client: httpx.AsyncClient, name: str, value: float, label: str = ""
+) -> Figures:
     for _ in range(500):
         found = await scrape(client)
         if found[name, label] == value:
@@ -205,16 +207,16 @@ async def test_gauges_follow_requests_from_waiting_to_done(engine: ScriptedEngin
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
     ):
         asking = [asyncio.create_task(client.post(ROUTE, json=chat())) for _ in range(3)]
-        found = await until(client, "num_requests_waiting", 3)
+        found = await wait_for_figure(client, "num_requests_waiting", 3)
         assert found["num_requests_running", ""] == 0
         assert await loads(client) == (0, 3)
         begin.set()
-        found = await until(client, "num_requests_running", 3)
+        found = await wait_for_figure(client, "num_requests_running", 3)
         assert found["num_requests_waiting", ""] == 0
         assert await loads(client) == (3, 0)
         for task in asking:
             task.cancel()
-        found = await until(client, "num_requests_running", 0)
+        found = await wait_for_figure(client, "num_requests_running", 0)
         assert found["request_success_total", "abort"] == 3
         assert found["num_requests_waiting", ""] == 0
         assert await loads(client) == (0, 0)

@@ -210,7 +210,7 @@ async def test_bytes_are_refused_before_body_is_read() -> None:
         assert b"retry-after: " in head
         assert (await client.get("/v1/status")).json()["requests"]["waiting_bytes"] > 0
         first.cancel()
-        await until_nothing_waits(client)
+        await wait_until_nothing_waits(client)
 
 
 async def test_unsent_body_takes_no_waiting_bytes() -> None:
@@ -228,7 +228,7 @@ async def test_unsent_body_takes_no_waiting_bytes() -> None:
         assert answer.status_code == 200
 
 
-async def until_nothing_waits(client: httpx.AsyncClient) -> None:
+async def wait_until_nothing_waits(client: httpx.AsyncClient) -> None:
     for _ in range(500):
         requests = (await client.get("/v1/status")).json()["requests"]
         if not (requests["in_flight"] or requests["waiting_bytes"]):
@@ -257,7 +257,7 @@ async def test_chunked_body_is_counted_after_its_arrival() -> None:
         assert second.status_code == 429
         release.set()
         assert (await first).status_code == 200
-        await until_nothing_waits(client)
+        await wait_until_nothing_waits(client)
 
 
 async def test_waiting_bytes_are_freed_when_engine_begins(
@@ -276,7 +276,7 @@ async def test_waiting_bytes_are_freed_when_engine_begins(
         assert (await client.post(ROUTE, json=chat())).status_code == 200, "a short one passes"
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await until_nothing_waits(client)
+        await wait_until_nothing_waits(client)
 
 
 # ---- when to come back -----------------------------------------------------------------

@@ -53,7 +53,7 @@ def put(store: DiskStore, number: int, content: bytes | None = None) -> None:
     store.put(key_of(number), lambda path: write(path, content or content_of(number)))
 
 
-def elsewhere(work: Callable[[], Any]) -> Any:
+def run_on_other_thread(work: Callable[[], Any]) -> Any:
     """What `work` returns on another thread. Raises TimeoutError if it does not end."""
     threads = ThreadPoolExecutor(1)
     try:
@@ -68,7 +68,7 @@ def test_eviction_does_not_block_other_threads(store: DiskStore) -> None:
     results = list[object]()
 
     def look(path: Path) -> None:
-        results.append(elsewhere(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
+        results.append(run_on_other_thread(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
 
     BusyPath.on_unlink = look
     assert store.make_room(100) == [key_of(1)]
@@ -80,7 +80,9 @@ def test_deletion_of_damaged_file_does_not_block_other_threads(store: DiskStore)
     put(store, 2)
     store.paths[key_of(1)].write_bytes(b"something else")
     results = list[object]()
-    BusyPath.on_unlink = lambda path: results.append(elsewhere(lambda: store.get(key_of(2))))
+    BusyPath.on_unlink = lambda path: results.append(
+        run_on_other_thread(lambda: store.get(key_of(2)))
+    )
     assert store.get(key_of(1)) is None
     assert results == [content_of(2)]
     assert (store.stats().damaged, store.stats().misses) == (1, 1)
@@ -88,7 +90,7 @@ def test_deletion_of_damaged_file_does_not_block_other_threads(store: DiskStore)
 
 def test_file_evicted_just_before_its_read_is_miss(store: DiskStore) -> None:
     put(store, 1)
-    BusyPath.on_read = lambda path: elsewhere(lambda: store.make_room(300))
+    BusyPath.on_read = lambda path: run_on_other_thread(lambda: store.make_room(300))
     assert store.get(key_of(1)) is None
     assert (store.stats().damaged, store.stats().evictions, store.stats().misses) == (0, 1, 1)
 
@@ -100,7 +102,7 @@ def test_file_replaced_just_before_its_read_is_kept(store: DiskStore) -> None:
         assert store.make_room(300) == [key_of(1)]
         put(store, 1, content_of(7))
 
-    BusyPath.on_read = lambda path: elsewhere(lambda: replace(path))
+    BusyPath.on_read = lambda path: run_on_other_thread(lambda: replace(path))
     assert store.get(key_of(1)) is None
     assert store.stats().damaged == 0
     assert store.get(key_of(1)) == content_of(7)

@@ -21,10 +21,10 @@ from tests.unit.engine.fakes import (
     FakeProcess,
     FakeStep,
     answer_text,
+    answer_texts,
     prepared,
     prompt,
     submit,
-    texts,
 )
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission
@@ -39,7 +39,7 @@ from vlm_server.settings import MemorySettings
 WEIGHTS = 1000
 
 
-class AdmissionEngine(driver.Engine):
+class AdmissionEngine(driver.SteppedEngine):
     """A loop with memory for `room` tokens of all sequences."""
 
     def __init__(self, room: int) -> None:
@@ -243,7 +243,7 @@ def test_encode_out_of_memory_is_retried_once():
     engine.encoder.is_fast = True
     engine.run()
     assert [work.span_index for work in engine.encoder.done] == [0, 0]
-    assert texts(engine.events)["a"] == answer_text(prompt(images=1))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt(images=1))
     assert engine.decisions["clear_failure"] == 1
 
 

@@ -7,26 +7,26 @@ import pytest
 
 from tests.support.clock import Clock
 from tests.unit.cache.fakes import FakeDisk
-from tests.unit.engine.driver import Engine
-from tests.unit.engine.fakes import answer_text, prompt, submit, texts
+from tests.unit.engine.driver import SteppedEngine
+from tests.unit.engine.fakes import answer_text, answer_texts, prompt, submit
 from tests.unit.engine.scheduler.situations import FEATURES, bring_to_state, caches_on, finish_all
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.protocol import Deadlines, Failed
 
 
-def timed_engine() -> tuple[Engine, Clock]:
+def timed_engine() -> tuple[SteppedEngine, Clock]:
     """An engine whose time a test moves."""
-    engine, clock = Engine(caches_on(FakeDisk(FEATURES))), Clock()
+    engine, clock = SteppedEngine(caches_on(FakeDisk(FEATURES))), Clock()
     engine.scheduler._clock = clock
     return engine, clock
 
 
-def add(engine: Engine, name: str, deadlines: Deadlines, **sampling: object) -> None:
+def add(engine: SteppedEngine, name: str, deadlines: Deadlines, **sampling: object) -> None:
     submitted = submit(name, **sampling)
     engine.inbox.put(msgspec.structs.replace(submitted, deadlines=deadlines))
 
 
-def failures(engine: Engine) -> list[tuple[str, str]]:
+def failures(engine: SteppedEngine) -> list[tuple[str, str]]:
     return [(one.request_id, one.code) for one in engine.events if isinstance(one, Failed)]
 
 
@@ -36,10 +36,10 @@ def test_missed_deadline_ends_request_once_in_every_state(state: State) -> None:
     bring_to_state(engine, state)
     request = engine.request("a")
     request.deadlines._total_at = clock.now + 5
-    engine.take_in()
+    engine.accept()
     assert failures(engine) == []
     clock.now += 5
-    engine.take_in()
+    engine.accept()
     assert failures(engine) == [("a", "total_timeout")]
     engine.abort("a")
     finish_all(engine)
@@ -68,7 +68,7 @@ def test_encoding_request_has_no_queue_deadline() -> None:
     engine.step()
     engine.encoder.finish()
     engine.run()
-    assert texts(engine.events) == {"a": answer_text(prompt(images=1))}
+    assert answer_texts(engine.events) == {"a": answer_text(prompt(images=1))}
 
 
 def test_request_waiting_for_batch_has_queue_deadline() -> None:
@@ -88,7 +88,7 @@ def test_first_and_later_tokens_have_separate_deadlines() -> None:
     submitted = submit("slow", images=1)
     engine.inbox.put(msgspec.structs.replace(submitted, deadlines=Deadlines(first_token_seconds=2)))
     add(engine, "text", Deadlines(first_token_seconds=2, token_seconds=3))
-    engine.step_until(lambda: bool(texts(engine.events)))
+    engine.step_until(lambda: bool(answer_texts(engine.events)))
     clock.now += 2
     engine.events += engine.scheduler.expire()
     assert failures(engine) == [("slow", "first_token_timeout")]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from vlm_server.engine.scheduler.device_order import TurnCandidate, fair_turn
 
 
@@ -92,7 +92,7 @@ def test_interrupted_request_remains_oldest():
 
 
 def test_query_of_next_request_takes_no_turn():
-    engine = Engine(prefill_chunk_tokens=2)
+    engine = SteppedEngine(prefill_chunk_tokens=2)
     engine.add("long", text="x" * 40)
     engine.add("short", text="x" * 20)
     engine.step_until(lambda: len(engine.chunks) == 4)

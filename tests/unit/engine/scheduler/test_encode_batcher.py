@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import (
     TOKENS_PER_IMAGE,
     FakeFeatures,
     FakeMemory,
     answer_text,
+    answer_texts,
     features_of,
     prepared,
     prompt,
-    texts,
 )
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.lru import LruCache
@@ -53,10 +53,10 @@ def prompt_with_images(name: str, images: int) -> PreparedPrompt:
     return replace(prepared_prompt, spans=spans)
 
 
-def new_engine(device: Device, most: int = 8, **options: object) -> Engine:
+def new_engine(device: Device, most: int = 8, **options: object) -> SteppedEngine:
     """An engine that has measured its device."""
     limits = {"prefill_chunk_tokens": 100, "max_num_seqs": 8, "context_tokens": 1000} | options
-    engine = Engine(max_images_per_encode=most, **limits)  # type: ignore[arg-type]
+    engine = SteppedEngine(max_images_per_encode=most, **limits)  # type: ignore[arg-type]
     engine.encoder.seconds = device
     for number in range(4):
         engine.add_prepared(f"earlier {number}", prompt_with_images(f"earlier {number}", 12))
@@ -66,7 +66,7 @@ def new_engine(device: Device, most: int = 8, **options: object) -> Engine:
     return engine
 
 
-def arrive(engine: Engine, **images: int) -> None:
+def arrive(engine: SteppedEngine, **images: int) -> None:
     """Requests with so many images each, prepared before the next step."""
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     for name, count in images.items():
@@ -77,7 +77,7 @@ def arrive(engine: Engine, **images: int) -> None:
     engine.preparers.outcome = usual
 
 
-def calls_of(engine: Engine) -> list[list[str]]:
+def calls_of(engine: SteppedEngine) -> list[list[str]]:
     """The request ids of each encode call, up to the end of all requests."""
     engine.encoder.is_fast = True
     if engine.encoder.works:
@@ -94,7 +94,7 @@ def test_images_of_request_are_encoded_in_one_batch():
     engine = new_engine(gpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"] * 4, ["a"] * 2]
-    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 6))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt_with_images("a", 6))
 
 
 def test_images_are_not_batched_on_device_without_gain():
@@ -216,8 +216,8 @@ def test_failed_image_fails_only_its_request():
     engine.encoder.finish(InternalError("a bad image"), features_of(second.span))
     calls_of(engine)
     assert engine.ended[-2:] == ["a", "b"]
-    assert "a" not in texts(engine.events)
-    assert texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
+    assert "a" not in answer_texts(engine.events)
+    assert answer_texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
 
 
 def test_encode_batch_out_of_memory_is_retried_once():
@@ -228,7 +228,7 @@ def test_encode_batch_out_of_memory_is_retried_once():
     engine.step()
     assert "a" not in engine.ended
     calls_of(engine)
-    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 4))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt_with_images("a", 4))
 
 
 def test_batched_encode_is_given_up_after_failures():
@@ -254,7 +254,7 @@ def test_features_stored_by_another_thread_are_used():
     engine.caches.features = ConcurrentlyFilledCache("encoder", 1 << 20)
     arrive(engine, a=3)
     calls_of(engine)
-    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 3))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt_with_images("a", 3))
 
 
 def test_abort_leaves_rest_of_encode_batch():
@@ -267,7 +267,7 @@ def test_abort_leaves_rest_of_encode_batch():
     assert engine.state_of("a") is None
     assert engine.num_tracked == 2, "the encoder still has its image"
     calls_of(engine)
-    assert texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
+    assert answer_texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
     ended = {e.request_id: e for e in engine.events if isinstance(e, Finished)}
     assert ended["a"].is_aborted
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import EOS, SPECIAL, MarkDecoder, deltas, outcome_of, prompt
 from tests.unit.engine.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
 from vlm_server.engine.output.formats import Formats
@@ -23,9 +23,9 @@ LIST = '[{"name": "look", "arguments": {"a": 1}}, {"name": "click", "arguments":
 
 def engine_saying(
     *answers: str, answer: AnswerFormat = ANSWER, formats: Formats = FORMATS
-) -> Engine:
+) -> SteppedEngine:
     """Every request is answered by `answers`, one for each choice, and an end token."""
-    engine = Engine(decoder=DECODER, formats=formats, context_tokens=1000)
+    engine = SteppedEngine(decoder=DECODER, formats=formats, context_tokens=1000)
     engine.runner.answer = lambda _, choice: [*DECODER.encode(answers[choice]), EOS]
 
     def outcome(submitted: Submit) -> Prepared:
@@ -50,7 +50,7 @@ def pieces_in(found: list[Delta]) -> list[Piece]:
     return pieces
 
 
-def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str | None]:
+def say(engine: SteppedEngine, **sampling: object) -> tuple[list[tuple[str, ...]], str | None]:
     """The pieces of an answer and its finish reason."""
     engine.add("a", **sampling)
     found = deltas(engine.run())
@@ -59,7 +59,7 @@ def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str 
     return merged(pieces_in(found)), found[-1].finish_reason
 
 
-def counts(engine: Engine) -> tuple[int, int]:
+def counts(engine: SteppedEngine) -> tuple[int, int]:
     stats = engine.scheduler.stats()
     return stats.tool_calls, stats.broken_tool_calls
 

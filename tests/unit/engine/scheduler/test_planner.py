@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import FakeFeatures, FakeMemory, submit
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.interfaces import SchedulerOutput, SeqId
@@ -23,14 +23,14 @@ def video_submit(name: str) -> Submit:
 
 
 def test_equal_prompts_are_prefilled_in_order_of_arrival():
-    engine = Engine(max_num_seqs=9)
+    engine = SteppedEngine(max_num_seqs=9)
     engine.ready(*"abcd")
     engine.run()
     assert [new.request_id for plan in engine.plans for new in plan.new] == list("abcd")
 
 
 def test_sequences_decode_in_every_step_during_prefill():
-    engine = Engine(prefill_chunk_tokens=1)
+    engine = SteppedEngine(prefill_chunk_tokens=1)
     engine.encoder.is_fast = False
     engine.add("a", max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -45,7 +45,7 @@ def test_sequences_decode_in_every_step_during_prefill():
 
 
 def test_tokens_of_step_share_one_message():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.add("a", "b", "c")
     engine.run()
     sizes = [len(event.deltas) for event in engine.events if hasattr(event, "deltas")]
@@ -53,7 +53,7 @@ def test_tokens_of_step_share_one_message():
 
 
 def test_running_sequences_never_exceed_max_num_seqs():
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.add(*"abcdef", images=1)
     while len(engine.ended) < 6:
         engine.step()
@@ -65,7 +65,7 @@ def test_running_sequences_never_exceed_max_num_seqs():
 
 @pytest.mark.parametrize("images", [0, 1])
 def test_preparations_never_exceed_max_preparing(images: int):
-    engine = Engine(max_num_seqs=9, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=9, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*"abcd", images=images)
     assert started(engine.step()) == ["a", "b"]
@@ -76,7 +76,7 @@ def test_preparations_never_exceed_max_preparing(images: int):
 
 def test_text_overtakes_waiting_images():
     """The images wait for a preparer, for a place among prepared requests, and for the encoder."""
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
     engine.add(*(f"image {number}" for number in range(9)), images=1)
     engine.step_until(lambda: engine.encoder.work is not None)
@@ -90,7 +90,7 @@ def test_text_overtakes_waiting_images():
 
 
 def test_texts_and_images_overtake_waiting_schemas():
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*(f"schema {number}" for number in range(9)), json_schema="{}")
     engine.add("both", json_schema="{}", images=1)
@@ -101,7 +101,7 @@ def test_texts_and_images_overtake_waiting_schemas():
 
 def test_compiled_schemas_never_exceed_waiting_places():
     """Each keeps a process."""
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
     engine.add(*(f"{number}" for number in range(9)), json_schema="{}", images=1)
     engine.step_until(lambda: engine.encoder.work is not None)
@@ -112,7 +112,7 @@ def test_compiled_schemas_never_exceed_waiting_places():
 
 
 def test_short_prompt_is_prefilled_between_chunks_of_long_one():
-    engine = Engine(prefill_chunk_tokens=2, context_tokens=1000)
+    engine = SteppedEngine(prefill_chunk_tokens=2, context_tokens=1000)
     engine.ready("long", text="x" * 40)
     engine.step()
     engine.add("short", "second", text="hello")
@@ -125,7 +125,7 @@ def test_short_prompt_is_prefilled_between_chunks_of_long_one():
 
 def test_begun_prompt_keeps_its_place_in_batch():
     """Else it would hold its KV cache while others come and go."""
-    engine = Engine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
+    engine = SteppedEngine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
     engine.add("running", max_tokens=900, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
     engine.add("long", text="x" * 40)
@@ -136,7 +136,7 @@ def test_begun_prompt_keeps_its_place_in_batch():
         assert SeqId("short") not in engine.runner.seqs
 
 
-def device_work_order(engine: Engine) -> list[tuple[str, str]]:
+def device_work_order(engine: SteppedEngine) -> list[tuple[str, str]]:
     """All that is done before anyone decodes, in order: ("encode" or "chunk", request)."""
     engine.run()
     order: list[tuple[str, str]] = []
@@ -148,7 +148,7 @@ def device_work_order(engine: Engine) -> list[tuple[str, str]]:
 
 
 def test_few_images_are_encoded_between_those_of_another_request():
-    engine = Engine(prefill_chunk_tokens=64)
+    engine = SteppedEngine(prefill_chunk_tokens=64)
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     engine.add("many", images=5)
     engine.add("one", "two", images=1)
@@ -163,7 +163,7 @@ def test_few_images_are_encoded_between_those_of_another_request():
 
 
 def test_first_equal_request_is_prefilled_before_next_encode():
-    engine = Engine(prefill_chunk_tokens=64)
+    engine = SteppedEngine(prefill_chunk_tokens=64)
     engine.ready("a", "b", "c", images=1)
     assert device_work_order(engine) == [
         (what, name) for name in "abc" for what in ("encode", "chunk")
@@ -171,7 +171,7 @@ def test_first_equal_request_is_prefilled_before_next_encode():
 
 
 def test_prompts_without_images_are_prefilled_during_encode():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.encoder.is_fast = False
     engine.add("many", images=3)
     engine.step_until(lambda: engine.encoder.work is not None)
@@ -188,7 +188,7 @@ def test_prompts_without_images_are_prefilled_during_encode():
 
 def test_plan_is_empty_while_all_requests_wait_for_encode():
     """Else the loop would turn in circles beside the encoder."""
-    engine = Engine(max_num_seqs=1, prefill_chunk_tokens=2)
+    engine = SteppedEngine(max_num_seqs=1, prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
     engine.step_until(lambda: "a" in engine.runner.prefills)
     engine.encoder.is_fast = False
@@ -205,12 +205,12 @@ def test_plan_is_empty_while_all_requests_wait_for_encode():
 
 @pytest.mark.parametrize("waiting", ["wide", None])
 def test_encoding_continues_while_prompts_wait_for_batch(waiting: str | None):
-    engine = Engine(max_num_seqs=2 if waiting else 1, context_tokens=1000)
+    engine = SteppedEngine(max_num_seqs=2 if waiting else 1, context_tokens=1000)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
     if waiting:
         engine.add(waiting, n=2)
-        engine.take_in()
+        engine.accept()
     engine.add("a", "b", images=1)
     engine.step_until(lambda: len(engine.encoder.done) == 2)
     assert [work.request_id for work in engine.encoder.done] == ["a", "b"]
@@ -218,7 +218,7 @@ def test_encoding_continues_while_prompts_wait_for_batch(waiting: str | None):
 
 
 def test_pixels_and_cache_references_are_dropped_by_first_chunk():
-    engine = Engine(prefill_chunk_tokens=2)
+    engine = SteppedEngine(prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
     engine.step_until(lambda: engine.state_of("a") is State.ENCODING)
     assert engine.request("a")._inputs
@@ -228,7 +228,7 @@ def test_pixels_and_cache_references_are_dropped_by_first_chunk():
 
 
 def test_videos_take_only_one_preparer():
-    engine = Engine(max_num_seqs=9, max_preparing=3)
+    engine = SteppedEngine(max_num_seqs=9, max_preparing=3)
     engine.preparers.outcome = None
     for name in ("a", "b"):
         engine.inbox.put(video_submit(name))
@@ -243,7 +243,7 @@ def test_videos_take_only_one_preparer():
 
 def test_abort_cancels_preparation_that_has_not_begun():
     """Also before its thread has begun: else a dead video is decoded, and holds up the next."""
-    engine = Engine()
+    engine = SteppedEngine()
     engine.preparers.outcome = None
     engine.inbox.put(video_submit("a"))
     (work,) = engine.step().prepare
@@ -257,7 +257,7 @@ def test_abort_cancels_preparation_that_has_not_begun():
 
 def test_aborted_preparation_keeps_its_place_until_it_ends():
     """The thread is busy with it all the same: what is started more would queue after it."""
-    engine = Engine(max_num_seqs=9, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=9, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*"abcdef")
     assert len(engine.step().prepare) == 2
@@ -269,7 +269,7 @@ def test_aborted_preparation_keeps_its_place_until_it_ends():
 
 
 def test_images_are_encoded_singly_oldest_request_first():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=2)
     plan = engine.step()
@@ -284,7 +284,7 @@ def test_images_are_encoded_singly_oldest_request_first():
 
 
 def test_older_prompt_alternates_with_begun_one():
-    engine = Engine(prefill_chunk_tokens=2)
+    engine = SteppedEngine(prefill_chunk_tokens=2)
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
     engine.step()
@@ -299,7 +299,7 @@ def test_older_prompt_alternates_with_begun_one():
 
 
 def test_text_is_prefilled_during_encode_of_older_request():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
     engine.ready("b")
@@ -308,7 +308,7 @@ def test_text_is_prefilled_during_encode_of_older_request():
 
 
 def test_chunks_shrink_to_max_step_seconds_while_others_decode():
-    engine = Engine(prefill_chunk_tokens=64, max_step_seconds=0.1, context_tokens=1000)
+    engine = SteppedEngine(prefill_chunk_tokens=64, max_step_seconds=0.1, context_tokens=1000)
     engine.runner.prefill_seconds = lambda plan: 0.004 * plan.num_prefill_tokens
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -319,7 +319,7 @@ def test_chunks_shrink_to_max_step_seconds_while_others_decode():
 
 
 def test_piggybacked_chunks_fill_mixed_step():
-    engine = Engine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
+    engine = SteppedEngine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
     engine.runner.mixed_step_tokens = 24
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -334,7 +334,7 @@ def test_piggybacked_chunks_fill_mixed_step():
 
 
 def test_next_image_is_encoded_during_prompts_last_chunk():
-    engine = Engine(prefill_chunk_tokens=4)
+    engine = SteppedEngine(prefill_chunk_tokens=4)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
     engine.step()
@@ -351,7 +351,7 @@ def test_next_image_is_encoded_during_prompts_last_chunk():
 
 
 def test_encode_waits_for_prefill_without_memory_for_both():
-    engine = Engine(memory=FakeMemory(limit_bytes=10**6), prefill_chunk_tokens=64)
+    engine = SteppedEngine(memory=FakeMemory(limit_bytes=10**6), prefill_chunk_tokens=64)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
     engine.step()

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import answer_text, answer_tokens, features_of
 from tests.unit.engine.mixed_prompts import (
     Attention,
@@ -66,7 +66,7 @@ LONGEST = 60
 ENOUGH = 10**6
 
 
-class Watched(Scheduler):
+class WatchedScheduler(Scheduler):
     """A prompt that could be prefilled is, if and only if there is room for its sequences."""
 
     def schedule(self) -> SchedulerOutput:
@@ -83,7 +83,7 @@ class Watched(Scheduler):
         return plan
 
 
-class Lives(RuleBasedStateMachine):
+class SchedulerMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     def __init__(self) -> None:
@@ -122,9 +122,9 @@ class Lives(RuleBasedStateMachine):
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
         self.stores_all_images = encoder_bytes == ENOUGH
-        self.engine = Engine(
+        self.engine = SteppedEngine(
             self.caches,
-            scheduler=Watched,
+            scheduler=WatchedScheduler,
             max_num_seqs=MAX_NUM_SEQS,
             prefill_chunk_tokens=CHUNK,
             max_preparing=MAX_PREPARING,
@@ -395,5 +395,5 @@ class Lives(RuleBasedStateMachine):
             assert all(count <= 1 for count in self.encoded.values())
 
 
-Lives.TestCase.settings = settings(stateful_step_count=40)
-TestLives = Lives.TestCase
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40)
+TestLives = SchedulerMachine.TestCase

@@ -15,7 +15,7 @@ from vlm_server.runner.device.device import Device, DeviceKind
 GIB = 1 << 30
 
 
-def on(kind: DeviceKind) -> Backend:
+def backend_on(kind: DeviceKind) -> Backend:
     return backend_of(Device(kind, "a device", 100, 90))
 
 
@@ -34,7 +34,7 @@ def test_backend_properties_follow_from_device_kind(
     padding_tokens: int,
     pool_bytes: int,
 ):
-    backend, is_gpu = on(kind), kind is not DeviceKind.CPU
+    backend, is_gpu = backend_on(kind), kind is not DeviceKind.CPU
     assert (backend.compiles_kernels, backend.encodes_in_turns) == (is_gpu, is_gpu)
     assert backend.default_dtype == ("auto" if is_gpu else "float32")
     assert backend.trims_own_pool == trims_own_pool
@@ -45,7 +45,7 @@ def test_backend_properties_follow_from_device_kind(
 
 @pytest.mark.parametrize("kind", DeviceKind)
 def test_metal_is_only_backend_with_late_errors(kind: DeviceKind):
-    assert on(kind).errors_are_late == (kind is DeviceKind.METAL)
+    assert backend_on(kind).errors_are_late == (kind is DeviceKind.METAL)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_used_bytes_are_counted_by_cuda_driver_alone(
 ):
     """Memory that is the machine's own is counted by the system alone."""
     monkeypatch.setattr(mx, "device_info", lambda _: info)
-    assert on(kind).used_bytes() == used
+    assert backend_on(kind).used_bytes() == used
 
 
 @pytest.mark.parametrize(("used", "is_short"), [(0, False), (3100, False), (3101, True)])
