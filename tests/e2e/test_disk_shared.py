@@ -10,6 +10,7 @@ from tests.e2e.test_disk import (
     FIRST,
     ask,
     disk,
+    expected_answers,
     on_disk,
     second_turn,
     wait_written,
