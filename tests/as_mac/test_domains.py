@@ -31,7 +31,7 @@ WAITS = "trap 'kill $!; exit 0' TERM; sleep 1000 & touch up; wait"
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No daemon answers here, so waiting for one is kept short."""
+    """Short waits for a daemon's answer, as none answers here."""
     monkeypatch.setattr(status, "_LOOK_SECONDS", 0.2)
 
 

@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def flush_sockets_in_flight() -> Iterator[None]:
-    """Sockets that are closed in flight are emptied."""
+    """Empty sockets that are closed in flight."""
     in_flight.install()
     yield
     in_flight.remove()
@@ -69,7 +69,7 @@ def stopped_process(pid: int) -> Iterator[None]:
 
 @pytest.fixture
 def socket_sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a socket was sent and its sender waits."""
+    """An event that is set once a socket was sent and its sender waits."""
     event = threading.Event()
     real = PassedSocket.wait
 

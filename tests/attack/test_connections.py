@@ -67,7 +67,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def clients(daemon: Daemon) -> Iterator[contextlib.ExitStack]:
-    """Close all sockets at the end; then no queue slot may be taken."""
+    """A stack that closes all sockets at the end; then no queue slot may be taken."""
     with contextlib.ExitStack() as stack:
         yield stack
     wait_until(lambda: daemon.num_in_flight() == 0, 20, daemon.log)

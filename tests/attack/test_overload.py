@@ -40,7 +40,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(autouse=True)
 async def idle_afterwards(daemon: Daemon) -> AsyncIterator[None]:
-    """Afterwards nothing is held, and the next request is answered."""
+    """A check after the test: nothing is held, and the next request is answered."""
     yield
     await wait_idle(daemon)
     reply = await ask(daemon, chat_body(4))

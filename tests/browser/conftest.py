@@ -50,7 +50,7 @@ class ModelsDaemon:
 
 @pytest.fixture(scope="session")
 def models_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsDaemon]:
-    """Models: one pinned, `second`, one with a long name, and one that can't be loaded."""
+    """A daemon of four models: one pinned, `second`, one with a long name, one that can't be loaded."""
     folder = tmp_path_factory.mktemp("several")
     disk, wrong = folder / "disk", folder / "wrong"
     wrong.mkdir()
@@ -83,7 +83,7 @@ limit_bytes = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Per module, not per session: Playwright's loop would disturb async tests."""
+    """Chromium for one module: Playwright's loop would disturb async tests of others."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         reason = "no Chromium: run scripts/install_chromium"

@@ -30,7 +30,7 @@ Connect = Callable[..., instructor.Instructor]
 
 
 class Crowd(pydantic.BaseModel):
-    """So many that it takes a while to tell."""
+    """A list of so many items that the answer takes a while."""
 
     things: list[ShapeOnScreen] = pydantic.Field(min_length=20, max_length=20)
 

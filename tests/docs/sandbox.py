@@ -100,7 +100,7 @@ class Sandbox:
         return text.replace("/path/to/checkpoint", str(self.folder / "checkpoint"))
 
     def shell(self, text: str) -> str:
-        """What commands print. Raises AssertionError if one fails."""
+        """The output of commands. Raises AssertionError if one fails."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self.placed(text)],
             cwd=self.folder,

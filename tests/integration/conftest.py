@@ -100,7 +100,7 @@ def served(
 
 @pytest.fixture(scope="session")
 def mlx_vlms(family: str, load_mlx_vlms: Callable[[str], LoadedModel]) -> LoadedModel:
-    """`served`'s model as mlx-vlm has it."""
+    """The model of `served`, with mlx-vlm's own modules."""
     return load_mlx_vlms(family)
 
 
@@ -121,5 +121,5 @@ def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> EngineHarness:
 
 @pytest.fixture(scope="session")
 def answered_in_pairs(served: tuple[LoadedModel, MultimodalPreparer]) -> list[list[int]]:
-    """The result of `in_pairs` without chunks and caches."""
+    """The result of `answer_in_pairs` without chunks and caches."""
     return answer_in_pairs(EngineHarness(*served))

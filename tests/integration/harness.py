@@ -144,7 +144,7 @@ def new_grammars(
     follow_seconds: float = 60.0,
     cache_bytes: int = 128 << 20,
 ) -> Grammars:
-    """With generous limits; the machine may be busy."""
+    """Grammars with generous limits, as the machine may be busy."""
     limits = GrammarLimits(
         compile_seconds, settings.EngineSettings().schema_memory_bytes, follow_seconds
     )
@@ -291,9 +291,9 @@ class EngineHarness:
     caches: Caches = field(default_factory=Caches)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
-    """Without thoughts."""
+    """The text of each choice without its reasoning."""
     seq_calls: dict[SeqId, list[ToolCallDelta]] = field(default_factory=dict)
-    """Each as one delta."""
+    """The tool calls of each choice, each call as one delta."""
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     finish_reasons: dict[SeqId, FinishReason] = field(default_factory=dict)
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
@@ -385,7 +385,7 @@ class EngineHarness:
         step_until(self.step, condition)
 
     def run(self) -> None:
-        """To the end of every request, the last of which leaves nothing."""
+        """Run every request to its end, after which no state is left."""
         self.loop.run_until_idle()
         assert self.num_tracked == 0
 

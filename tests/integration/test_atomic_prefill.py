@@ -66,7 +66,7 @@ def cached_tokens(engine: EngineHarness, name: str) -> int:
 
 
 def chunk_ends(engine: EngineHarness, submit: Submit) -> list[int]:
-    """Where each chunk of a request ended that runs alone."""
+    """The end of each chunk of a request that runs alone."""
     engine.add(submit)
     engine.step(2)
     request = engine.scheduler._requests[submit.request_id]

@@ -90,7 +90,7 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> CountedFunction:
 
 
 def run_to_idle(engine: EngineHarness) -> None:
-    """Nothing runs: nothing is held, and all is counted."""
+    """Run to the end; then no cache entry is in use, and all sums agree."""
     engine.run()
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0

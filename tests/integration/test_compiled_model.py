@@ -296,7 +296,7 @@ def test_long_compiled_chunk_equals_eager_model(
     start, token_ids = list(range(4, 24)), [number % 50 + 3 for number in range(count)]
 
     def cache_of(loaded: LoadedModel) -> list[Any]:
-        """With the tokens of `start`."""
+        """A cache with the tokens of `start`."""
         cache = make_prompt_cache(loaded.language_model)
         inputs = of_prompt(loaded, start, 0)
         mx.eval(loaded.language_model(mx.array([start]), cache=cache, **inputs).logits)

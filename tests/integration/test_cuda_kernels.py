@@ -144,7 +144,7 @@ def attend_in_float32(
     bounds: list[tuple[int, int, int]],
     window: int,
 ) -> mx.array:
-    """By matrix products; `keys` and `values` have the new ones."""
+    """Attention by matrix products in float32; `keys` and `values` have the new ones."""
     count, share = queries.shape[2], queries.shape[1] // keys.shape[1]
     queries, keys, values = (each.astype(mx.float32) for each in (queries, keys, values))
     keys, values = mx.repeat(keys, share, axis=1), mx.repeat(values, share, axis=1)

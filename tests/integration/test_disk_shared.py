@@ -116,7 +116,7 @@ def test_prefix_evicted_before_its_disk_read_is_recomputed(
 
 
 def size_of(folder: Path) -> int:
-    """Of its files; one that is renamed or evicted meanwhile does not count."""
+    """The bytes of its files, without those renamed or evicted meanwhile."""
     size = 0
     for path in files_in(folder):
         with suppress(FileNotFoundError):

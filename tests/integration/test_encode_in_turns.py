@@ -24,7 +24,7 @@ pytestmark = pytest.mark.families("tower", "tiling")
 
 @pytest.fixture(autouse=True)
 def encodes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that encodes in turns, and takes long for each layer."""
+    """Encodes in parts, as on a device that encodes in turns and takes long for each layer."""
     monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
 

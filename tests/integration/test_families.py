@@ -373,7 +373,10 @@ def mlx_vlms_gated_delta() -> Iterator[None]:
 
 
 def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
-    """By mlx-vlm, but for a family whose template takes texts only: it would put images first."""
+    """The prompt rendered by mlx-vlm.
+
+    Not for a family whose template takes texts only: mlx-vlm would put images first.
+    """
     if image_text := loaded.family.image_text:
         texts = [
             {

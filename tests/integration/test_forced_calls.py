@@ -82,7 +82,7 @@ def with_template(loaded: LoadedModel, **changes: Any) -> EngineHarness:
 
 
 def tools(*names: str, **changes: Any) -> Tools:
-    """Those of `TOOLS`, all if there is no name; one must be called."""
+    """The named tools of `TOOLS`, or all; one must be called."""
     listed = [
         {"type": "function", "function": {"name": name, "parameters": TOOLS[name]}}
         for name in names or TOOLS

@@ -48,7 +48,7 @@ def served(
 
 @pytest.fixture(params=[OutOfMemory, StepTooLong])
 def error_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The error's kind."""
+    """The class of the late error."""
     name = "_ALLOCATIONS" if request.param is OutOfMemory else "_TIME_OUTS"
     monkeypatch.setattr(arrays, name, (WORDS,))
     return request.param

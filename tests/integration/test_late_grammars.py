@@ -107,7 +107,7 @@ def add_slow(engine: EngineHarness, submit: Submit) -> Delay:
 
 @pytest.fixture(params=few_of(["qwen3_vl", "gemma3", "qwen3_5"], ["qwen3_5"]))
 def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], EngineHarness]:
-    """Plain KV, windows, and states that can't be cut."""
+    """An engine with plain KV, one with windows, and one with states that can't be cut."""
     return lambda: EngineHarness(*load_tiny(request.param))
 
 

@@ -40,7 +40,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def encode_in_turns(engine: EngineHarness) -> EngineHarness:
-    """As the program does where `Backend.encodes_in_turns`."""
+    """Make `engine` encode in turns, as where `Backend.encodes_in_turns`."""
     in_parts = ImageEncoder(engine.loaded, engine.caches.tiles)
     engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine

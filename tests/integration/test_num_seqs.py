@@ -44,7 +44,7 @@ def start_with_limit(limit_bytes: int, **scheduler: int) -> Start:
 
 
 def reported_max_num_seqs(engine: Served) -> int:
-    """By the last statistics."""
+    """The `max_num_seqs` of the last statistics."""
     return next(e for e in reversed(engine.events) if isinstance(e, Stats)).max_num_seqs
 
 

@@ -35,7 +35,7 @@ def loaded(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 
 def grid_of(loaded: LoadedModel, groups: int, shape: tuple[int, int]) -> Grid:
-    """In patches; `shape` is in tokens."""
+    """A grid in patches; `shape` is in tokens."""
     rule = loaded.spec.mrope
     assert isinstance(rule, MRope)
     return groups, shape[0] * rule.merge_size, shape[1] * rule.merge_size
@@ -44,7 +44,10 @@ def grid_of(loaded: LoadedModel, groups: int, shape: tuple[int, int]) -> Grid:
 def media_ids(
     loaded: LoadedModel, token_id: int, groups: int, shape: tuple[int, int], gap: int
 ) -> list[int]:
-    """As the processor writes them: with text between the groups where the family has some."""
+    """The token ids of media as the processor writes them.
+
+    There is text between the groups where the family has some.
+    """
     begin = media_start(loaded.model.config)
     own = [token_id] * (shape[0] * shape[1])
     rule = loaded.spec.mrope

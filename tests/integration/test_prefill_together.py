@@ -64,7 +64,7 @@ def eligible(served: Served) -> None:
 
 
 def new_engine_of(served: Served, most: int = 8, **options: Any) -> EngineHarness:
-    """One that was told that several prompts take as long as one."""
+    """An engine that was told that several prompts take as long as one."""
     engine = EngineHarness(*served, max_prompts_per_prefill=most, max_num_seqs=64, **options)
     engine.runner.prefill_seconds = 0.001
     # Two alone, beside nobody and beside others, of each size; then two at once, and four.
@@ -93,7 +93,7 @@ def scores(engine: EngineHarness) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="session")
 def engine_in_turn(served: Served) -> EngineHarness:
-    """One that has answered all, each prompt alone."""
+    """An engine that has answered all questions, each prefilled alone."""
     engine = EngineHarness(*served, max_num_seqs=64)
     for question in questions():
         engine.answer(question)

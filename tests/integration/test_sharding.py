@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.xdist_group("sharding")]
 
 @pytest.fixture(scope="module")
 def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
-    """By family: the largest difference, and the largest score."""
+    """The largest difference and the largest score, by family."""
     folder = tmp_path_factory.mktemp("models")
     models = [str(build(family, folder / family)) for family in FAMILIES]
     host = Host("127.0.0.1", ("127.0.0.1",))

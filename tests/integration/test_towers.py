@@ -63,7 +63,7 @@ GRIDS = {
 def towers(
     request: pytest.FixtureRequest, load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms
 ) -> tuple[FrameTower, nn.Module]:
-    """Ours and mlx-vlm's own, with the same weights."""
+    """Our tower and mlx-vlm's own, with the same weights."""
     ours = load_tiny(request.param)[0].model.vision_tower
     own = load_mlx_vlms(request.param).model.vision_tower
     assert isinstance(ours, FrameTower)

@@ -26,7 +26,7 @@ def write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_store(folder: Path, limit_bytes: int = 1000, owner: str = OWNER) -> Iterator[DiskStore]:
-    """As a process that was just started, and ends after that, has one."""
+    """The store of a process that was just started and ends after the `with` block."""
     yield DiskStore("disk", folder, owner, limit_bytes)
 
 

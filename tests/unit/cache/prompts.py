@@ -66,6 +66,6 @@ def is_boundary(parts: Parts, position: int) -> bool:
 
 
 def num_common(one: Parts, other: Parts, limit: int) -> int:
-    """How many positions both begin with, of `limit` at most; never part of a span."""
+    """The length of the common prefix, `limit` at most; it never ends within a span."""
     longest = min(len(one), len(other), limit)
     return max(n for n in range(longest + 1) if one[:n] == other[:n] and is_boundary(one, n))

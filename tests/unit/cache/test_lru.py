@@ -266,7 +266,7 @@ class LruMachine(RuleBasedStateMachine):
         return stored
 
     def _last(self, key: str) -> Stored | None:
-        """What is stored of `key`, now the last in the list."""
+        """The stored value of `key`, which becomes the most recently used."""
         stored = next((each for each in self.stored if each.key == key), None)
         if stored is not None:
             self.stored.remove(stored)

@@ -113,11 +113,9 @@ class ScriptedEncoder:
         assert works
         self.done += works
         self.calls.append([work.request_id for work in works])
-        prepared_prompt = outcomes or tuple(features_of(work.span) for work in works)
-        failed = any(isinstance(one, RequestError) for one in prepared_prompt)
-        self.inbox.put(
-            EncodeDone(works, prepared_prompt, math.inf if failed else self.seconds(len(works)))
-        )
+        results = outcomes or tuple(features_of(work.span) for work in works)
+        failed = any(isinstance(one, RequestError) for one in results)
+        self.inbox.put(EncodeDone(works, results, math.inf if failed else self.seconds(len(works))))
 
 
 @dataclass
@@ -217,7 +215,7 @@ class SteppedEngine:
         self.preparers.outcome = usual
 
     def add_prepared(self, name: str, prepared_prompt: PreparedPrompt) -> None:
-        """A request that `made` is the prompt of."""
+        """Post a request whose prompt is `prepared_prompt`."""
         usual, self.preparers.outcome = self.preparers.outcome, None
         self.inbox.put(submit(name, images=len(prepared_prompt.spans)))
         self.step()

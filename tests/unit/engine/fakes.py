@@ -133,7 +133,7 @@ def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
 def prepared(
     prepared_prompt: PreparedPrompt, caches: Caches | None = None, *, use_disk: bool = True
 ) -> Prepared:
-    """`made` with what `caches` have of it, and pixels for the rest."""
+    """A prompt with the entries that `caches` have of it, and pixels for the rest."""
     caches = Caches() if caches is None else caches
     holds = CacheReferences(
         caches,
@@ -150,7 +150,7 @@ def prepared(
 
 
 def answer_tokens(prepared_prompt: PreparedPrompt, choice: int = 0) -> list[int]:
-    """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
+    """The fake model's answer to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
     shown = "".join(span.mm_hash for span in prepared_prompt.spans).encode()
     digest = hashlib.sha256(prepared_prompt.token_ids.tobytes() + shown + bytes(choice)).digest()
     characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
@@ -456,11 +456,11 @@ class FakePreparer:
 
 
 class Panic(BaseException):
-    """As libraries in Rust raise it: no Exception."""
+    """A panic of a Rust library: it is no Exception."""
 
 
 def outcome_of(submit: Submit) -> Prepared:
-    """What `prompt` makes of it; raises like `refuse`."""
+    """The prepared prompt of a request; raises like `refuse`."""
     parts = submit.messages[0].content
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     refuse(text)
@@ -468,7 +468,7 @@ def outcome_of(submit: Submit) -> Prepared:
 
 
 def header_pixels(submit: Submit) -> int:
-    """What the headers of a request's images say, as if no cache knew one."""
+    """The number of pixels in a request's images by their headers, as if no cache had one."""
     return sum(image.width * image.height for image in submit.images)
 
 

@@ -62,6 +62,6 @@ def prompt_mixed(
 
 
 def prepare_mixed(submit: Submit, caches: Caches, attention: Attention) -> Prepared:
-    """What a preparer makes of `submit_mixed(...)` with these caches; raises like `refuse`."""
+    """The prepared prompt of `submit_mixed(...)` with these caches; raises like `refuse`."""
     has_snapshots = caches.prefixes.needs_snapshots
     return prepared(prompt_mixed(submit, attention, has_snapshots=has_snapshots), caches)

@@ -31,7 +31,7 @@ class EncodeTurns:
         ]
 
     def turn(self, *, is_alone: bool = False, is_long: bool = False) -> int:
-        """How many parts were launched until now."""
+        """The number of parts launched until now."""
         self.encoder.advance_encode(is_alone=is_alone, is_long=is_long)
         return self.model.encodings[-1].num_launched
 

@@ -323,7 +323,7 @@ def test_drain_ends_idle_engine():
 
 
 def draining() -> ThreadedEngine:
-    """One that has been told to, while a request is being prepared."""
+    """An engine that drains while a request is being prepared."""
     engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()

@@ -35,7 +35,7 @@ LARGE = 24 << 20
 
 
 class DownloadWatcher:
-    """What the caller of a download was told."""
+    """The progress that the caller of a download was told."""
 
     def __init__(self) -> None:
         self.plans: list[DownloadPlan] = []
@@ -74,7 +74,7 @@ class InProcessDownload(DownloadWatcher):
 
 @pytest.fixture(autouse=True)
 def _hub_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `InProcessDownload`: the hub's library has read the environment before a test sets it."""
+    """The hub's settings for `InProcessDownload`, whose library has read the environment before."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
@@ -89,7 +89,7 @@ def partial_bytes() -> int:
 
 
 def read_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Those that the loader reads."""
+    """The files that the loader reads."""
     kinds = (".json", ".jinja", ".safetensors")
     return {path: data for path, data in files.items() if path.endswith(kinds) and "/" not in path}
 

@@ -16,7 +16,7 @@ SEQ = SeqId("a", 0)
 
 
 class Groups:
-    """As `DecodeGroups`, of which one sequence has state."""
+    """A stand-in for `DecodeGroups`, of which one sequence has state."""
 
     error: Exception | None = None
 

@@ -47,7 +47,7 @@ def crash_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = Fal
 
 
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
-    """Both phases, then a token."""
+    """Report that the request passed both phases, and then a token."""
     admit(quarantine, submit)
     quarantine.record_work(OnDevice((submit.request_id,), (submit.request_id,)))
     quarantine.record_work(OnDevice((submit.request_id,)))

@@ -55,7 +55,7 @@ class FakeProcess:
 
 
 def ignore_progress(_stage: str, _fraction: float) -> None:
-    """For tests about something else."""
+    """A progress callback for tests about something else."""
 
 
 class FakeSupervisor(Supervisor):

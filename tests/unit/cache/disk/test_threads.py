@@ -41,7 +41,7 @@ class BusyPath(type(Path())):  # type: ignore[misc]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DiskStore]:
-    """Room for three files of 100 bytes."""
+    """A store with room for three files of 100 bytes."""
     store = DiskStore("disk", BusyPath(tmp_path), OWNER, 300)
     yield store
     BusyPath.on_unlink = BusyPath.on_read = None
@@ -54,7 +54,7 @@ def put(store: DiskStore, number: int, content: bytes | None = None) -> None:
 
 
 def run_on_other_thread(work: Callable[[], Any]) -> Any:
-    """What `work` returns on another thread. Raises TimeoutError if it does not end."""
+    """The result of `work` on another thread. Raises TimeoutError if it does not end."""
     threads = ThreadPoolExecutor(1)
     try:
         return threads.submit(work).result(SECONDS)

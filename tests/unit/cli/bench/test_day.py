@@ -55,7 +55,7 @@ async def test_day_rounds_have_equal_work_and_unique_messages():
 
 
 def kinds(samples: Iterable[DaySample]) -> Counter[str]:
-    """How many requests of each kind there are, without the fixed work."""
+    """The number of requests of each kind, without the fixed work."""
     return Counter(sample.kind for sample in samples if sample.kind != FIXED_WORK)
 
 

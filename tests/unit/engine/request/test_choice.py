@@ -101,7 +101,7 @@ def stopped(stops: tuple[str, ...], events: list[Event]) -> tuple[list[Event], s
 def read_answer(
     text: str, stops: tuple[str, ...], text_parser: AnswerParser
 ) -> tuple[list[Event], Choice]:
-    """All that an answer tells that comes token by token."""
+    """All deltas of an answer that comes token by token."""
     choice = Choice(SamplingParams(stop=stops), MARKS)
     choice.set_parser(text_parser)
     found = list[Piece]()

@@ -48,7 +48,7 @@ def feed(request: Request, tokens: list[int], choice: int = 0) -> str:
 
 
 def joined(pieces: Sequence[Piece]) -> str:
-    """All of it, which is content."""
+    """The whole text, which is content."""
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 

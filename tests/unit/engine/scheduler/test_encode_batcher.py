@@ -238,7 +238,7 @@ def test_batched_encode_is_given_up_after_failures():
 
 
 class ConcurrentlyFilledCache(LruCache[EncodedImage]):
-    """One into which another thread puts features between the first look for them and the next."""
+    """A cache into which another thread puts features between two lookups."""
 
     looked_for: str | None = None
 
@@ -288,7 +288,7 @@ def test_abort_of_whole_encode_batch_leaves_nothing():
 
 
 def first_tokens(device: Device, most: int, images: dict[str, int]) -> dict[str, float]:
-    """When each prompt's prefill ends, in seconds from their common arrival.
+    """The end of each prompt's prefill, in seconds from their common arrival.
 
     A chunk takes its time, or until the end of the encode that runs beside it.
     """

@@ -24,7 +24,7 @@ def cpu(count: int) -> float:
 def counts(
     device: Device, times: int = 12, waiting: int = 8, most: int = 8, max_seconds: float = 1.0
 ) -> list[int]:
-    """What is encoded, while there are always so many images, of a device's seconds by count."""
+    """The sizes of encode batches while so many images always wait, by seconds per size."""
     sizer, batch_sizes = EncodeSizer(most), []
     for _ in range(times):
         batch_sizes.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))

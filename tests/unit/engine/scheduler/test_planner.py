@@ -137,7 +137,7 @@ def test_begun_prompt_keeps_its_place_in_batch():
 
 
 def device_work_order(engine: SteppedEngine) -> list[tuple[str, str]]:
-    """All that is done before anyone decodes, in order: ("encode" or "chunk", request)."""
+    """The work before the first decode step, in order: ("encode" or "chunk", request)."""
     engine.run()
     order: list[tuple[str, str]] = []
     for plan in engine.plans:

@@ -236,7 +236,7 @@ def test_abort_leaves_rest_of_prefill_batch():
 
 
 def first_tokens(device: Device, most: int, sizes: dict[str, int]) -> dict[str, float]:
-    """When each prompt's prefill ends, in seconds from their common arrival."""
+    """The end of each prompt's prefill, in seconds from their common arrival."""
     engine = new_engine(device, most)
     for name, size in sizes.items():
         engine.add(name, text=name * size)

@@ -27,7 +27,7 @@ def counts(
     waiting: int = 8,
     max_seconds: float = 0.25,
 ) -> list[int]:
-    """What is prefilled, while there are always so many prompts."""
+    """The sizes of prefill batches while so many prompts always wait."""
     sizer, batch_sizes = PrefillSizer(), list[int]()
     for _ in range(times):
         longest = [num_tokens] * waiting

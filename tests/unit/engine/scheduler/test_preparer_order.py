@@ -13,7 +13,7 @@ from vlm_server.engine.scheduler.requests import Requests
 
 
 class Preparers:
-    """Their order, and all requests that there are."""
+    """Preparer threads: their order, and all requests."""
 
     def __init__(self, max_preparing: int, max_ready: int = 99) -> None:
         self.now = 0.0

@@ -169,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(target=requests, before=requests, parts=PARTS)
     def continue_conversation(self, before: str, parts: Parts) -> str:
-        """What a client asks next: the same, the answer as far as it came, and more."""
+        """The client's next question: the same, the answer as far as it came, and more."""
         earlier = (*self.parts[before], self.said.get(SeqId(before), ""))
         salt = self.submitted[before].cache_salt
         whole = parts if num_tokens_of(earlier) > LONGEST else (*earlier, *parts)
@@ -269,7 +269,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @property
     def preparing(self) -> dict[str, Submit]:
-        """What preparers have, and are not done with."""
+        """The requests of unfinished preparations."""
         works = self.engine.preparers.works
         return {name: work.submit for name, work in works.items() if name not in self.outcomes}
 

@@ -21,7 +21,7 @@ def timeline_of(engine: SteppedEngine, name: str) -> Timeline:
 
 
 def seconds_of(timeline: Timeline) -> dict[str, float]:
-    """By phase; those that took no time are left out."""
+    """The seconds of each phase that took any."""
     seconds = Counter[str]()
     for phase in timeline.phases:
         seconds[phase.name] += phase.seconds

@@ -70,7 +70,7 @@ def new() -> Iterator[New]:
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    """Grammars shared by a module, for tests that only check masks and refusals."""
+    """Grammars that a module shares, for tests that only check masks and refusals."""
     made = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
     yield made
     made.close()

@@ -406,7 +406,7 @@ def test_jpeg_cut_before_end_marker_is_refused(kind: str, mode: str):
 
 
 def scan_ends(jpeg: bytes) -> list[int]:
-    """Where the compressed data of each scan end."""
+    """The end of each scan's compressed data."""
     ends = []
     for scan in re.finditer(rb"\xff\xda", jpeg):
         ending = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]").search(jpeg, scan.end())

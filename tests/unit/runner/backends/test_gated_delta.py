@@ -13,7 +13,7 @@ STEP_BY_STEP = next(f for (_, name), f in _MLX_VLM.items() if name == gated_delt
 
 
 def inputs(rows: int, count: int, value_size: int, weakest_decay: float) -> list[mx.array]:
-    """With keys that are much alike, as those of a real model are."""
+    """Inputs with keys that are much alike, as those of a real model."""
     mx.random.seed(count)
     q, k = (mx.random.normal((rows, count, 2, 32), loc=1) for _ in range(2))
     q, k = (mx.fast.rms_norm(each, None, 1e-6) / 32**0.5 for each in (q, k))

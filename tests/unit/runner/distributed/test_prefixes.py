@@ -57,7 +57,7 @@ class Pair:
         return length, held
 
     def num_stored(self) -> int:
-        """How many segments rank 0's cache has."""
+        """The number of segments in rank 0's cache."""
         nodes, num_stored = [self.caches.prefixes._tree.root("")], 0
         while nodes:
             node = nodes.pop()

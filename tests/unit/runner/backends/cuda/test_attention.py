@@ -86,7 +86,7 @@ class Planned:
         return mx.zeros((*q.shape[:3], v.shape[3]), q.dtype)
 
     def plan(self, heads: object, shape: Shape) -> mx.array:
-        """What is computed ahead, without its numbers."""
+        """Record a shape that is planned ahead; computes nothing."""
         self.meet(shape)
         return mx.zeros(())
 
