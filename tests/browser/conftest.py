@@ -50,7 +50,7 @@ class ModelsDaemon:
 
 @pytest.fixture(scope="session")
 def models_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsDaemon]:
-    """A daemon of four models: one pinned, `second`, one with a long name, one that can't be loaded."""
+    """A daemon of four models: one pinned, `second`, one with a long name, and one unloadable."""
     folder = tmp_path_factory.mktemp("several")
     disk, wrong = folder / "disk", folder / "wrong"
     wrong.mkdir()

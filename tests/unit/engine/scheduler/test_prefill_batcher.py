@@ -136,9 +136,12 @@ def test_batched_prefill_respects_max_step_seconds_while_decoding():
 
 def test_batched_prefill_is_halved_to_fit_memory():
     def first_chunk(limit_bytes: int) -> list[str]:
-        engine = new_engine(memory=FakeMemory(limit_bytes=limit_bytes))
+        memory = FakeMemory(limit_bytes=limit_bytes)
+        engine = new_engine(memory=memory)
         engine.governor.reset_stats()
-        engine.governor.estimator._rates["prefill"].append(1 << 20)  # of each token
+        engine.governor.estimator.begin("prefill")
+        memory.peak_bytes = memory.active_bytes + (32 << 20)
+        engine.governor.estimator.end("prefill", 32)  # 1 MiB per token
         engine.ready(*"abcd", max_tokens=5)
         return prefill_batches(engine)[0]
 
