@@ -111,6 +111,14 @@ def new_engine(served: tuple[LoadedModel, MultimodalPreparer]) -> NewEngine:
 
 
 @pytest.fixture(scope="session")
+def new_qwen_engine(
+    load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]],
+) -> Callable[[], EngineHarness]:
+    """A function to a fresh engine of one family, for tests of what families share."""
+    return lambda: EngineHarness(*load_tiny("qwen3_vl"))
+
+
+@pytest.fixture(scope="session")
 def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> EngineHarness:
     """An engine that has answered all PROMPTS, each alone and prefilled whole."""
     engine = EngineHarness(*served)

@@ -169,17 +169,17 @@ def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
 
 def prompt_of(preparer: MultimodalPreparer, submit: Submit) -> PreparedPrompt:
     """The prompt of a request; its cache references are released."""
-    made = prepare(preparer, submit)
-    made.references.release()
-    return made.prompt
+    prepared = prepare(preparer, submit)
+    prepared.references.release()
+    return prepared.prompt
 
 
 def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWork]:
     """The encode work of a request."""
-    made = prepare(preparer, submit)
-    made.references.release()
-    inputs = sorted(made.inputs.items())
-    return [EncodeWork(submit.request_id, index, made.prompt, each) for index, each in inputs]
+    prepared = prepare(preparer, submit)
+    prepared.references.release()
+    inputs = sorted(prepared.inputs.items())
+    return [EncodeWork(submit.request_id, index, prepared.prompt, each) for index, each in inputs]
 
 
 @dataclass

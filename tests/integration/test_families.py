@@ -226,12 +226,12 @@ def test_more_placeholders_than_features_fail_only_their_request(
         pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
     image_token_id = served[0].spec.image_token_id
 
-    def add_placeholder(made: Prepared) -> Prepared:
-        (span,) = made.prompt.spans
-        last = np.flatnonzero(made.prompt.token_ids == image_token_id)[-1]
-        ids = np.insert(made.prompt.token_ids, last, image_token_id)
+    def add_placeholder(prepared: Prepared) -> Prepared:
+        (span,) = prepared.prompt.spans
+        last = np.flatnonzero(prepared.prompt.token_ids == image_token_id)[-1]
+        ids = np.insert(prepared.prompt.token_ids, last, image_token_id)
         longer = replace(span, end=span.end + 1)
-        return replace(made, prompt=replace(made.prompt, token_ids=ids, spans=(longer,)))
+        return replace(prepared, prompt=replace(prepared.prompt, token_ids=ids, spans=(longer,)))
 
     engine = new_engine()
     engine.add(prompt_request("text", LONGER))
@@ -254,9 +254,9 @@ def test_encoder_with_too_many_feature_rows_is_error(served: Served):
         language_model = served[0].language_model
 
         def get_input_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-            made = served[0].model.get_input_embeddings(*args, **kwargs)
-            made.inputs_embeds = mx.concatenate([made.inputs_embeds] * 2, axis=1)
-            return made
+            prepared = served[0].model.get_input_embeddings(*args, **kwargs)
+            prepared.inputs_embeds = mx.concatenate([prepared.inputs_embeds] * 2, axis=1)
+            return prepared
 
     with pytest.raises(InternalError, match="rows of features"):
         ImageEncoder(replace(served[0], model=Lengthening())).encode([work])
@@ -265,10 +265,12 @@ def test_encoder_with_too_many_feature_rows_is_error(served: Served):
 def with_pixels(change: Callable[[Any], Any]) -> Callable[[Prepared], Prepared]:
     """The prompt's only image with other pixel values than the processor made."""
 
-    def changed(made: Prepared) -> Prepared:
-        inputs = made.inputs[0]
+    def changed(prepared: Prepared) -> Prepared:
+        inputs = prepared.inputs[0]
         key = "pixel_bytes" if "pixel_bytes" in inputs else "pixel_values"
-        return replace(made, inputs={0: {**inputs, key: change(inputs[key].astype(np.float32))}})
+        return replace(
+            prepared, inputs={0: {**inputs, key: change(inputs[key].astype(np.float32))}}
+        )
 
     return changed
 

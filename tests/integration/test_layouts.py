@@ -93,11 +93,11 @@ def as_transformers_5_saves(config: Json) -> Json:
     if config["model_type"] == "pixtral":  # transformers has its parts alone
         parts = {key: of_transformers_5(config[key]) for key in ("text_config", "vision_config")}
         return config | parts
-    made = of_transformers_5(config)
-    text = made.get("text_config", {})
+    saved = of_transformers_5(config)
+    text = saved.get("text_config", {})
     for name in ("sliding_window_pattern", "_sliding_window_pattern"):
         text.pop(name, None)
-    return made
+    return saved
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in NOT_IN_TRANSFORMERS])
@@ -218,10 +218,10 @@ def test_weights_with_transformers_4_52_names_give_equal_answer(
         new = next(((a, b) for a, b in RENAMED[family] if name.startswith(a)), ("", ""))
         return new[1] + name[len(new[0]) :]
 
-    made = {renamed(name): array for name, array in weights.items()}
-    assert len(made) == len(weights)
-    assert made.keys() != weights.keys()
-    save_file(made, folder / "model.safetensors", {"format": "pt"})
+    saved = {renamed(name): array for name, array in weights.items()}
+    assert len(saved) == len(weights)
+    assert saved.keys() != weights.keys()
+    save_file(saved, folder / "model.safetensors", {"format": "pt"})
     assert answers(folder) == answer_of(family)
 
 

@@ -227,21 +227,14 @@ def test_row_with_failing_logit_adjustment_draws_no_token():
 # ---- in the engine -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def engine(
-    load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]],
-) -> Callable[[], EngineHarness]:
-    return lambda: EngineHarness(*load_tiny("qwen3_vl"))
-
-
 def sampled_params(seed: int | None, **changes: float) -> SamplingParams:
     values = {"temperature": 1.5, "top_p": 0.95} | changes
     return SamplingParams(max_tokens=20, seed=seed, **values)
 
 
-def test_seeded_tokens_do_not_depend_on_batch(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("a", random_image(1), "what?", sampling=sampled_params(7)))
-    beside = engine()
+def test_seeded_tokens_do_not_depend_on_batch(new_qwen_engine: Callable[[], EngineHarness]):
+    alone = new_qwen_engine().answer(ask("a", random_image(1), "what?", sampling=sampled_params(7)))
+    beside = new_qwen_engine()
     beside.add(ask("greedy", "a text", sampling=GREEDY))
     beside.step(3)
     beside.add(ask("other", random_image(2), "and?", sampling=sampled_params(None)))
@@ -254,9 +247,11 @@ def test_seeded_tokens_do_not_depend_on_batch(engine: Callable[[], EngineHarness
     assert beside.tokens["sibling"] != alone
 
 
-def test_greedy_answer_is_unchanged_in_batch_with_sampled_rows(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("a", "a text"))
-    beside = engine()
+def test_greedy_answer_is_unchanged_in_batch_with_sampled_rows(
+    new_qwen_engine: Callable[[], EngineHarness],
+):
+    alone = new_qwen_engine().answer(ask("a", "a text"))
+    beside = new_qwen_engine()
     beside.add(ask("drawn", "a text", sampling=sampled_params(1)))
     beside.add(ask("a", "a text"))
     beside.run()
@@ -264,12 +259,12 @@ def test_greedy_answer_is_unchanged_in_batch_with_sampled_rows(engine: Callable[
     assert beside.tokens["drawn"] != alone
 
 
-def test_sampling_keeps_no_logits_in_memory(engine: Callable[[], EngineHarness]):
-    made = engine()
+def test_sampling_keeps_no_logits_in_memory(new_qwen_engine: Callable[[], EngineHarness]):
+    engine = new_qwen_engine()
     asking = SamplingParams(max_tokens=5, temperature=0.0, logprobs=3)
 
     def held_after(name: str, sampling: SamplingParams) -> int:
-        made.answer(ask(name, "Hello", sampling=sampling))
+        engine.answer(ask(name, "Hello", sampling=sampling))
         return active_bytes()
 
     held_after("first", asking)

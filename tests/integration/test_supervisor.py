@@ -81,11 +81,11 @@ def settings_for(folder: Path) -> Settings:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
     """One engine for most tests; tests that kill it wait for its restart."""
-    made = supervisor_for(settings_for(tiny_model(FAMILY)))
-    await made.start()
-    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    yield made
-    await made.stop()
+    supervisor = supervisor_for(settings_for(tiny_model(FAMILY)))
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    yield supervisor
+    await supervisor.stop()
 
 
 def ask(*arguments: Any, **fields: Any) -> EngineRequest:
@@ -220,15 +220,15 @@ async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervis
 async def test_engine_sending_invalid_messages_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
-    made, _ = await start_supervisor(tiny_model, engine)
-    assert made._process is not None
-    made._process._reader.feed_data(MESSAGE_HEADER.pack(1) + b"\xc1")
-    await until(lambda: not made.status.is_ready)
-    assert made.status.stats is None
-    await until(lambda: made.status.is_ready, START_SECONDS)
-    assert made.status.restarts == 1
-    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
-    await made.stop()
+    supervisor, _ = await start_supervisor(tiny_model, engine)
+    assert supervisor._process is not None
+    supervisor._process._reader.feed_data(MESSAGE_HEADER.pack(1) + b"\xc1")
+    await until(lambda: not supervisor.status.is_ready)
+    assert supervisor.status.stats is None
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert supervisor.status.restarts == 1
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+    await supervisor.stop()
 
 
 async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supervisor):
@@ -262,27 +262,27 @@ async def start_supervisor(
     """A ready supervisor that its test stops, and its engine's process id."""
     settings = settings_for(tiny_model(FAMILY))
     settings = replace(settings, engine=replace(settings.engine, **engine))
-    made = kind(settings, ignore_progress)
-    await made.start()
-    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    assert made.status.pid is not None
-    return made, made.status.pid
+    supervisor = kind(settings, ignore_progress)
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    assert supervisor.status.pid is not None
+    return supervisor, supervisor.status.pid
 
 
 async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
-    made, pid = await start_supervisor(tiny_model)
+    supervisor, pid = await start_supervisor(tiny_model)
     sampling = SamplingParams(max_tokens=60, temperature=0.0)
-    running = made.stream(ask("running", random_image(1), "what?", sampling=sampling))
+    running = supervisor.stream(ask("running", random_image(1), "what?", sampling=sampling))
     await read_tokens(running, 2)
     rest = asyncio.create_task(_rest(running))
-    await made.stop()
+    await supervisor.stop()
     events = await rest
     assert isinstance(events[-1], Finished)
     assert events[-1].usage.completion_tokens == 60
-    assert made.status.state == "stopped"
+    assert supervisor.status.state == "stopped"
     assert not is_running(pid)
     with pytest.raises(EngineUnavailable):
-        await all_events(made, ask("late", "Hello"))
+        await all_events(supervisor, ask("late", "Hello"))
 
 
 async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
@@ -292,43 +292,45 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
 @pytest.mark.whole  # it waits for seconds, as it should
 async def test_stop_ends_unresponsive_engine(tiny_model: TinyModel):
     """An aborted request's upload fills the pipe to the engine."""
-    made, pid = await start_supervisor(tiny_model)
+    supervisor, pid = await start_supervisor(tiny_model)
     os.kill(pid, signal.SIGSTOP)
     upload = image_of(os.urandom(8 << 20), "PNG", 100, 100)
-    asked = asyncio.create_task(all_events(made, ask("large", upload, "what?")))
+    asked = asyncio.create_task(all_events(supervisor, ask("large", upload, "what?")))
     await asyncio.sleep(0.5)
     asked.cancel()
-    await asyncio.wait_for(made.stop(), 20)
-    assert made.status.state == "stopped"
+    await asyncio.wait_for(supervisor.stop(), 20)
+    assert supervisor.status.state == "stopped"
     assert not is_running(pid)
 
 
 @either
 async def test_stop_during_load_leaves_no_process(tiny_model: TinyModel, engine: type[Supervisor]):
     settings = settings_for(tiny_model(FAMILY))
-    made = engine(replace(settings, model=replace(settings.model, name=SLOW)), ignore_progress)
-    await made.start()
-    await until(lambda: made.status.pid is not None)
-    pid = made.status.pid
+    supervisor = engine(
+        replace(settings, model=replace(settings.model, name=SLOW)), ignore_progress
+    )
+    await supervisor.start()
+    await until(lambda: supervisor.status.pid is not None)
+    pid = supervisor.status.pid
     assert pid is not None
     if engine is Supervisor:
         os.kill(pid, signal.SIGSTOP)  # it loads for as long as anyone waits
-    await asyncio.wait_for(made.stop(), 10)
-    assert made.status.state == "stopped"
+    await asyncio.wait_for(supervisor.stop(), 10)
+    assert supervisor.status.state == "stopped"
     assert not is_running(pid)
 
 
 @either
 async def test_unservable_checkpoint_is_not_retried(tmp_path: Path, engine: type[Supervisor]):
     (tmp_path / UNLOADABLE).write_text("config.json is missing")  # as real engines find
-    made = engine(settings_for(tmp_path), ignore_progress)
-    await made.start()
+    supervisor = engine(settings_for(tmp_path), ignore_progress)
+    await supervisor.start()
     with pytest.raises(ModelLoadError, match=r"config\.json"):
-        await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    assert made.status.state == "failed"
-    assert made.status.restarts == 0
-    await until(lambda: made.status.pid is None)
-    await made.stop()
+        await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    assert supervisor.status.state == "failed"
+    assert supervisor.status.restarts == 0
+    await until(lambda: supervisor.status.pid is None)
+    await supervisor.stop()
 
 
 @pytest.mark.parametrize(
@@ -349,19 +351,19 @@ async def test_model_loaded_before_is_retried_until_it_loads(
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(FAMILY), folder)
     (folder / UNLOADABLE).write_text("")
-    made = engine(settings_for(folder), ignore_progress)
-    await made.start()
-    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    supervisor = engine(settings_for(folder), ignore_progress)
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
     whole = (folder / damage).read_text()
     (folder / damage).write_text('{"model_type": 7, "top_p": "x"}')
-    assert made.status.pid is not None
-    os.kill(made.status.pid, signal.SIGKILL)
-    await until(lambda: made.status.restarts >= 2, START_SECONDS)
-    assert made.status.state == "restarting"
+    assert supervisor.status.pid is not None
+    os.kill(supervisor.status.pid, signal.SIGKILL)
+    await until(lambda: supervisor.status.restarts >= 2, START_SECONDS)
+    assert supervisor.status.state == "restarting"
     (folder / damage).write_text(whole)
-    await until(lambda: made.status.is_ready, START_SECONDS)
-    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
-    await made.stop()
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+    await supervisor.stop()
 
 
 @pytest.mark.parametrize(
@@ -371,42 +373,44 @@ async def test_model_loaded_before_is_retried_until_it_loads(
 async def test_hanging_engine_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor], silence_seconds: float
 ):
-    made, pid = await start_supervisor(tiny_model, engine, silence_timeout_seconds=silence_seconds)
-    patient = made.stream(ask("long", "Hello", sampling=LONG))
+    supervisor, pid = await start_supervisor(
+        tiny_model, engine, silence_timeout_seconds=silence_seconds
+    )
+    patient = supervisor.stream(ask("long", "Hello", sampling=LONG))
     await read_tokens(patient, 3)
     await asyncio.sleep(1.5 * silence_seconds)
-    assert made.status.pid == pid, "an engine that works was taken for one that hangs"
+    assert supervisor.status.pid == pid, "an engine that works was taken for one that hangs"
     os.kill(pid, signal.SIGSTOP)
     events = await asyncio.wait_for(_rest(patient), 20)
     assert isinstance(events[-1], Failed)
     assert events[-1].code == "engine_died"
-    await until(lambda: made.status.is_ready, START_SECONDS)
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
     assert not is_running(pid)
-    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
-    await made.stop()
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+    await supervisor.stop()
 
 
 @either
 async def test_restart_backoff_does_not_grow_after_readiness(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
-    made, _ = await start_supervisor(tiny_model, engine)
+    supervisor, _ = await start_supervisor(tiny_model, engine)
     told: set[float] = set()
 
     def is_back() -> bool:
-        if not made.status.is_ready:
-            told.add(made.status.retry_after_seconds)
-        return made.status.is_ready
+        if not supervisor.status.is_ready:
+            told.add(supervisor.status.retry_after_seconds)
+        return supervisor.status.is_ready
 
     for _ in range(6):  # pauses that double from 0.1 s would be over 1 s by then
-        pid = made.status.pid
+        pid = supervisor.status.pid
         assert pid is not None
         told.clear()
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: not made.status.is_ready)
+        await until(lambda: not supervisor.status.is_ready)
         await until(is_back, START_SECONDS)
         assert max(told) - min(told) < 0.5, "the pause is told on top of what a start takes"
-    await made.stop()
+    await supervisor.stop()
 
 
 @either
@@ -416,12 +420,12 @@ async def test_retry_after_during_restart_is_last_start_time(
     """A client that comes again too soon gives up before the engine is back."""
     tiny_model(FAMILY)
     began = time.monotonic()
-    made, pid = await start_supervisor(tiny_model, engine)
+    supervisor, pid = await start_supervisor(tiny_model, engine)
     took = time.monotonic() - began
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: not made.status.is_ready)
-    assert took / 2 < made.status.retry_after_seconds < took + 1
-    await made.stop()
+    await until(lambda: not supervisor.status.is_ready)
+    assert took / 2 < supervisor.status.retry_after_seconds < took + 1
+    await supervisor.stop()
 
 
 @pytest.mark.whole
@@ -429,11 +433,11 @@ async def test_load_error_message_reaches_wait_ready(tiny_model: TinyModel, tmp_
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(FAMILY), folder)
     (folder / "generation_config.json").write_text('{"top_p": "x"}')
-    made = supervisor_for(settings_for(folder))
-    await made.start()
+    supervisor = supervisor_for(settings_for(folder))
+    await supervisor.start()
     with pytest.raises(ModelLoadError, match="could not convert string to float"):
-        await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    await made.stop()
+        await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    await supervisor.stop()
 
 
 # ---- requests that kill engines ------------------------------------------------------
@@ -470,9 +474,9 @@ class ScriptedKillingSupervisor(KillingSupervisor):
 async def killing_supervisor(
     request: pytest.FixtureRequest, tiny_model: TinyModel
 ) -> AsyncIterator[KillingSupervisor]:
-    made, _ = await start_supervisor(tiny_model, request.param)
-    yield made
-    await made.stop()
+    supervisor, _ = await start_supervisor(tiny_model, request.param)
+    yield supervisor
+    await supervisor.stop()
 
 
 async def kill_engine_with(supervisor: Supervisor, request: EngineRequest) -> None:

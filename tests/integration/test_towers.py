@@ -83,8 +83,8 @@ def rows_of(tower: nn.Module, patches: mx.array, *grids: tuple[int, int, int]) -
     if isinstance(tower, FrameTower):
         encoded = tower.encode(patches, np.array(grids))
         return [encoded.rows, *encoded.deepstack]
-    made = tower(patches, mx.array(grids))
-    return [made[0], *made[1]] if isinstance(made, tuple) else [made]
+    rows = tower(patches, mx.array(grids))
+    return [rows[0], *rows[1]] if isinstance(rows, tuple) else [rows]
 
 
 def distance(these: Rows, those: Rows) -> float:
@@ -153,7 +153,7 @@ def test_tower_rows_of_frame_equal_frame_alone(towers: tuple[FrameTower, nn.Modu
 def test_image_features_equal_those_mlx_vlm_gives_its_text_model(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
-    made, own = (
+    encoded, own = (
         ImageEncoder(loaded).encode([work])[0]
         for loaded, preparer in (
             load_tiny(family),
@@ -161,11 +161,11 @@ def test_image_features_equal_those_mlx_vlm_gives_its_text_model(
         )
         for work in encode_works(preparer, ask("a", random_image(1, 200, 140), "what?"))
     )
-    assert distance([made.rows], [own.rows]) < 1e-5
-    assert (made.deepstack is None) == (own.deepstack is None)
-    if made.deepstack is not None:
-        assert distance([made.deepstack], [own.deepstack]) < 1e-5
-        assert made.visual_mask.tolist() == own.visual_mask.tolist()
+    assert distance([encoded.rows], [own.rows]) < 1e-5
+    assert (encoded.deepstack is None) == (own.deepstack is None)
+    if encoded.deepstack is not None:
+        assert distance([encoded.deepstack], [own.deepstack]) < 1e-5
+        assert encoded.visual_mask.tolist() == own.visual_mask.tolist()
 
 
 def test_wrong_number_of_tower_rows_is_refused(load_tiny: LoadTiny):

@@ -196,24 +196,24 @@ def mlx_vlms_inputs(loaded: LoadedModel, *parts: Part) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["video", "both", "video first"])
 def test_video_token_ids_equal_processors(native: Served, name: str):
     loaded, preparer = native
-    made = mlx_vlms_inputs(loaded, *PROMPTS[name])
+    inputs = mlx_vlms_inputs(loaded, *PROMPTS[name])
     prepared = prompt_of(preparer, prompt_request(name))
-    assert prepared.token_ids.tolist() == np.array(made["input_ids"]).reshape(-1).tolist()
+    assert prepared.token_ids.tolist() == np.array(inputs["input_ids"]).reshape(-1).tolist()
 
 
 def mlx_vlm_tokens(loaded: LoadedModel, name: str) -> list[int]:
     """mlx-vlm's own greedy tokens."""
-    made = mlx_vlms_inputs(loaded, *PROMPTS[name])
+    inputs = mlx_vlms_inputs(loaded, *PROMPTS[name])
     results = stream_generate(
         loaded.model,
         loaded.processor,
         "",
-        input_ids=made.pop("input_ids"),
-        pixel_values=made.pop("pixel_values", None),
-        mask=made.pop("attention_mask"),
+        input_ids=inputs.pop("input_ids"),
+        pixel_values=inputs.pop("pixel_values", None),
+        mask=inputs.pop("attention_mask"),
         max_tokens=20,
         temperature=0.0,
-        **made,
+        **inputs,
     )
     return [int(result.token) for result in results][:20]
 
@@ -236,9 +236,9 @@ def test_greedy_tokens_of_image_and_video_equal_mlx_vlms(
 @pytest.mark.parametrize("name", ["video", "both", "video first"])
 def test_video_positions_equal_those_of_whole_prompt(native: Served, name: str):
     loaded, preparer = native
-    made = mlx_vlms_inputs(loaded, *PROMPTS[name])
+    inputs = mlx_vlms_inputs(loaded, *PROMPTS[name])
     wanted, deltas = loaded.language_model.get_rope_index(
-        made["input_ids"], made.get("image_grid_thw"), made["video_grid_thw"]
+        inputs["input_ids"], inputs.get("image_grid_thw"), inputs["video_grid_thw"]
     )
     prompt = prompt_of(preparer, prompt_request(name))
     assert np.array_equal(prompt.positions, np.array(wanted)[:, 0])

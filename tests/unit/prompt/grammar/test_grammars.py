@@ -50,7 +50,7 @@ New = Callable[..., Grammars]
 @pytest.fixture
 def new() -> Iterator[New]:
     """A factory of grammars with generous limits."""
-    made: list[Grammars] = []
+    created: list[Grammars] = []
 
     def grammars(
         compile_seconds: float = 60.0,
@@ -60,20 +60,20 @@ def new() -> Iterator[New]:
         host: Any = None,
     ) -> Grammars:
         limits = GrammarLimits(compile_seconds, memory_bytes, follow_seconds)
-        made.append(Grammars(host or byte_host(), limits, cache_bytes))
-        return made[-1]
+        created.append(Grammars(host or byte_host(), limits, cache_bytes))
+        return created[-1]
 
     yield grammars
-    for grammar in made:
+    for grammar in created:
         grammar.close()
 
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
     """Grammars that a module shares, for tests that only check masks and refusals."""
-    made = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
-    yield made
-    made.close()
+    created = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
+    yield created
+    created.close()
 
 
 def compiled(grammars: Grammars, schema: Any, salt: str = "") -> CompiledGrammar:

@@ -29,10 +29,10 @@ PARAM = "messages[0].content[1]"
 
 @pytest.fixture(scope="module")
 def decoders() -> Iterator[Decoders]:
-    made = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
-    yield made
-    made.close()
-    assert made.num_tracked == 0
+    decoders = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
+    yield decoders
+    decoders.close()
+    assert decoders.num_tracked == 0
 
 
 def image_of(data: bytes, size: tuple[int, int], name: str = "PNG", **fields: object) -> Image:
@@ -89,9 +89,9 @@ def test_decoder_process_gives_same_pixels_as_in_process(
     drawing = gradient("L" if mode == "I;16" else mode)
     if mode == "I;16":
         drawing = drawing.convert("I").point(lambda value: value * 255).convert("I;16")
-    made = encoded(drawing, name, **options)
+    file = encoded(drawing, name, **options)
     size = drawing.size[::-1] if name == "TIFF" and orientation == 6 else drawing.size
-    image = image_of(made.data, size, name, max_side_pixels=side)
+    image = image_of(file.data, size, name, max_side_pixels=side)
     here, there = decode_rgb(image), decoders.image(image, budget())
     assert there.shape == (here.height, here.width, 3)
     assert there.tobytes() == here.tobytes()

@@ -56,10 +56,10 @@ SIZE = (80, 56)
 def decoders() -> Iterator[Decoders]:
     image = settings.ImageSettings(decode_seconds=20 * JOB_SECONDS, decode_memory_bytes=512 << 20)
     video = settings.VideoSettings(decode_timeout_seconds=JOB_SECONDS, decode_memory_bytes=1 << 30)
-    made = Decoders(image, video, 2)
-    yield made
-    made.close()
-    assert made.num_tracked == 0
+    decoders = Decoders(image, video, 2)
+    yield decoders
+    decoders.close()
+    assert decoders.num_tracked == 0
 
 
 # ---- original files ------------------------------------------------------------------
@@ -153,8 +153,8 @@ MUTATIONS: tuple[Callable[[bytearray, random.Random, bytes], bytearray], ...] = 
 def mutated(kind: str, number: int) -> bytes:
     rng = random.Random(f"{kind} {number}")
     data, other = originals(kind)
-    made = rng.choice(MUTATIONS)(bytearray(data), rng, other)
-    return bytes(made) or b"\0"
+    mutant = rng.choice(MUTATIONS)(bytearray(data), rng, other)
+    return bytes(mutant) or b"\0"
 
 
 # ---- outcomes ------------------------------------------------------------------------
