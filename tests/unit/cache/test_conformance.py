@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
@@ -19,13 +19,25 @@ from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.protocol import CacheStats
 
+MemoryCache = TypeVar("MemoryCache", LruCache[int], PrefixCache[Any, Any])
 
-class LruAdapter:
-    def __init__(self, cache: LruCache[int]) -> None:
+
+class MemoryAdapter(Generic[MemoryCache]):
+    def __init__(self, cache: MemoryCache) -> None:
         self._cache = cache
         self.stats, self.check_integrity = cache.stats, cache.check_integrity
         self.evict, self.clear = cache.evict, cache.clear
 
+    @property
+    def num_references(self) -> int:
+        return self._cache.num_references
+
+    @property
+    def evictable_bytes(self) -> int:
+        return self._cache.evictable_bytes
+
+
+class LruAdapter(MemoryAdapter[LruCache[int]]):
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
         self._cache.put(str(number), number, size_bytes).release()
 
@@ -42,14 +54,6 @@ class LruAdapter:
         lease = self._cache.lease(str(number))
         return lease or self._cache.put(str(number), number, LIMIT_BYTES + 1)
 
-    @property
-    def num_references(self) -> int:
-        return self._cache.num_references
-
-    @property
-    def evictable_bytes(self) -> int:
-        return self._cache.evictable_bytes
-
 
 class TestLruCaches(HoldingCache):
     @pytest.fixture(params=["token_layouts", "pixels", "features", "tiles"])
@@ -63,13 +67,8 @@ class TestLruCaches(HoldingCache):
         return LruAdapter(getattr(caches, request.param))
 
 
-class PrefixAdapter:
+class PrefixAdapter(MemoryAdapter[PrefixCache[Any, Any]]):
     """Entries are prompts that have nothing in common."""
-
-    def __init__(self, cache: PrefixCache[Any, Any]) -> None:
-        self._cache = cache
-        self.stats, self.check_integrity = cache.stats, cache.check_integrity
-        self.evict, self.clear = cache.evict, cache.clear
 
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
         prompt = self._prompt(number, size_bytes)
@@ -88,14 +87,6 @@ class PrefixAdapter:
 
     def hold(self, number: int) -> Hold:
         return self._match(number)
-
-    @property
-    def num_references(self) -> int:
-        return self._cache.num_references
-
-    @property
-    def evictable_bytes(self) -> int:
-        return self._cache.evictable_bytes
 
     def _match(self, number: int) -> PrefixMatch[Any, Any]:
         return self._cache.match(self._prompt(number, LIMIT_BYTES + 1), LIMIT_BYTES)

@@ -16,7 +16,6 @@ from tests.unit.api.dialects.anthropic.steps import (
     request,
     result,
     text,
-    user,
 )
 from tests.unit.api.fields.count_fields import COUNTED, counting
 from tests.unit.api.fields.field import (
@@ -31,6 +30,7 @@ from tests.unit.api.fields.field import (
     works,
 )
 from tests.unit.api.fields.openai_fields import SCHEMA
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import ended, finished, thinks
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.dialects.anthropic.schema import SIGNATURE, MessagesRequest

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
+from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
 from tests.unit.api.fields.field import (
     Dialect,
     Field,
@@ -25,7 +25,7 @@ from tests.unit.api.fields.openai_fields import (
     UNKNOWN_AT_THE_TOP,
     VIDEO_URL,
 )
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.requests import PNG_URL, user
 from vlm_server.api.dialects.responses.schema import HARMLESS, LOGPROBS, NEUTRAL, ResponsesRequest
 
 

@@ -235,7 +235,7 @@ def _responses() -> Hostile:
         },
     )
     between = st.lists(item, min_size=1, max_size=3).map(
-        lambda odd: [responses.user("U"), *odd, responses.user("U")]
+        lambda odd: [openai.user("U"), *odd, openai.user("U")]
     )
     known = names_of(responses_schema.ResponsesRequest, "model", "input")
     fields = (*known, *sorted(responses_schema.HARMLESS), *responses_schema.NEUTRAL)
@@ -250,7 +250,7 @@ def _responses() -> Hostile:
         errors.encode_openai,
         whole=responses.asking(
             [
-                responses.user({"type": "input_text", "text": "U"}, image),
+                openai.user({"type": "input_text", "text": "U"}, image),
                 {**thought, "content": [{"type": "reasoning_text", "text": "Hm."}]},
                 {"role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
                 call,
@@ -267,8 +267,8 @@ def _responses() -> Hostile:
             store=False,
             stream=False,
         ),
-        plain=responses.asking([responses.user("U")]),
-        with_image=responses.asking([responses.user(image)], tools=[responses.tool("a")]),
+        plain=responses.asking([openai.user("U")]),
+        with_image=responses.asking([openai.user(image)], tools=[responses.tool("a")]),
         fields=fields,
         requests=st.one_of(
             with_some(
@@ -310,13 +310,13 @@ def _messages() -> Hostile:
         parse_message,
         anthropic_errors.encode,
         whole=anthropic.request(
-            anthropic.user(anthropic.text(), anthropic.IMAGE_BLOCK),
+            openai.user(anthropic.text(), anthropic.IMAGE_BLOCK),
             anthropic.assistant(
                 {"type": "thinking", "thinking": "Hm.", "signature": "x"},
                 anthropic.text(),
                 anthropic.call(screen=1),
             ),
-            anthropic.user(anthropic.result(anthropic.text(), anthropic.IMAGE_BLOCK)),
+            openai.user(anthropic.result(anthropic.text(), anthropic.IMAGE_BLOCK)),
             system=[anthropic.text("Be brief.")],
             tools=[anthropic.LOOK, {**computer, "display_width_px": 9, "display_height_px": 9}],
             tool_choice={"type": "tool", "name": "look"},
@@ -327,7 +327,7 @@ def _messages() -> Hostile:
             stream=False,
         ),
         plain=anthropic.request(),
-        with_image=anthropic.request(anthropic.user(anthropic.IMAGE_BLOCK)),
+        with_image=anthropic.request(openai.user(anthropic.IMAGE_BLOCK)),
         fields=fields,
         requests=with_some(
             st.fixed_dictionaries(

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.whole_run import examples
-from tests.unit.api.dialects.responses.requests import asking, user
+from tests.unit.api.dialects.responses.requests import asking
 from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
+from tests.unit.api.requests import user
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.parsing.conversation import NeedsProcess
 from vlm_server.api.parsing.media.external import BytesNeeded

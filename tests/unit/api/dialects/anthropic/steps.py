@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 from tests.support.image_files import image_file
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import Step
 from vlm_server.protocol import Delta, FinishReason, Tokens, ToolCallDelta
 
@@ -25,12 +26,6 @@ LOOK: dict[str, Any] = {
 
 def text(words: str = "What is this?") -> dict[str, Any]:
     return {"type": "text", "text": words}
-
-
-def user(*content: dict[str, Any] | str) -> dict[str, Any]:
-    if len(content) == 1 and isinstance(content[0], str):
-        return {"role": "user", "content": content[0]}
-    return {"role": "user", "content": list(content)}
 
 
 def assistant(*content: dict[str, Any] | str) -> dict[str, Any]:

@@ -10,15 +10,9 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from tests.unit.api.conftest import listening
-from tests.unit.api.dialects.anthropic.steps import (
-    IMAGE_BLOCK,
-    LOOK,
-    calls,
-    result,
-    stopped_at,
-    user,
-)
+from tests.unit.api.dialects.anthropic.steps import IMAGE_BLOCK, LOOK, calls, result, stopped_at
 from tests.unit.api.dialects.anthropic.steps import text as block
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import (
     ScriptedEngine,
     Step,

@@ -20,8 +20,8 @@ from tests.unit.api.dialects.anthropic.steps import (
     request,
     result,
     text,
-    user,
 )
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import ImagePart, SamplingParams, Submit, TemplateOptions, TextPart
 

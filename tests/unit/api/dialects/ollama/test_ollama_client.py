@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -61,12 +60,6 @@ WEATHER: dict[str, Any] = {
         },
     },
 }
-
-
-@pytest.fixture
-async def host(engine: ScriptedEngine) -> AsyncIterator[str]:
-    async with listening(engine) as port:
-        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support import video_files
 from tests.unit.api.conftest import Connect
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
+from tests.unit.api.requests import PNG_URL, user
 from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished, scored
 from vlm_server.api.dialects.responses.schema import HARMLESS, NEUTRAL, ResponsesRequest
 from vlm_server.protocol import (

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, user
+from tests.unit.api.dialects.responses.requests import ROUTE, asking
 from tests.unit.api.dialects.responses.test_open_responses import events
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.requests import PNG_URL, user
 from tests.unit.api.scripted_engine import (
     HELLO,
     ScriptedEngine,

@@ -12,9 +12,9 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
+from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
 from tests.unit.api.dialects.responses.test_openai_client import AGENT, calls
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.requests import PNG_URL, user
 from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, finished
 from vlm_server.protocol import ImagePart, Message, TextPart
 
