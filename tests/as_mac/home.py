@@ -66,7 +66,7 @@ class MacHome:
 
 @contextmanager
 def mac_home(folder: Path, *, has_screen: bool = True) -> Iterator[MacHome]:
-    """It, and nothing of it afterwards. The installed program's engines are scripted."""
+    """The home, and no trace of it afterwards. The installed program's engines are scripted."""
     home = folder / "Users/me"
     _install(home / "clone/.venv")
     (folder / "var/T").mkdir(parents=True)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tests.as_mac.launchd import Job
 
 
-def of(job: Job) -> str:
+def print_text(job: Job) -> str:
     """The text, reduced to lines that a reader may look for."""
     running = job.process is not None
     state = "running" if running else "not running" if job.due is None else "spawn scheduled"

@@ -152,7 +152,7 @@ class Launchd:
         return 0, out or "", ""
 
     def pid(self) -> int:
-        """Of the only job's process."""
+        """The process id of the only job."""
         with self._lock:
             (job,) = self._jobs.values()
             assert job.process is not None
@@ -183,7 +183,7 @@ class Launchd:
             raise Refusal(NO_SUCH_DOMAIN, text=said)
         if not label:
             return f"{domain} = {{\n\ttype = login\n}}\n"
-        return job_text.of(self._find(target))
+        return job_text.print_text(self._find(target))
 
     def _bootstrap(self, domain: str, path: str) -> None:
         if domain not in self.domains:
@@ -349,7 +349,7 @@ class Launchd:
 
 @contextmanager
 def launchd(folder: Path, environment: Mapping[str, str], **options: Any) -> Iterator[Launchd]:
-    """It, and nothing of it afterwards."""
+    """The service manager, and no trace of it afterwards."""
     made = Launchd(folder, environment, **options)
     try:
         yield made

@@ -47,7 +47,7 @@ _is_system = False
 
 
 def install() -> None:
-    """For the rest of this process's life."""
+    """Make this process take the system for macOS, to its end."""
     sysconfig.get_config_vars()  # reads a file that is named after the system
     sys.platform = "darwin"
     platform.system = lambda: "Darwin"

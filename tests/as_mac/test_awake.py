@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemons import LOOK_SECONDS, is_alive
+from tests.support.daemons import is_alive
+from tests.support.waiting import until
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.platform import awake
 from vlm_server.settings import Limits
@@ -30,40 +31,34 @@ def caffeinate_pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return lambda: [int(word) for word in log.read_text().split()]
 
 
-async def comes_true(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  it happens in other processes
-            await asyncio.sleep(LOOK_SECONDS)
-
-
 async def test_mac_stays_awake_while_any_request_is_in_flight(
     caffeinate_pids: Callable[[], list[int]],
 ):
     slots = QueueSlots(Limits())
     with slots.hold("me", 1):
         with slots.hold("me", 1):
-            await comes_true(lambda: len(caffeinate_pids()) == 1)
+            await until(lambda: len(caffeinate_pids()) == 1)
         await asyncio.sleep(0.5)
         assert is_alive(caffeinate_pids()[0])
     with slots.hold("me", 1):  # the next one comes soon
         await asyncio.sleep(0.5)
         assert is_alive(caffeinate_pids()[0])
-    await comes_true(lambda: not is_alive(caffeinate_pids()[0]))
+    await until(lambda: not is_alive(caffeinate_pids()[0]))
     with slots.hold("me", 1):
-        await comes_true(lambda: len(caffeinate_pids()) == 2)
-    await comes_true(lambda: not is_alive(caffeinate_pids()[1]))
+        await until(lambda: len(caffeinate_pids()) == 2)
+    await until(lambda: not is_alive(caffeinate_pids()[1]))
 
 
 async def test_caffeinate_pipe_is_not_inherited(caffeinate_pids: Callable[[], list[int]]):
     """So `caffeinate` ends with the front, even if other children live on."""
     holding = awake.Awake()
     holding.hold()
-    await comes_true(lambda: len(caffeinate_pids()) == 1)
+    await until(lambda: len(caffeinate_pids()) == 1)
     assert holding._holder is not None
     assert holding._holder.stdin is not None
     assert not os.get_inheritable(holding._holder.stdin.fileno())
     holding._holder.stdin.close()
-    await comes_true(lambda: holding._holder is not None and holding._holder.poll() is not None)
+    await until(lambda: holding._holder is not None and holding._holder.poll() is not None)
 
 
 async def test_requests_are_served_without_caffeinate(monkeypatch: pytest.MonkeyPatch):

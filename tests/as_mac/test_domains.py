@@ -30,8 +30,8 @@ WAITS = "trap 'kill $!; exit 0' TERM; sleep 1000 & touch up; wait"
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No daemon answers here, so waiting for one is kept short."""
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits for a daemon's answer, as none answers here."""
     monkeypatch.setattr(status, "_LOOK_SECONDS", 0.2)
 
 
@@ -68,7 +68,7 @@ class InstalledService:
 
 
 @contextmanager
-def installed(
+def installed_service(
     home: Path, script: str = WAITS, **options: bool | float
 ) -> Iterator[InstalledService]:
     with tempfile.TemporaryDirectory() as folder, launchd(Path(folder), {}, **options) as system:
@@ -77,7 +77,7 @@ def installed(
 
 @pytest.mark.parametrize(("has_screen", "target"), [(True, GUI), (False, USER)])
 def test_launchd_service_loads_in_available_domain(has_screen: bool, target: str, tmp_path: Path):
-    with installed(tmp_path, has_screen=has_screen) as service:
+    with installed_service(tmp_path, has_screen=has_screen) as service:
         service.manager.load(is_moved=True)
         service.wait_until_up()
         assert service.manager.is_listening()
@@ -92,7 +92,7 @@ def test_launchd_service_loads_in_available_domain(has_screen: bool, target: str
 
 
 def test_launchd_service_is_found_in_user_domain_after_login(tmp_path: Path):
-    with installed(tmp_path, has_screen=False) as service:
+    with installed_service(tmp_path, has_screen=False) as service:
         service.manager.load(is_moved=True)
         service.wait_for("running")
         service.launchd.domains.add(GUI.rpartition("/")[0])
@@ -104,14 +104,14 @@ def test_launchd_service_is_found_in_user_domain_after_login(tmp_path: Path):
 
 def test_launchd_load_enables_disabled_service(tmp_path: Path):
     """A user can disable it among the login items; an installation enables it again."""
-    with installed(tmp_path) as service:
+    with installed_service(tmp_path) as service:
         service.launchd.disabled.add(GUI)
         service.manager.load(is_moved=True)
         service.wait_for("running")
 
 
 def test_launchd_load_fails_at_once_without_domain(tmp_path: Path):
-    with installed(tmp_path) as service:
+    with installed_service(tmp_path) as service:
         service.launchd.domains.clear()
         with pytest.raises(CommandFailed, match="125: Domain does not support"):
             service.manager.load(is_moved=True)
@@ -120,7 +120,7 @@ def test_launchd_load_fails_at_once_without_domain(tmp_path: Path):
 
 def test_throttled_launchd_start_is_waited_for(tmp_path: Path):
     """Between two starts, launchd lets ten seconds pass: `spawn scheduled`."""
-    with installed(tmp_path, throttle=300.0) as service:
+    with installed_service(tmp_path, throttle=300.0) as service:
         service.manager.load(is_moved=True)
         service.wait_until_up()
         service.manager.restart()
@@ -133,7 +133,7 @@ def test_throttled_launchd_start_is_given_up_after_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(status, "_GRACE_SECONDS", 0.5)
-    with installed(tmp_path, throttle=300.0) as service:
+    with installed_service(tmp_path, throttle=300.0) as service:
         service.manager.load(is_moved=True)
         service.wait_until_up()
         service.manager.restart()
@@ -145,7 +145,7 @@ def test_throttled_launchd_start_is_given_up_after_grace(
     ("script", "exit_text"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")]
 )
 def test_crashed_launchd_service_is_not_waited_for(script: str, exit_text: str, tmp_path: Path):
-    with installed(tmp_path, script, throttle=300.0) as service:
+    with installed_service(tmp_path, script, throttle=300.0) as service:
         service.manager.load(is_moved=True)
         service.wait_for("restarting")
         assert exit_text in str(service.manager.state().last_exit)
@@ -154,7 +154,7 @@ def test_crashed_launchd_service_is_not_waited_for(script: str, exit_text: str, 
 
 
 def test_launchd_service_raises_open_file_limit(tmp_path: Path):
-    with installed(tmp_path, f"sleep 0.2; ulimit -Sn > files; {WAITS}") as service:
+    with installed_service(tmp_path, f"sleep 0.2; ulimit -Sn > files; {WAITS}") as service:
         service.manager.load(is_moved=True)
         service.wait_for("running")
         path, deadline = tmp_path / "files", time.monotonic() + 10

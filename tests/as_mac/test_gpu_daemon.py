@@ -44,7 +44,7 @@ def metal(folder: Path) -> Iterator[Daemon]:
 
 
 def answer(daemon: Daemon, number: int, **options: Any) -> str:
-    """The answer to a question about a new picture."""
+    """The answer to a question about a new image."""
     options = {"max_tokens": 24, "temperature": 0, **options}
     made = daemon.client().chat.completions.create(
         model="default", messages=[user(noise(number, (96, 64)), "What is this?")], **options
@@ -60,7 +60,7 @@ def test_metal_stand_in_is_taken_for_mac(metal: Daemon):
     assert "Apple M1 (stand-in)" in metal.log.read_text()
 
 
-def test_metal_daemon_answers_pictures_and_schemas(metal: Daemon):
+def test_metal_daemon_answers_images_and_schemas(metal: Daemon):
     assert answer(metal, 1)
     response_format = {
         "type": "json_schema",

@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def as_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Child processes and this one take the system for macOS."""
+    """The system is taken for macOS by this process and its children."""
     path = os.pathsep.join([str(ROOT / "tests/as_mac/site"), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -28,13 +28,13 @@ from vlm_server.prompt.grammar.grammar_client import CompiledGrammar, GrammarLim
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="asks what was received; macOS itself does"),
-    pytest.mark.usefixtures("flushed"),
+    pytest.mark.usefixtures("flush_sockets_in_flight"),
 ]
 
 
 @pytest.fixture
-def flushed() -> Iterator[None]:
-    """Sockets that are closed in flight are emptied."""
+def flush_sockets_in_flight() -> Iterator[None]:
+    """Empty sockets that are closed in flight."""
     in_flight.install()
     yield
     in_flight.remove()
@@ -43,12 +43,12 @@ def flushed() -> Iterator[None]:
 @pytest.fixture
 def grammars() -> Iterator[Grammars]:
     made = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
-    compiled(made, 0)
+    compile_constant(made, 0)
     yield made
     made.close()
 
 
-def compiled(grammars: Grammars, constant: int) -> CompiledGrammar:
+def compile_constant(grammars: Grammars, constant: int) -> CompiledGrammar:
     return grammars.compile(Schema(json.dumps({"const": constant})), "", Cancellation())
 
 
@@ -57,7 +57,7 @@ def server_pid(grammars: Grammars) -> int:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def stopped_process(pid: int) -> Iterator[None]:
     """Stop a process, so that it receives nothing."""
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -68,8 +68,8 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a socket was sent and its sender waits."""
+def socket_sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that is set once a socket was sent and its sender waits."""
     event = threading.Event()
     real = PassedSocket.wait
 
@@ -81,18 +81,20 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def test_busy_grammar_server_receives_passed_socket(grammars: Grammars, sent: threading.Event):
+def test_busy_grammar_server_receives_passed_socket(
+    grammars: Grammars, socket_sent: threading.Event
+):
     with ThreadPoolExecutor(1) as pool:
-        with stopped(server_pid(grammars)):
-            sent.clear()
-            grammar = pool.submit(compiled, grammars, 1)
-            assert sent.wait(10)
+        with stopped_process(server_pid(grammars)):
+            socket_sent.clear()
+            grammar = pool.submit(compile_constant, grammars, 1)
+            assert socket_sent.wait(10)
         assert grammar.result(30).is_alive
 
 
 def test_busy_grammar_process_follows_answer_later(grammars: Grammars):
-    grammar = compiled(grammars, 12)
-    with stopped(grammar.process._pid):
+    grammar = compile_constant(grammars, 12)
+    with stopped_process(grammar.process._pid):
         (matcher,) = grammar.begin(1)
         matcher.advance([byte_host().backend.token_to_id("1")])
         assert not matcher.wait(0.05)
@@ -103,9 +105,9 @@ def test_busy_grammar_process_follows_answer_later(grammars: Grammars):
 
 
 def test_grammar_killed_before_receiving_socket_ends_answers(grammars: Grammars):
-    grammar = compiled(grammars, 1)
+    grammar = compile_constant(grammars, 1)
     pid = grammar.process._pid
-    with stopped(pid):
+    with stopped_process(pid):
         (matcher,) = grammar.begin(1)
         os.kill(pid, signal.SIGKILL)
     matcher.advance([byte_host().backend.token_to_id("1")])
@@ -116,22 +118,22 @@ def test_grammar_killed_before_receiving_socket_ends_answers(grammars: Grammars)
 
 
 def test_grammar_server_killed_before_receiving_socket_is_replaced(
-    grammars: Grammars, sent: threading.Event
+    grammars: Grammars, socket_sent: threading.Event
 ):
     pid = server_pid(grammars)
-    with ThreadPoolExecutor(1) as pool, stopped(pid):
-        sent.clear()
-        failing = pool.submit(compiled, grammars, 1)
-        assert sent.wait(10)
+    with ThreadPoolExecutor(1) as pool, stopped_process(pid):
+        socket_sent.clear()
+        failing = pool.submit(compile_constant, grammars, 1)
+        assert socket_sent.wait(10)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(InternalError):
             failing.result(10)
-    assert compiled(grammars, 1).is_alive
+    assert compile_constant(grammars, 1).is_alive
 
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_socket_pair_buffers_hold_whole_message(end: int, monkeypatch: pytest.MonkeyPatch):
-    """Room for a whole mask or picture while the other side has no core."""
+    """Room for a whole mask or image while the other side has no core."""
     real = socket.socketpair
 
     def small() -> tuple[socket.socket, socket.socket]:

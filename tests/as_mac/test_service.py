@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.as_mac.home import MacHome, mac_home, missing
-from tests.e2e.service.clients import asking
+from tests.e2e.service.clients import asking_clients
 from tests.support.daemons import free_port, wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Iterator[MacHome]:
         yield made
 
 
-def done(home: MacHome, *words: str, code: int = 0) -> str:
+def run_service(home: MacHome, *words: str, code: int = 0) -> str:
     result = home.run("service", *words)
     log = home.log.read_text() if home.log.exists() else ""
     assert result.returncode == code, result.stdout + result.stderr + log
@@ -35,7 +35,7 @@ def done(home: MacHome, *words: str, code: int = 0) -> str:
 
 
 def status(home: MacHome, code: int = 0) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(done(home, "status", "--json", code=code))
+    shown: dict[str, Any] = json.loads(run_service(home, "status", "--json", code=code))
     return shown
 
 
@@ -49,16 +49,16 @@ def test_launchd_service_survives_restart_reload_and_kills(home: MacHome) -> Non
     config = home.home / "my.toml"
     config.write_text(f"[server]\nport = {port}\n")
 
-    assert "answered 'text text" in done(home, "install", "--config", str(config))
+    assert "answered 'text text" in run_service(home, "install", "--config", str(config))
     words = plistlib.loads(home.plist.read_bytes())["ProgramArguments"]
     assert words[0] == str(home.home / "clone/.venv/bin/vlm-server")
     first = status(home)
     assert (first["state"], first["health"]) == ("running", "ready")
     assert first["pid"] == home.launchd.pid()
 
-    with asking(port) as record:  # a restart, and new settings: nobody is refused
+    with asking_clients(port) as record:  # a restart, and new settings: nobody is refused
         record.wait_for_more(4)
-        done(home, "restart")
+        run_service(home, "restart")
         record.wait_for_more(4)
         second = home.launchd.pid()
         config.write_text(f"[server]\nport = {port}\nmodel_aliases = ['other']\n")
@@ -77,9 +77,9 @@ def test_launchd_service_survives_restart_reload_and_kills(home: MacHome) -> Non
         assert waiting.recv(15) == b"HTTP/1.1 200 OK"
     assert home.launchd.pid() != second
 
-    done(home, "uninstall")
+    run_service(home, "uninstall")
     assert not home.plist.exists()
-    done(home, "status", code=4)
+    run_service(home, "status", code=4)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
 
@@ -87,8 +87,8 @@ def test_launchd_service_survives_restart_reload_and_kills(home: MacHome) -> Non
 def test_launchd_service_installs_without_gui_login(tmp_path: Path) -> None:
     with mac_home(tmp_path, has_screen=False) as home:
         port = free_port()
-        done(home, "install", "--set", f"server.port={port}")
+        run_service(home, "install", "--set", f"server.port={port}")
         assert status(home)["health"] == "ready"
         loaded = [words for words in home.launchd.commands if words[0] == "bootstrap"]
         assert loaded == [["bootstrap", f"user/{os.getuid()}", str(home.plist)]]
-        done(home, "uninstall")
+        run_service(home, "uninstall")

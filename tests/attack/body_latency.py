@@ -18,27 +18,27 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
-from tests.attack.test_bodies import HOSTILE, Times, filled, p99, post
+from tests.attack.test_bodies import HOSTILE, Times, filled_body, p99, post
 from tests.support.daemons import Daemon, running_daemon
 from tests.support.image_files import data_url
 from tests.unit.api.parsing.media.test_image_bounds import BOMBS
-from tests.unit.api.requests import ROUTE, chat, picture, user
+from tests.unit.api.requests import ROUTE, chat, image_part, user
 
 NUM_BODIES = 4
 HEALTH_SECONDS = 0.01
 """Between two checks."""
 
 
-def image(name: str) -> Callable[[], bytes]:
-    return lambda: json.dumps(chat(user(picture(data_url(BOMBS[name]()))))).encode()
+def image_body(name: str) -> Callable[[], bytes]:
+    return lambda: json.dumps(chat(user(image_part(data_url(BOMBS[name]()))))).encode()
 
 
 KINDS: dict[str, Callable[[], bytes] | None] = {
     "nothing": None,
     **HOSTILE,
-    "a string": lambda: filled(b'{"messages":[{"role":"user","content":"', b"s", b'"}]}'),
-    "PNG, 10,000 profiles": image("PNG, 10,000 profiles"),
-    "JPEG, fill bytes": image("JPEG, fill bytes"),
+    "a string": lambda: filled_body(b'{"messages":[{"role":"user","content":"', b"s", b'"}]}'),
+    "PNG, 10,000 profiles": image_body("PNG, 10,000 profiles"),
+    "JPEG, fill bytes": image_body("JPEG, fill bytes"),
 }
 
 

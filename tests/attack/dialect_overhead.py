@@ -34,50 +34,50 @@ from vlm_server.platform import heap
 from vlm_server.settings import EngineSettings, Settings
 
 SCRIPT = "accept prefill token finish"
-PICTURE_SIDE_PIXELS = 830
+IMAGE_SIDE_PIXELS = 830
 """Of noise in three channels, which is 2 MB as PNG."""
-TEXT_BAR_MS, PICTURE_BAR_MS = 2.0, 5.0
+TEXT_BAR_MS, IMAGE_BAR_MS = 2.0, 5.0
 
 
 def noise() -> str:
-    """A picture of 2 MB in base64."""
-    pixels = random.Random(0).randbytes(3 * PICTURE_SIDE_PIXELS**2)
-    image = Image.frombytes("RGB", (PICTURE_SIDE_PIXELS, PICTURE_SIDE_PIXELS), pixels)
+    """An image of 2 MB in base64."""
+    pixels = random.Random(0).randbytes(3 * IMAGE_SIDE_PIXELS**2)
+    image = Image.frombytes("RGB", (IMAGE_SIDE_PIXELS, IMAGE_SIDE_PIXELS), pixels)
     out = BytesIO()
     image.save(out, "PNG", compress_level=1)
     return base64.b64encode(out.getvalue()).decode()
 
 
-def openai_parts(picture: str | None) -> list[dict[str, Any]]:
-    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
-    return [*([url] if picture else ()), {"type": "text", "text": SCRIPT}]
+def openai_parts(image_base64: str | None) -> list[dict[str, Any]]:
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image_base64}"}}
+    return [*([url] if image_base64 else ()), {"type": "text", "text": SCRIPT}]
 
 
-def anthropic_parts(picture: str | None) -> list[dict[str, Any]]:
-    source = {"type": "base64", "media_type": "image/png", "data": picture}
+def anthropic_parts(image_base64: str | None) -> list[dict[str, Any]]:
+    source = {"type": "base64", "media_type": "image/png", "data": image_base64}
     image = {"type": "image", "source": source}
-    return [*([image] if picture else ()), {"type": "text", "text": SCRIPT}]
+    return [*([image] if image_base64 else ()), {"type": "text", "text": SCRIPT}]
 
 
-def responses_parts(picture: str | None) -> list[dict[str, Any]]:
-    image = {"type": "input_image", "image_url": f"data:image/png;base64,{picture}"}
-    return [*([image] if picture else ()), {"type": "input_text", "text": SCRIPT}]
+def responses_parts(image_base64: str | None) -> list[dict[str, Any]]:
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{image_base64}"}
+    return [*([image] if image_base64 else ()), {"type": "input_text", "text": SCRIPT}]
 
 
 def user(content: Any, **fields: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content, **fields}]
 
 
-def images(picture: str | None) -> dict[str, Any]:
-    return {"images": [picture]} if picture else {}
+def images(image: str | None) -> dict[str, Any]:
+    return {"images": [image]} if image else {}
 
 
 BODIES: dict[str, Callable[[str | None], dict[str, Any]]] = {
-    "/v1/chat/completions": lambda picture: {"messages": user(openai_parts(picture))},
-    "/v1/messages": lambda picture: {"messages": user(anthropic_parts(picture)), "max_tokens": 9},
-    "/v1/responses": lambda picture: {"input": user(responses_parts(picture)), "store": False},
-    "/api/chat": lambda picture: {"messages": user(SCRIPT, **images(picture))},
-    "/api/generate": lambda picture: {"prompt": SCRIPT, **images(picture)},
+    "/v1/chat/completions": lambda image: {"messages": user(openai_parts(image))},
+    "/v1/messages": lambda image: {"messages": user(anthropic_parts(image)), "max_tokens": 9},
+    "/v1/responses": lambda image: {"input": user(responses_parts(image)), "store": False},
+    "/api/chat": lambda image: {"messages": user(SCRIPT, **images(image))},
+    "/api/generate": lambda image: {"prompt": SCRIPT, **images(image)},
 }
 
 
@@ -121,9 +121,9 @@ def measure(port: int, rounds: int, num_requests: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.connect()
     connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    picture = noise()
-    print(f"picture: {len(picture) * 3 // 4} bytes; median and 90th percentile of each round, ms")
-    for shown, bar in ((None, TEXT_BAR_MS), (picture, PICTURE_BAR_MS)):
+    image = noise()
+    print(f"picture: {len(image) * 3 // 4} bytes; median and 90th percentile of each round, ms")
+    for shown, bar in ((None, TEXT_BAR_MS), (image, IMAGE_BAR_MS)):
         for route, make in BODIES.items():
             body = json.dumps({"model": "default", "stream": False, **make(shown)}).encode()
             found = []

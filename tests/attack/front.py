@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import httpx
 import uvicorn
 
 from tests.support.scripted_daemon import ScriptedSupervisor
+from tests.support.waiting import until
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
 from vlm_server.settings import EngineSettings, Limits, Settings
@@ -126,10 +126,3 @@ async def running_front(limits: Limits | None = None, **engine: float) -> AsyncI
             server.should_exit = server.force_exit = True
             await supervisor.stop()
             await serving
-
-
-async def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.02)

@@ -30,6 +30,7 @@ from tests.support.daemons import (
 )
 from tests.support.daemons import USER_KEY as USER
 from tests.support.image_files import image_file
+from tests.unit.api.requests import bearer
 
 CHAT = "/v1/chat/completions"
 
@@ -64,10 +65,6 @@ class Site:
         return self.post(f"file://{self.root}/a.png").status_code == 200
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
@@ -93,7 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(daemon, folder / "keys.toml", root, http)
 
 
-def test_every_path_needs_a_valid_key(site: Site) -> None:
+def test_every_path_needs_valid_key(site: Site) -> None:
     guesses = [None, "", "laptop", "operator", USER[:-1], USER + "x", USER.upper(),
                f"{USER} {ADMIN}", "\x00", "Bearer", f"{USER},{ADMIN}", "x" * 60_000]  # fmt: skip
     for path in ("/v1/models", "/v1/status", "/metrics", "/", "/nowhere"):
@@ -139,7 +136,7 @@ def test_key_file_changes_apply_without_restart(site: Site) -> None:
     assert site.is_fine()
 
 
-def test_the_log_has_names_and_no_keys(site: Site) -> None:
+def test_log_has_names_and_no_keys(site: Site) -> None:
     site.status_of("/v1/models", USER)
     site.status_of("/v1/models", "a-wrong-key-that-nobody-has")
     site.post("https://user:swordfish@example.org/", "file:///etc/swordfish")
@@ -278,9 +275,7 @@ def test_unresolvable_hosts_do_not_delay_other_requests(site: Site) -> None:
         ("server.api_key_file={folder}/absent", "No such file"),
     ],
 )
-def test_unsafe_settings_stop_the_start_with_reason(
-    setting: str, words: str, tmp_path: Path
-) -> None:
+def test_unsafe_settings_stop_start_with_reason(setting: str, words: str, tmp_path: Path) -> None:
     readable = tmp_path / "keys.toml"
     readable.write_text(KEYS)
     readable.chmod(0o644)

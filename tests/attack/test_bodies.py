@@ -30,7 +30,7 @@ from tests.support.daemons import (
 )
 from tests.support.image_files import data_url, image_file
 from tests.unit.api.parsing.media.test_image_bounds import BOMBS
-from tests.unit.api.requests import ROUTE, chat, picture, user
+from tests.unit.api.requests import ROUTE, chat, image_part, user
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
@@ -51,7 +51,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def impatient_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """The same daemon with little time to parse a body."""
     with reading_daemon(tmp_path_factory.mktemp("impatient"), IMPATIENT_SECONDS) as running:
         yield running
@@ -65,17 +65,17 @@ def reading_daemon(folder: Path, parsing_seconds: float) -> Iterator[Daemon]:
     assert "Traceback" not in running.log.read_text()
 
 
-def filled(before: bytes, unit: bytes, after: bytes) -> bytes:
+def filled_body(before: bytes, unit: bytes, after: bytes) -> bytes:
     return before + unit * ((BODY_BYTES - len(before) - len(after)) // len(unit)) + after
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "lists": lambda: filled(b'{"x":[', b"[],", b"[]]}"),
+    "lists": lambda: filled_body(b'{"x":[', b"[],", b"[]]}"),
     "names": lambda: b"{" + b",".join(b'"%07x":1' % n for n in range(5_300_000)) + b"}",
-    "one name": lambda: filled(b'{"', b"k", b'":1}'),
-    "a role": lambda: filled(b'{"model":"demo","messages":[{"role":"', b"s", b'"}]}'),
-    "wide text": lambda: filled('{"model":"🦊'.encode(), b"s", b'"}'),
-    "depth": lambda: filled(b"", b'{"x":', b""),
+    "one name": lambda: filled_body(b'{"', b"k", b'":1}'),
+    "a role": lambda: filled_body(b'{"model":"demo","messages":[{"role":"', b"s", b'"}]}'),
+    "wide text": lambda: filled_body('{"model":"🦊'.encode(), b"s", b'"}'),
+    "depth": lambda: filled_body(b"", b'{"x":', b""),
 }
 
 
@@ -103,8 +103,8 @@ def answer_of(client: socket.socket) -> tuple[int, dict[str, Any]]:
     return int(head.split()[1]), json.loads(body)
 
 
-def small_picture(**fields: Any) -> bytes:
-    return json.dumps(chat(user(picture()), max_tokens=1, **fields)).encode()
+def small_image(**fields: Any) -> bytes:
+    return json.dumps(chat(user(image_part()), max_tokens=1, **fields)).encode()
 
 
 def resident_bytes(pid: int) -> int:
@@ -135,7 +135,7 @@ def p99(times: list[float]) -> float:
 
 
 @contextmanager
-def measured(daemon: Daemon) -> Iterator[Times]:
+def measured_times(daemon: Daemon) -> Iterator[Times]:
     """Measure health checks and a stream while the `with` block runs."""
     times = Times()
     over = threading.Event()
@@ -180,30 +180,30 @@ def measured(daemon: Daemon) -> Iterator[Times]:
     "names", [("lists", "names", "one name", "a role"), ("lists", "lists", "wide text", "depth")]
 )
 def test_hostile_bodies_delay_no_stream_and_leave_no_memory(daemon: Daemon, names: tuple[str, ...]):
-    assert post(daemon, small_picture())[0] == 200
+    assert post(daemon, small_image())[0] == 200
     before = resident_bytes(daemon.process.pid)
     bodies = [HOSTILE[name]() for name in names]
-    with measured(daemon) as times, ThreadPoolExecutor() as threads:
+    with measured_times(daemon) as times, ThreadPoolExecutor() as threads:
         answers = list(threads.map(lambda body: post(daemon, body), bodies))
     for status, answer in answers:
         assert status == 400
         assert len(answer["error"]["message"]) < 300
     assert p99(times.health + times.gaps) < GAP_SECONDS
     wait_until(lambda: resident_bytes(daemon.process.pid) < before + MEMORY_BYTES, 10, daemon.log)
-    wait_until(lambda: daemon.status()["requests"]["in_flight"] == 0, 10, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 10, daemon.log)
     assert sum(map(resident_bytes, parser_pids(daemon))) < 2 * MEMORY_BYTES
-    assert post(daemon, small_picture())[0] == 200
+    assert post(daemon, small_image())[0] == 200
 
 
 def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
     names = ["PNG, 10,000 profiles", "JPEG, fill bytes", "PNG, 1.7 million chunks", "GIF, zeros"]
     kinds = [data_url(BOMBS[name]()) for name in names]
-    bombs = [json.dumps(chat(user(picture(url)))).encode() for url in kinds]
+    bombs = [json.dumps(chat(user(image_part(url)))).encode() for url in kinds]
     with ThreadPoolExecutor() as threads:
         hostile = [threads.submit(post, daemon, bomb) for bomb in bombs]
         honest: list[Future[Any]] = [
             threads.submit(post, daemon, body)
-            for body in (json.dumps(chat(max_tokens=1)).encode(), small_picture())
+            for body in (json.dumps(chat(max_tokens=1)).encode(), small_image())
         ]
         started = time.monotonic()
         assert [other.result()[0] for other in honest] == [200, 200]
@@ -217,7 +217,7 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
 @contextmanager
 def stopped_parsers(daemon: Daemon) -> Iterator[set[int]]:
     """Suspend the idle parsing processes, as if their work took for ever."""
-    assert post(daemon, small_picture())[0] == 200
+    assert post(daemon, small_image())[0] == 200
     wait_until(lambda: len(parser_pids(daemon)) >= 1, 10, daemon.log)
     pids = parser_pids(daemon)
     for pid in pids:
@@ -229,49 +229,45 @@ def stopped_parsers(daemon: Daemon) -> Iterator[set[int]]:
             os.kill(pid, signal.SIGCONT)
 
 
-def in_flight(daemon: Daemon) -> int:
-    return int(daemon.status()["requests"]["in_flight"])
-
-
-def test_disconnected_client_ends_the_parsing_of_its_body(daemon: Daemon):
+def test_disconnected_client_ends_parsing_of_its_body(daemon: Daemon):
     with stopped_parsers(daemon):
         pids = parser_pids(daemon)
-        with send(daemon, small_picture()):
-            wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        with send(daemon, small_image()):
+            wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
             time.sleep(0.2)  # until the process has it
-        wait_until(lambda: in_flight(daemon) == 0, PARSING_SECONDS / 2, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 0, PARSING_SECONDS / 2, daemon.log)
         wait_until(lambda: not pids <= parser_pids(daemon), PARSING_SECONDS / 2, daemon.log)
-    assert post(daemon, small_picture())[0] == 200
+    assert post(daemon, small_image())[0] == 200
 
 
-def test_body_over_parsing_time_is_413_and_next_is_parsed(impatient: Daemon):
-    with stopped_parsers(impatient):
-        status, answer = post(impatient, small_picture())
+def test_body_over_parsing_time_is_413_and_next_is_parsed(impatient_daemon: Daemon):
+    with stopped_parsers(impatient_daemon):
+        status, answer = post(impatient_daemon, small_image())
     assert (status, answer["error"]["code"]) == (413, "request_too_costly")
-    assert post(impatient, small_picture())[0] == 200
+    assert post(impatient_daemon, small_image())[0] == 200
 
 
 def test_text_bodies_do_not_wait_for_media_bodies(daemon: Daemon):
     with stopped_parsers(daemon), ExitStack() as waiting:
         for _ in range(6):
-            waiting.enter_context(send(daemon, small_picture()))
+            waiting.enter_context(send(daemon, small_image()))
         started = time.monotonic()
         assert post(daemon, json.dumps(chat(max_tokens=1)).encode())[0] == 200
         assert time.monotonic() - started < PARSING_SECONDS
-    wait_until(lambda: in_flight(daemon) == 0, 10, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 10, daemon.log)
 
 
 def test_killed_parsing_process_fails_no_request(daemon: Daemon):
     with stopped_parsers(daemon) as pids, ThreadPoolExecutor() as threads:
-        pending = threads.submit(post, daemon, small_picture())
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        pending = threads.submit(post, daemon, small_image())
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         time.sleep(0.2)  # until the process has it
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         assert pending.result()[0] == 200
 
 
-def test_pictures_are_answered_correctly_after_hostile_bodies(daemon: Daemon):
+def test_images_are_answered_correctly_after_hostile_bodies(daemon: Daemon):
     url = data_url(image_file("PNG", (64, 48)))
-    status, answer = post(daemon, json.dumps(chat(user(picture(url)), max_tokens=1)).encode())
+    status, answer = post(daemon, json.dumps(chat(user(image_part(url)), max_tokens=1)).encode())
     assert (status, answer["usage"]["completion_tokens"]) == (200, 1)

@@ -67,10 +67,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def clients(daemon: Daemon) -> Iterator[contextlib.ExitStack]:
-    """Close all sockets at the end; then no queue slot may be taken."""
+    """A stack that closes all sockets at the end; then no queue slot may be taken."""
     with contextlib.ExitStack() as stack:
         yield stack
-    wait_until(lambda: in_flight(daemon) == 0, 20, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 20, daemon.log)
     assert hello(daemon)
 
 
@@ -95,11 +95,7 @@ def hello(daemon: Daemon) -> bool:
     return answer.usage is not None and answer.usage.completion_tokens > 0
 
 
-def in_flight(daemon: Daemon) -> int:
-    return int(daemon.status()["requests"]["in_flight"])
-
-
-def until(client: socket.socket, end: bytes) -> bytes:
+def read_until(client: socket.socket, end: bytes) -> bytes:
     """All bytes up to `end`."""
     received = b""
     while end not in received:
@@ -109,7 +105,7 @@ def until(client: socket.socket, end: bytes) -> bytes:
     return received
 
 
-def everything(client: socket.socket) -> bytes:
+def read_to_end(client: socket.socket) -> bytes:
     """All bytes until the connection ends or is reset."""
     received = b""
     with contextlib.suppress(ConnectionError):
@@ -195,13 +191,13 @@ def test_silent_connections_are_closed_for_new_ones(
     began = time.monotonic()
     assert daemon.get("/health/live")[0] == 200
     assert hello(daemon)
-    assert [everything(client) for client in silent] == [b""] * len(silent)
+    assert [read_to_end(client) for client in silent] == [b""] * len(silent)
     assert time.monotonic() - began < HEADER_SECONDS + 10
 
 
 def test_unfinished_request_head_is_408(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     client = connect(daemon, clients, b"GET / HTTP/1.1\r\nHost: loc")
-    answer = everything(client)
+    answer = read_to_end(client)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert error_of(answer)["code"] == "request_timeout"
 
@@ -211,19 +207,19 @@ def test_running_answers_are_never_evicted_by_new_connections(
 ) -> None:
     with stopped(daemon.engine_pid()):
         running = [connect(daemon, clients, chat(max_tokens=2)) for _ in range(MAX_REQUESTS)]
-        wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == MAX_REQUESTS, 10, daemon.log)
         for _ in range(MAX_CONNECTIONS * 2):
             connect(daemon, clients)
         assert daemon.get("/health/live")[0] == 200
     for client in running:
-        assert b'"finish_reason"' in until(client, b'"usage"')
+        assert b'"finish_reason"' in read_until(client, b'"usage"')
 
 
 SHORT = b"socket.accept() out of system resource"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set")
-def test_missing_descriptors_do_not_flood_the_log(
+def test_missing_descriptors_do_not_flood_log(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
@@ -248,14 +244,14 @@ def test_lowered_file_limit_closes_idle_connections(
     live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     idle = [connect(daemon, clients, live) for _ in range(60)]
     for client in idle:
-        until(client, b"live")
+        read_until(client, b"live")
     before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
     lower = (RESERVED_FILES + 20, before[1])
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, lower)
     try:
         assert hello(daemon)
         for client in idle[:40]:
-            assert everything(client) == b""
+            assert read_to_end(client) == b""
     finally:
         resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, before)
 
@@ -269,7 +265,7 @@ def test_half_sent_bodies_hold_no_queue_slot(daemon: Daemon, clients: contextlib
         with contextlib.ExitStack() as renewed:
             for _ in range(MAX_REQUESTS * 4):
                 connect(daemon, renewed, half)
-            assert in_flight(daemon) == 0
+            assert daemon.num_in_flight() == 0
             assert hello(daemon)
 
 
@@ -282,11 +278,9 @@ def test_huge_refused_body_is_not_read(daemon: Daemon, clients: contextlib.ExitS
     assert sent < 200 << 20
 
 
-def test_a_refused_body_does_not_hide_the_answer(
-    daemon: Daemon, clients: contextlib.ExitStack
-) -> None:
+def test_refused_body_does_not_hide_answer(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     client = connect(daemon, clients, HEAD, b"Content-Length: 70000000\r\n\r\n", b" " * 30_000_000)
-    answer = everything(client)
+    answer = read_to_end(client)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in answer
     assert error_of(answer)["code"] == "payload_too_large"
@@ -308,14 +302,14 @@ def test_stalled_readers_are_disconnected(daemon: Daemon, clients: contextlib.Ex
     stalled = [
         slow_reader(daemon, clients, chat(**LONG_ANSWER, seed=seed)) for seed in range(MAX_REQUESTS)
     ]
-    wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
-    wait_until(lambda: in_flight(daemon) == 0, 40, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == MAX_REQUESTS, 10, daemon.log)
+    wait_until(lambda: daemon.num_in_flight() == 0, 40, daemon.log)
     daemon.wait_idle(20)
     for client in stalled:
-        assert not everything(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert not read_to_end(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_a_slow_reader_gets_its_answer(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+def test_slow_reader_gets_its_answer(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     client = slow_reader(daemon, clients, chat(**{**LONG_ANSWER, "n": 1, "max_tokens": 20}))
     received = b""
     while b"[DONE]" not in received:
@@ -333,40 +327,40 @@ def test_disconnect_is_noticed_behind_pipelined_bytes(
 ) -> None:
     with stopped(daemon.engine_pid()):
         client = connect(daemon, clients, chat(stream=stream))
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         client.sendall(behind)
         if leave == "close":
             client.close()
         else:
             client.shutdown(socket.SHUT_WR)
-        wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 0, 5, daemon.log)
 
 
-def test_too_many_pipelined_bytes_end_the_request(
+def test_too_many_pipelined_bytes_end_request(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     with stopped(daemon.engine_pid()):
         client = connect(daemon, clients, chat())
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         with contextlib.suppress(ConnectionError):
             client.sendall(b" " * 1_000_000)
-        wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 0, 5, daemon.log)
 
 
 # ---- a long wait -------------------------------------------------------------------
 
 
-def test_comments_keep_a_waiting_stream_alive(
-    daemon: Daemon, clients: contextlib.ExitStack
-) -> None:
+def test_comments_keep_waiting_stream_alive(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     with stopped(daemon.engine_pid()):
         client = connect(daemon, clients, chat(stream=True, max_tokens=4))
-        waiting = until(client, b": keep-alive\n\n\r\n") + until(client, b": keep-alive\n\n\r\n")
+        waiting = read_until(client, b": keep-alive\n\n\r\n") + read_until(
+            client, b": keep-alive\n\n\r\n"
+        )
         assert waiting.startswith(b"HTTP/1.1 200 ")
-    assert b'"finish_reason"' in until(client, b"[DONE]")
+    assert b'"finish_reason"' in read_until(client, b"[DONE]")
 
 
-def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
+def test_official_client_reads_over_comments(daemon: Daemon) -> None:
     """The client's timeout is shorter than the wait for the first token."""
     engine = daemon.engine_pid()
     with stopped(engine):
@@ -377,13 +371,13 @@ def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
         assert list(stream)[-1].choices[0].finish_reason
 
 
-def test_engine_death_after_keepalive_is_an_error_event(
+def test_engine_death_after_keepalive_is_error_event(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     engine = daemon.engine_pid()
     with stopped(engine):
         client = connect(daemon, clients, chat(stream=True))
-        until(client, b": keep-alive\n\n")
+        read_until(client, b": keep-alive\n\n")
         threading.Timer(KEEPALIVE_SECONDS * 3, os.kill, (engine, signal.SIGKILL)).start()
         with pytest.raises(openai.APIError, match="engine process ended"):
             list(
@@ -391,7 +385,7 @@ def test_engine_death_after_keepalive_is_an_error_event(
                     model="default", messages=[{"role": "user", "content": "Hello"}], stream=True
                 )
             )
-        assert b'"code":"engine_died"' in until(client, b"\r\n0\r\n\r\n")
+        assert b'"code":"engine_died"' in read_until(client, b"\r\n0\r\n\r\n")
     daemon.wait_ready()
 
 
@@ -414,10 +408,10 @@ def test_engine_death_after_keepalive_is_an_error_event(
         (HEAD + b"a:\r\n" * 1000 + b"\r\n", 431, "headers_too_large"),
     ],
 )
-def test_malformed_http_is_an_error_in_openais_shape(
+def test_malformed_http_is_error_in_openais_shape(
     daemon: Daemon, clients: contextlib.ExitStack, sent: bytes, status: int, code: str
 ) -> None:
-    answer = everything(connect(daemon, clients, sent))
+    answer = read_to_end(connect(daemon, clients, sent))
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert answer.count(b"\r\nx-request-id: ") == 1, "what stands behind it is no request"
     error = error_of(answer)
@@ -442,7 +436,7 @@ def test_absolute_uri_with_foreign_host_is_refused(
     daemon: Daemon, clients: contextlib.ExitStack, target: bytes, host: bytes, status: int
 ) -> None:
     request = b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (target, host)
-    answer = everything(connect(daemon, clients, request))
+    answer = read_to_end(connect(daemon, clients, request))
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
@@ -460,13 +454,13 @@ def test_open_connections_do_not_delay_shutdown(daemon: Daemon) -> None:
             connect(daemon, clients, HEAD, b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"),
         ]
         idle = connect(daemon, clients, b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(idle, b"live")
+        read_until(idle, b"live")
         slow_reader(daemon, clients, chat(**{**LONG_ANSWER, "max_tokens": 150}))
-        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: daemon.num_in_flight() == 1, 10, daemon.log)
         began = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
         for client in half:
-            assert error_of(everything(client))["code"] == "engine_unavailable"
+            assert error_of(read_to_end(client))["code"] == "engine_unavailable"
         assert daemon.process.wait(20) == 0
         assert time.monotonic() - began < 15
         assert b"Traceback" not in daemon.log.read_bytes()[logged:]

@@ -22,7 +22,7 @@ WARNINGS = ("the disk of the cache is full", "a cache file can't be written")
 
 
 def question(number: int) -> list[object]:
-    """A new picture and prompt for each number."""
+    """A new image and prompt for each number."""
     return [user(noise(number, (64, 64)), f"Question {number}: what is this?")]
 
 

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.attack.front import Front, running_front, until
+from tests.attack.front import Front, running_front
+from tests.support.waiting import until
 from vlm_server.protocol import EncodedSubmit
 from vlm_server.settings import Limits
 
@@ -237,7 +238,7 @@ async def test_request_that_kills_engine_alone_is_quarantined() -> None:
         await front.check_clean()
 
 
-async def test_requests_during_a_trial_wait_and_survive_its_crash() -> None:
+async def test_requests_during_trial_wait_and_survive_its_crash() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid

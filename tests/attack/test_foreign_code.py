@@ -76,7 +76,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
 
 
 def ask_everything(daemon: Daemon) -> None:
-    """Ask with a picture, a video and a schema, so that every kind of child process runs."""
+    """Ask with an image, a video and a schema, so that every kind of child process runs."""
     clip = {
         "url": video_files.data_url(
             video_files.encode(video_files.moving("left", 8), "gif", "gif"), "gif"
@@ -102,7 +102,7 @@ def restart_engine(daemon: Daemon) -> None:
 
 @pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="Metal keeps no libraries there")
-def test_compiled_kernels_lie_in_a_private_folder(trap: Trap) -> None:
+def test_compiled_kernels_lie_in_private_folder(trap: Trap) -> None:
     ask_everything(trap.daemon)
     assert not (trap.shared / "mlx").exists()
     assert list(trap.private.glob("tmp/mlx/*/cpu/*.so"))
@@ -125,13 +125,13 @@ def test_engine_restarts_after_its_private_folder_was_replaced(
 
 
 @pytest.mark.whole
-def test_no_process_imports_modules_of_the_working_folder(trap: Trap) -> None:
+def test_modules_of_working_folder_are_never_imported(trap: Trap) -> None:
     """Runs last: front, engines, OpenBLAS trials, schemas and videos have had their processes."""
     assert not sorted(path.name for path in trap.marks.iterdir())
 
 
 @pytest.mark.parametrize("program", ["vlm-server", "python -P -m vlm_server.cli"])
-def test_command_line_imports_nothing_from_the_working_folder(tmp_path: Path, program: str) -> None:
+def test_command_line_imports_nothing_from_working_folder(tmp_path: Path, program: str) -> None:
     plant(tmp_path, tmp_path, MODULES + OURS)
     first, *rest = program.split()
     script = Path(sys.executable).with_name(first)

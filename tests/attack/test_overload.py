@@ -39,8 +39,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(autouse=True)
-async def back_to_nothing(daemon: Daemon) -> AsyncIterator[None]:
-    """Afterwards nothing is held, and the next request is answered."""
+async def idle_afterwards(daemon: Daemon) -> AsyncIterator[None]:
+    """A check after the test: nothing is held, and the next request is answered."""
     yield
     await wait_idle(daemon)
     reply = await ask(daemon, chat_body(4))
@@ -80,7 +80,7 @@ async def num_decoding(daemon: Daemon) -> int:
 
 
 @asynccontextmanager
-async def all_seats_taken(daemon: Daemon) -> AsyncIterator[None]:
+async def all_slots_taken(daemon: Daemon) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(ask(daemon, long_body())) for _ in range(SEATS)]
     try:
         async with asyncio.timeout(30):
@@ -102,7 +102,7 @@ def long_body(**fields: object) -> bytes:
 # ---- overload --------------------------------------------------------------------------
 
 
-async def test_tenfold_overload_is_refused_early_and_the_rest_served(daemon: Daemon) -> None:
+async def test_tenfold_overload_is_refused_early_and_rest_served(daemon: Daemon) -> None:
     """The bounds are loose, as two busy cores may be shared; `tests.attack.load` measures."""
     usual = await at_capacity(daemon.port, 4, SEATS, 32, KEYS[0])
     assert set(usual.statuses) == {200}
@@ -120,7 +120,7 @@ async def test_tenfold_overload_is_refused_early_and_the_rest_served(daemon: Dae
     assert sorted(reply.seconds for reply in refused)[len(refused) // 2] < 1.0
 
 
-async def test_occasional_client_is_served_during_a_flood(daemon: Daemon) -> None:
+async def test_occasional_client_is_served_during_flood(daemon: Daemon) -> None:
     flood = asyncio.create_task(at_rate(daemon.port, 7, 40, 32, KEYS[:1]))
     await asyncio.sleep(2)
     answered, tries = 0, 0
@@ -141,7 +141,7 @@ async def test_occasional_client_is_served_during_a_flood(daemon: Daemon) -> Non
 
 async def test_announced_bodies_are_refused_before_they_arrive(daemon: Daemon) -> None:
     most = MAX_WAITING_BYTES - MIB
-    async with all_seats_taken(daemon):
+    async with all_slots_taken(daemon):
         waiting = asyncio.create_task(ask(daemon, chat_body(4).ljust(most)))
         async with asyncio.timeout(20):
             while not (await status(daemon))["requests"]["waiting_bytes"]:  # noqa: ASYNC110
@@ -163,7 +163,7 @@ async def test_announced_bodies_are_refused_before_they_arrive(daemon: Daemon) -
 
 
 async def test_queue_timeout_is_504_with_retry_after(daemon: Daemon) -> None:
-    async with all_seats_taken(daemon):
+    async with all_slots_taken(daemon):
         reply = await ask(daemon, chat_body(4), "X-Queue-Timeout-Ms: 300")
     assert (reply.status, reply.code) == (504, "queue_timeout")
     assert 0.3 <= reply.seconds < 5
@@ -185,7 +185,7 @@ async def test_slow_answer_ends_with_its_timeout_code(
     assert reply.seconds < 5
 
 
-async def test_stream_timeout_is_the_last_event(daemon: Daemon) -> None:
+async def test_stream_timeout_is_last_event(daemon: Daemon) -> None:
     reply = await ask(daemon, long_body(stream=True), "X-Request-Timeout-Ms: 1500")
     assert reply.status == 200
     assert b'"code":"total_timeout"' in reply.body

@@ -67,20 +67,20 @@ class Client(threading.Thread):
             self.ends.append(str(error.code))
 
 
-def crowd(daemon: Daemon) -> list[Client]:
-    """Requests with endless answers, and requests with pictures in every earlier state."""
+def start_crowd(daemon: Daemon) -> list[Client]:
+    """Requests with endless answers, and requests with images in every earlier state."""
     seed = time.monotonic_ns() % 10**6
     shown = [noise(seed + n, (700, 500)) for n in range(16)]  # so that they come at once
     answers = [
         Client(daemon, "Go on", stream=stream, max_tokens=6000) for stream in (True, False) * 2
     ]
     wait_until(lambda: states(daemon)["decode"] == len(answers), 20, daemon.log)
-    pictures = [
+    images = [
         Client(daemon, each, "What?", stream=n % 2 == 0, max_tokens=200)
         for n, each in enumerate(shown)
     ]
     wait_until(lambda: num_before_first_token(daemon) >= 3, 20, daemon.log)
-    return answers + pictures
+    return answers + images
 
 
 def states(daemon: Daemon) -> dict[str, int]:
@@ -103,15 +103,15 @@ def known_answer(daemon: Daemon) -> str:
 @pytest.mark.parametrize(
     "death", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.whole)]
 )
-def test_real_engine_death_ends_each_of_a_crowd_once(daemon: Daemon, death: signal.Signals) -> None:
+def test_real_engine_death_ends_each_request_once(daemon: Daemon, death: signal.Signals) -> None:
     expected, pid = known_answer(daemon), daemon.engine_pid()
-    clients = crowd(daemon)
+    clients = start_crowd(daemon)
     os.kill(pid, death)
     for client in clients:
         client.join(60)
     ends = [client.ends for client in clients]
     assert all(len(codes) == 1 for codes in ends), ends
-    # "engine_unavailable": the picture was still being read here when the engine died
+    # "engine_unavailable": the image was still being read here when the engine died
     assert {codes[0] for codes in ends} <= {"engine_died", "engine_unavailable", "length"}
     assert ends[:4] == [["engine_died"]] * 4
     assert ends[4:].count(["engine_died"]) >= 3

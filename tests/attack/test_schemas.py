@@ -28,7 +28,7 @@ NUM_HUGE = int(os.environ.get("ATTACK_SCHEMAS", "10"))
 STREAM_SECONDS = 2.0
 
 
-def huge(number: int) -> dict[str, Any]:
+def huge_schema(number: int) -> dict[str, Any]:
     """A schema that would take minutes and 20 GB to compile."""
     parts = [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]
     return {"title": f"{number}", "allOf": parts}
@@ -84,9 +84,9 @@ async def test_refused_schemas_leave_no_memory_and_delay_no_text(
 ):
     await completion(client)
     with pytest.raises(openai.BadRequestError):
-        await completion(client, huge(-1))
+        await completion(client, huge_schema(-1))
     before = resident_bytes(daemon.process.pid)
-    refused = [asyncio.create_task(_refusal(client, huge(i))) for i in range(NUM_HUGE)]
+    refused = [asyncio.create_task(_refusal(client, huge_schema(i))) for i in range(NUM_HUGE)]
     waits = []
     while not all(task.done() for task in refused):
         started = time.monotonic()
@@ -110,10 +110,10 @@ async def _refusal(client: openai.AsyncOpenAI, schema: Any) -> str:
 
 
 async def test_schema_refusal_is_cached(client: openai.AsyncOpenAI):
-    await _refusal(client, huge(1000))
+    await _refusal(client, huge_schema(1000))
     started = time.monotonic()
     for _ in range(5):
-        await _refusal(client, huge(1000))
+        await _refusal(client, huge_schema(1000))
     assert time.monotonic() - started < 2.0
 
 
@@ -131,11 +131,11 @@ async def test_stream_keeps_its_speed_during_slow_schema(
     stream, arrivals = await completion(client, **endless), list[float]()
     reader = asyncio.create_task(read(stream, arrivals))
     await asyncio.sleep(0.5)
-    before = await rate(arrivals)
+    before = await tokens_per_second(arrivals)
     slow = await completion(client, SLOW, n=8, stream=True, max_tokens=2000)
     for _ in range(24):
         await anext(slow)
-    beside = await rate(arrivals)
+    beside = await tokens_per_second(arrivals)
     await anext(slow)
     print(f"{before:.0f} tokens/s before, {beside:.0f} beside")
     await slow.close()
@@ -145,7 +145,7 @@ async def test_stream_keeps_its_speed_during_slow_schema(
     daemon.wait_idle()
 
 
-async def rate(arrivals: list[float]) -> float:
+async def tokens_per_second(arrivals: list[float]) -> float:
     """Tokens per second from now on."""
     first, started = len(arrivals), time.monotonic()
     await asyncio.sleep(STREAM_SECONDS)
@@ -175,12 +175,12 @@ async def test_disconnected_clients_leave_no_grammar_process(
         await anext(stream)
         await stream.close()
     with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(completion(client, huge(2000)), 0.1)
+        await asyncio.wait_for(completion(client, huge_schema(2000)), 0.1)
     daemon.wait_idle()
     assert (await completion(client, SMALL, max_tokens=50)).choices[0].finish_reason == "stop"
 
 
-def deep(tool: str) -> dict[str, Any]:
+def deep_parameters(tool: str) -> dict[str, Any]:
     """Tool parameters 40 levels deep."""
     schema: dict[str, Any] = {"type": "string", "title": tool}
     for level in range(20):
@@ -190,10 +190,10 @@ def deep(tool: str) -> dict[str, Any]:
 
 
 def function(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": deep(name)}}
+    return {"type": "function", "function": {"name": name, "parameters": deep_parameters(name)}}
 
 
-async def test_slow_tools_of_a_key_delay_no_other_key(keyed_daemon: Daemon):
+async def test_slow_tools_of_key_delay_no_other_key(keyed_daemon: Daemon):
     """Sixteen requests with 128 new deep tools each. All prompts are too long for the model, which
     shows once the tools are compiled."""
     slow, other = (

@@ -53,7 +53,7 @@ def test_oversized_weights_are_refused_by_their_headers(tmp_path: Path) -> None:
         (31 << 20, "leaves no room for requests"),
     ],
 )
-def test_model_without_memory_for_a_prompt_stops_the_start(
+def test_model_without_memory_for_prompt_stops_start(
     tmp_path: Path, limit_bytes: int, reason: str
 ) -> None:
     """The embedded model takes 29 MiB as float32, and 1,024 tokens some MiB more."""
@@ -95,7 +95,7 @@ def engine_of(daemon: Daemon) -> int | None:
     return pid
 
 
-def test_taken_port_ends_the_start_with_temporary_status(tmp_path: Path) -> None:
+def test_taken_port_ends_start_with_temporary_status(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         ended = subprocess.run(
@@ -109,7 +109,7 @@ def test_taken_port_ends_the_start_with_temporary_status(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
-def test_kernel_kills_the_engine_when_memory_runs_out(tmp_path: Path) -> None:
+def test_kernel_kills_engine_when_memory_runs_out(tmp_path: Path) -> None:
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 

@@ -31,7 +31,7 @@ LONG_NAME = "captions-of-everything/Qwen3-VL-235B-A22B-Instruct-mixed-4bit-and-8
 
 
 @dataclass
-class Several:
+class ModelsDaemon:
     """A daemon with several models, its fake hub, and its folder of checkpoints."""
 
     daemon: Daemon
@@ -49,8 +49,8 @@ class Several:
 
 
 @pytest.fixture(scope="session")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
-    """Models: one pinned, `second`, one with a long name, and one that can't be loaded."""
+def models_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsDaemon]:
+    """A daemon of four models: one pinned, `second`, one with a long name, and one unloadable."""
     folder = tmp_path_factory.mktemp("several")
     disk, wrong = folder / "disk", folder / "wrong"
     wrong.mkdir()
@@ -78,12 +78,12 @@ limit_bytes = 1_000_000_000
     with running_hub() as hub:
         environment = {"HOME": str(folder), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": hub.url}
         with running_daemon(folder, "--config", str(settings), environment=environment) as running:
-            yield Several(running, hub, disk)
+            yield ModelsDaemon(running, hub, disk)
 
 
 @pytest.fixture(scope="module")
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Per module, not per session: Playwright's loop would disturb async tests."""
+    """Chromium for one module: Playwright's loop would disturb async tests of others."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         reason = "no Chromium: run scripts/install_chromium"

@@ -24,7 +24,7 @@ File = tuple[bytes, str, str]
 """Content, name and MIME type."""
 
 
-def give(page: Any, how: str, *files: File) -> None:
+def attach(page: Any, how: str, *files: File) -> None:
     """Drop or paste files (`how`), and wait until the page has them."""
     before = page.locator("#attachments li").count()
     encoded = [[base64.b64encode(data).decode(), name, kind] for data, name, kind in files]

@@ -1,4 +1,4 @@
-"""Questions on the page to the embedded model: pictures in, true answers out."""
+"""Questions on the page to the embedded model: images in, true answers out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Open
-from tests.browser.files import ask, give
+from tests.browser.files import ask, attach
 from tests.support import video_files
 from tests.support.daemons import Daemon
 from tests.support.images import canvas, draw_shape, encoded, one_shape
@@ -32,11 +32,11 @@ def figures_of(answer: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_picture_question_streams_true_answer_and_follow_up(
+def test_image_question_streams_true_answer_and_follow_up(
     daemon: Daemon, open_page: Open, how: str, device: str
 ) -> None:
     page = open_page(daemon, device=device)
-    give(page, how, SQUARE)
+    attach(page, how, SQUARE)
     with page.expect_response("**/v1/chat/completions") as response:
         answer = ask(page, "What shape is this?")
     assert response.value.headers["content-type"].startswith("text/event-stream")
@@ -54,10 +54,10 @@ def test_picture_question_streams_true_answer_and_follow_up(
     assert page.get_by_role("heading", name="Ask about a picture").is_visible()
 
 
-def test_page_sends_pictures_in_their_order(daemon: Daemon, open_page: Open) -> None:
+def test_page_sends_images_in_their_order(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     star = (encoded(one_shape("star", "red")), "star.png", "image/png")
-    give(page, "drop", SQUARE, star, SQUARE)
+    attach(page, "drop", SQUARE, star, SQUARE)
     page.get_by_role("button", name="Remove square.png").last.click()
     with page.expect_request("**/v1/chat/completions") as request:
         ask(page, "Which colour is in the second picture?")
@@ -67,7 +67,7 @@ def test_page_sends_pictures_in_their_order(daemon: Daemon, open_page: Open) -> 
     assert first != second
 
 
-def test_page_sends_a_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Path) -> None:
+def test_page_sends_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Path) -> None:
     page = open_page(daemon)
     file = tmp_path / "square.png"
     file.write_bytes(SQUARE[0])
@@ -78,48 +78,48 @@ def test_page_sends_a_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Pat
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_page_converts_unsupported_picture_formats(daemon: Daemon, open_page: Open) -> None:
+def test_page_converts_unsupported_image_formats(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     bitmap = (encoded(one_shape("square", "blue"), "BMP"), "square.bmp", "image/bmp")
-    give(page, "drop", bitmap)
+    attach(page, "drop", bitmap)
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_page_refuses_files_that_are_no_pictures(daemon: Daemon, open_page: Open) -> None:
+def test_page_refuses_files_that_are_no_images(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
-    give(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
+    attach(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
     alerts = page.get_by_role("alert").all_inner_texts()
     assert any("notes.txt is neither" in text for text in alerts)
     assert any("bad.png can" in text for text in alerts)
 
 
-def test_page_answers_a_question_about_a_video(daemon: Daemon, open_page: Open) -> None:
+def test_page_answers_question_about_video(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
-    give(
+    attach(
         page, "drop", (video_files.encode(video_files.moving("left", 30)), "clip.mp4", "video/mp4")
     )
     assert text_of(ask(page, "Which way does it move?")) == "left"
 
 
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_tool_call_is_shown_and_marked_on_the_picture(
+def test_tool_call_is_shown_and_marked_on_image(
     daemon: Daemon, open_page: Open, device: str
 ) -> None:
-    picture = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
-    picture = draw_shape(picture, "star", "green", (460, 190), 100)
+    image = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
+    image = draw_shape(image, "star", "green", (460, 190), 100)
     page = open_page(daemon, device=device)
-    give(page, "drop", (encoded(picture), "two.png", "image/png"))
+    attach(page, "drop", (encoded(image), "two.png", "image/png"))
     page.get_by_role("button", name="Options").click()
     page.get_by_role("button", name="Add one that clicks").click()
     answer = ask(page, "Click on the red circle.")
     assert answer.locator(".call code").first.inner_text() == "click"
     assert re.search(r'"x": \d+', answer.locator(".call pre").inner_text())
-    image, mark = (
+    image_box, mark = (
         answer.locator(".marked img").bounding_box(),
         answer.locator(".mark").bounding_box(),
     )
-    x = (mark["x"] + mark["width"] / 2 - image["x"]) / image["width"] * 640
-    y = (mark["y"] + mark["height"] / 2 - image["y"]) / image["height"] * 400
+    x = (mark["x"] + mark["width"] / 2 - image_box["x"]) / image_box["width"] * 640
+    y = (mark["y"] + mark["height"] / 2 - image_box["y"]) / image_box["height"] * 400
     assert (x - 180) ** 2 + (y - 210) ** 2 < 90**2
     answer.get_by_label("Result of click").fill("clicked")
     with page.expect_request("**/v1/chat/completions") as request:
@@ -169,11 +169,11 @@ def test_regions_are_found_in_answers(
 
 
 @pytest.mark.parametrize("name", ["curl", "Python"])
-def test_copied_request_gives_the_pages_answer(
+def test_copied_request_gives_pages_answer(
     daemon: Daemon, open_page: Open, tmp_path: Path, name: str
 ) -> None:
     page = open_page(daemon)
-    give(page, "drop", (SQUARE[0], "my $HOME `square`.png", "image/png"))
+    attach(page, "drop", (SQUARE[0], "my $HOME `square`.png", "image/png"))
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Instructions").fill('Never say "$HOME", `id` or \\n.')

@@ -9,64 +9,62 @@ from typing import Any
 import openai
 import pytest
 
-from tests.browser.conftest import LONG_NAME, VIEWPORTS, Open, Several
-from tests.browser.files import ask, give
+from tests.browser.conftest import LONG_NAME, VIEWPORTS, ModelsDaemon, Open
+from tests.browser.files import ask, attach
 from tests.browser.test_ask import SQUARE, text_of
-from tests.browser.test_operate import give_key
-from tests.browser.test_views import check_that_it_fits, problems
+from tests.browser.test_operate import enter_key
+from tests.browser.test_views import accessibility_problems, check_that_it_fits
+from tests.hub.fixtures import demo_files
 from tests.hub.server import add
 from tests.support.daemons import Daemon
-from vlm_server.models import EMBEDDED
 
 LOAD_MS = 60_000
 MIB = 1 << 20
 
 
-def files_of_model() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
-
-
-def card(page: Any, name: str) -> Any:
+def model_card(page: Any, name: str) -> Any:
     return page.locator(f".model[data-name='{name}']")
 
 
 def wait_for_state(page: Any, name: str, state: str) -> None:
-    card(page, name).locator(".state", has_text=state).wait_for(timeout=LOAD_MS)
+    model_card(page, name).locator(".state", has_text=state).wait_for(timeout=LOAD_MS)
 
 
 def press(page: Any, label: str, name: str) -> None:
     page.get_by_role("button", name=f"{label}: {name}", exact=True).click()
 
 
-def row(page: Any, where: str, name: str) -> Any:
+def list_row(page: Any, where: str, name: str) -> Any:
     return page.locator(f"#{where} li", has=page.get_by_text(name, exact=True))
 
 
 # ---- load and unload -------------------------------------------------------------------
 
 
-def test_page_loads_and_unloads_a_model(several: Several, open_page: Open) -> None:
-    several.post("unload", "second")
-    page = open_page(several.daemon, "#models")
+def test_page_loads_and_unloads_model(models_daemon: ModelsDaemon, open_page: Open) -> None:
+    models_daemon.post("unload", "second")
+    page = open_page(models_daemon.daemon, "#models")
     wait_for_state(page, "second", "Not loaded")
     press(page, "Load", "second")
-    card(page, "second").locator(".progress").wait_for()
+    model_card(page, "second").locator(".progress").wait_for()
     wait_for_state(page, "second", "Ready")
     figures = re.compile(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused")
-    card(page, "second").get_by_text(figures).wait_for()
+    model_card(page, "second").get_by_text(figures).wait_for()
     assert page.evaluate("document.activeElement.dataset.id") == "toggle second", "the focus stays"
     page.locator("#models-held", has_text=re.compile(r"of \d+ MiB held")).wait_for()
-    card(page, "second").get_by_text("Details").click()
-    card(page, "second").get_by_text("qwen3_vl").wait_for()
+    model_card(page, "second").get_by_text("Details").click()
+    model_card(page, "second").get_by_text("qwen3_vl").wait_for()
     press(page, "Clear caches", "second")
     page.get_by_role("button", name="Clear caches: second", disabled=False).wait_for()
     press(page, "Unload", "second")
     wait_for_state(page, "second", "Not loaded")
-    assert several.daemon.status()["models"][1]["state"] == "unloaded"
+    assert models_daemon.daemon.status()["models"][1]["state"] == "unloaded"
 
 
-def test_unload_button_of_a_pinned_model_is_disabled(several: Several, open_page: Open) -> None:
-    page = open_page(several.daemon, "#models")
+def test_unload_button_of_pinned_model_is_disabled(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    page = open_page(models_daemon.daemon, "#models")
     button = page.get_by_role("button", name="Unload: shapes")
     button.wait_for()
     assert button.is_disabled()
@@ -74,75 +72,81 @@ def test_unload_button_of_a_pinned_model_is_disabled(several: Several, open_page
     assert reason.inner_text() == "Pinned: always loaded."
 
 
-def test_failed_model_shows_its_error_and_retry(several: Several, open_page: Open) -> None:
-    page = open_page(several.daemon, "#models")
+def test_failed_model_shows_its_error_and_retry(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    page = open_page(models_daemon.daemon, "#models")
     page.get_by_role("button", name=re.compile("(Load|Try again): broken")).click()
     wait_for_state(page, "broken", "Failed")
-    card(page, "broken").get_by_text("tokenizer.json").wait_for()
+    model_card(page, "broken").get_by_text("tokenizer.json").wait_for()
     page.get_by_role("button", name="Try again: broken", disabled=False).wait_for()
 
 
 def test_user_key_sees_models_and_has_no_buttons(tiny_daemon: Daemon, open_page: Open) -> None:
     page = open_page(tiny_daemon, "#models")
-    give_key(page, "laptop-key")
+    enter_key(page, "laptop-key")
     wait_for_state(page, "model", "Ready")
     page.get_by_text("use a key with admin = true").wait_for()
     assert page.locator("#models button").count() == 0
-    assert problems(page) == []
+    assert accessibility_problems(page) == []
 
 
 # ---- what is here, and what comes -------------------------------------------------------
 
 
-def test_page_serves_a_local_checkpoint(several: Several, open_page: Open) -> None:
-    several.copy_of_model("spare")
-    page = open_page(several.daemon, "#models")
-    row(page, "local", "spare").get_by_text("14.8 MiB · search path · fits").wait_for()
+def test_page_serves_local_checkpoint(models_daemon: ModelsDaemon, open_page: Open) -> None:
+    models_daemon.copy_of_model("spare")
+    page = open_page(models_daemon.daemon, "#models")
+    list_row(page, "local", "spare").get_by_text("14.8 MiB · search path · fits").wait_for()
     press(page, "Serve", "spare")
     wait_for_state(page, "spare", "Ready")
-    row(page, "local", "spare").wait_for(state="detached")
+    list_row(page, "local", "spare").wait_for(state="detached")
     page.locator("nav a[href='#ask']").click()
     page.locator("#ask-model option", has_text="spare").wait_for(state="attached")
     page.locator("#ask-model").select_option("spare")
-    give(page, "drop", SQUARE)
+    attach(page, "drop", SQUARE)
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_checkpoint_over_memory_is_shown_as_too_large(several: Several, open_page: Open) -> None:
-    folder = several.copy_of_model("org/giant")
+def test_checkpoint_over_memory_is_shown_as_too_large(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    folder = models_daemon.copy_of_model("org/giant")
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(2_000_000_000)
-    page = open_page(several.daemon, "#models")
-    row(page, "local", "org/giant").get_by_text("too large: needs about 2.1 GiB").wait_for()
+    page = open_page(models_daemon.daemon, "#models")
+    list_row(page, "local", "org/giant").get_by_text("too large: needs about 2.1 GiB").wait_for()
 
 
-def test_download_survives_a_reload_and_can_be_cancelled(several: Several, open_page: Open) -> None:
-    add(several.hub, "org/one", files_of_model())
-    several.hub.seconds_per_mib = 3.0
-    page = open_page(several.daemon, "#models")
+def test_download_survives_reload_and_can_be_cancelled(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    add(models_daemon.hub, "org/one", demo_files())
+    models_daemon.hub.seconds_per_mib = 3.0
+    page = open_page(models_daemon.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("org/one")
     page.get_by_role("button", name="Download").click()
-    row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for(timeout=LOAD_MS)
-    assert problems(page) == []
+    list_row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for(timeout=LOAD_MS)
+    assert accessibility_problems(page) == []
     page.reload()
-    row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for()
+    list_row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for()
     press(page, "Cancel", "org/one")
     page.locator("#pulls li").wait_for(state="detached")
-    several.hub.seconds_per_mib = 0.0
+    models_daemon.hub.seconds_per_mib = 0.0
     page.get_by_label("Its name on the hub").fill("org/one")
     page.keyboard.press("Enter")
-    row(page, "local", "org/one").get_by_text("hub cache · fits").wait_for(timeout=LOAD_MS)
+    list_row(page, "local", "org/one").get_by_text("hub cache · fits").wait_for(timeout=LOAD_MS)
     assert page.locator("#pulls li").count() == 0
 
 
-def test_failed_download_shows_its_error(several: Several, open_page: Open) -> None:
-    page = open_page(several.daemon, "#models")
+def test_failed_download_shows_its_error(models_daemon: ModelsDaemon, open_page: Open) -> None:
+    page = open_page(models_daemon.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("no name of the hub")
     page.get_by_role("button", name="Download").click()
     assert page.locator("#pulls li").count() == 0, "the field says what is wrong"
     page.get_by_label("Its name on the hub").fill("org/none")
     page.get_by_role("button", name="Download").click()
-    failed = row(page, "pulls", "org/none")
+    failed = list_row(page, "pulls", "org/none")
     failed.get_by_role("alert").wait_for()
     assert "org/none" in failed.get_by_role("alert").inner_text()
     press(page, "Close", "org/none")
@@ -153,14 +157,14 @@ def test_failed_download_shows_its_error(several: Several, open_page: Open) -> N
 
 
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_question_goes_to_the_picked_model_and_shows_its_load(
-    several: Several, open_page: Open, device: str
+def test_question_goes_to_picked_model_and_shows_its_load(
+    models_daemon: ModelsDaemon, open_page: Open, device: str
 ) -> None:
-    several.post("unload", LONG_NAME)
-    page = open_page(several.daemon, device=device)
+    models_daemon.post("unload", LONG_NAME)
+    page = open_page(models_daemon.daemon, device=device)
     page.locator("#ask-model option").nth(2).wait_for(state="attached")
     page.get_by_label("Model", exact=True).select_option(LONG_NAME)
-    give(page, "drop", SQUARE)
+    attach(page, "drop", SQUARE)
     page.get_by_role("textbox", name="Question", exact=True).fill("What shape is this?")
     with page.expect_request("**/v1/chat/completions") as request:
         page.keyboard.press("Enter")
@@ -175,26 +179,28 @@ def test_question_goes_to_the_picked_model_and_shows_its_load(
     check_that_it_fits(page)
 
 
-def test_figures_belong_to_the_picked_model(several: Several, open_page: Open) -> None:
-    several.post("load", "second")
-    page = open_page(several.daemon, "#now")
+def test_figures_belong_to_picked_model(models_daemon: ModelsDaemon, open_page: Open) -> None:
+    models_daemon.post("load", "second")
+    page = open_page(models_daemon.daemon, "#now")
     picked = page.get_by_label("Figures of")
     picked.wait_for()
     process = page.locator(".engine .grid div", has_text="Process").locator("dd")
     pinned_pid = process.inner_text()
     picked.select_option("second")
     page.locator(".engine dd").filter(has_not_text=pinned_pid).first.wait_for()
-    _, status = several.daemon.get("/v1/status?model=second")
+    _, status = models_daemon.daemon.get("/v1/status?model=second")
     page.locator(".engine dd", has_text=str(status["engine"]["pid"])).first.wait_for()
 
 
-def test_request_list_names_each_requests_model(several: Several, open_page: Open) -> None:
-    several.post("load", "second")
-    page = open_page(several.daemon, "#now")
+def test_request_list_names_each_requests_model(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    models_daemon.post("load", "second")
+    page = open_page(models_daemon.daemon, "#now")
     page.get_by_text("Nothing is running").wait_for()
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(
-            several.daemon.client().chat.completions.create,
+            models_daemon.daemon.client().chat.completions.create,
             model="second",
             messages=[{"role": "user", "content": "hi"}],
             max_tokens=4000,
@@ -210,27 +216,27 @@ def test_request_list_names_each_requests_model(several: Several, open_page: Ope
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", list(VIEWPORTS))
 def test_views_of_many_models_are_accessible_and_fit(
-    several: Several, open_page: Open, scheme: str, device: str
+    models_daemon: ModelsDaemon, open_page: Open, scheme: str, device: str
 ) -> None:
-    several.copy_of_model(f"org/Of-{scheme}-{device}-{'long-' * 12}name")
-    several.post("load", "broken")
-    page = open_page(several.daemon, "#models", device=device, scheme=scheme)
+    models_daemon.copy_of_model(f"org/Of-{scheme}-{device}-{'long-' * 12}name")
+    models_daemon.post("load", "broken")
+    page = open_page(models_daemon.daemon, "#models", device=device, scheme=scheme)
     page.locator("#local li").first.wait_for()
     wait_for_state(page, "broken", "Failed")
     for details in page.locator("#served summary:visible").all():
         details.click()
     for width in (VIEWPORTS[device][0], 320):
         page.set_viewport_size({"width": width, "height": 800})
-        assert problems(page) == []
+        assert accessibility_problems(page) == []
         check_that_it_fits(page)
     page.locator("nav a[href='#now']").click()
     page.get_by_label("Figures of").select_option(LONG_NAME)
     page.locator(".card.engine h2").wait_for()
-    assert problems(page) == []
+    assert accessibility_problems(page) == []
     check_that_it_fits(page)
     page.locator("nav a[href='#ask']").click()
     page.get_by_label("Model", exact=True).select_option(LONG_NAME)
-    assert problems(page) == []
+    assert accessibility_problems(page) == []
     check_that_it_fits(page)
     sizes = [page.locator(f"#{name}").bounding_box() for name in ("send", "choose")]
     assert all(abs(size["width"] - size["height"]) < 1 for size in sizes), "still round"

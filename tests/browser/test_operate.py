@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.browser.conftest import Open
-from tests.browser.test_views import problems
+from tests.browser.test_views import accessibility_problems
 from tests.support.daemons import Daemon
 
 MANY_TOKENS = 4000
@@ -22,25 +22,25 @@ MANY_TOKENS = 4000
 def key_page(tiny_daemon: Daemon, open_page: Open) -> Iterator[Any]:
     """The page with an operator's key."""
     page = open_page(tiny_daemon)
-    give_key(page, "operator-key")
+    enter_key(page, "operator-key")
     page.locator("#model-name", has_text="model").wait_for()
     yield page
     tiny_daemon.wait_idle()
 
 
-def give_key(page: Any, key: str) -> None:
+def enter_key(page: Any, key: str) -> None:
     page.get_by_role("dialog").wait_for()
     page.get_by_label("Key", exact=True).fill(key)
     page.keyboard.press("Enter")
 
 
-def test_page_asks_for_key_and_keeps_it_in_the_tab(tiny_daemon: Daemon, open_page: Open) -> None:
+def test_page_asks_for_key_and_keeps_it_in_tab(tiny_daemon: Daemon, open_page: Open) -> None:
     page = open_page(tiny_daemon)
     page.get_by_role("dialog").wait_for()
-    assert problems(page) == []
-    give_key(page, "not-a-key")
+    assert accessibility_problems(page) == []
+    enter_key(page, "not-a-key")
     page.get_by_text("That key was not accepted").wait_for()
-    give_key(page, "laptop-key")
+    enter_key(page, "laptop-key")
     page.get_by_role("dialog").wait_for(state="hidden")
     page.locator("#model-name", has_text="model").wait_for()
     kept = "[localStorage.length, sessionStorage.length, document.cookie]"
@@ -51,7 +51,7 @@ def test_page_asks_for_key_and_keeps_it_in_the_tab(tiny_daemon: Daemon, open_pag
     assert "laptop-key" not in page.content()
 
 
-def test_stop_button_ends_the_answer_in_the_engine(tiny_daemon: Daemon, key_page: Any) -> None:
+def test_stop_button_ends_answer_in_engine(tiny_daemon: Daemon, key_page: Any) -> None:
     page = key_page
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Longest answer").fill(str(MANY_TOKENS))
@@ -78,7 +78,7 @@ def test_operator_cancels_another_clients_request(tiny_daemon: Daemon, key_page:
             extra_body={"ignore_eos": True},
         )
         page.get_by_text("of at most 4,000 tokens").first.wait_for()
-        assert problems(page) == []
+        assert accessibility_problems(page) == []
         page.get_by_role("button", name="Cancel the request").click()
         with pytest.raises(openai.APIStatusError) as caught:
             waiting.result(20)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.browser.conftest import VIEWPORTS, Open
-from tests.browser.files import ask, give
+from tests.browser.files import ask, attach
 from tests.browser.test_ask import SQUARE
 from tests.support.daemons import Daemon
 
@@ -32,16 +32,16 @@ FIRST_PAINT = """() => new Promise((resolve) => {
 def show(page: Any, view: str) -> None:
     """Open a view with some content."""
     if view == "ask":
-        give(page, "drop", SQUARE)
+        attach(page, "drop", SQUARE)
         page.get_by_role("button", name="Options").click()
         ask(page, "What shape is this?")
-        give(page, "drop", SQUARE)
+        attach(page, "drop", SQUARE)
     else:
         page.locator(f"nav a[href='#{view}']").click()
         page.locator(f"#{view} .card").first.wait_for()
 
 
-def problems(page: Any) -> list[str]:
+def accessibility_problems(page: Any) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]
@@ -65,9 +65,9 @@ def test_every_view_is_accessible_and_fits(
     daemon: Daemon, open_page: Open, tmp_path: Path, view: str, scheme: str, device: str
 ) -> None:
     page = open_page(daemon, device=device, scheme=scheme)
-    assert problems(page) == []
+    assert accessibility_problems(page) == []
     show(page, view)
-    assert problems(page) == []
+    assert accessibility_problems(page) == []
     check_that_it_fits(page)
     page.screenshot(path=tmp_path / f"{view}-{scheme}-{device}.png")
     with Image.open(tmp_path / f"{view}-{scheme}-{device}.png") as shot:
@@ -79,7 +79,7 @@ def test_every_view_is_accessible_and_fits(
 
 
 @pytest.mark.alone
-def test_first_paint_of_the_page_is_quick(daemon: Daemon, open_page: Open) -> None:
+def test_first_paint_of_page_is_quick(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     times = []
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_content_policy_blocks_inline_code_and_other_hosts(daemon: Daemon, open_
     )
 
 
-def test_keyboard_moves_through_the_navigation(daemon: Daemon, open_page: Open) -> None:
+def test_keyboard_moves_through_navigation(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"

@@ -1,6 +1,6 @@
 """A screen, the truth about it, and tools to use on it.
 
-Coordinates of the embedded model run from 0 to 1000 over the picture's width and height."""
+Coordinates of the embedded model run from 0 to 1000 over the image's width and height."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POINT: dict[str, Any] = {
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Thing(pydantic.BaseModel):
+class ShapeOnScreen(pydantic.BaseModel):
     """One shape on the screen."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -49,8 +49,8 @@ class Thing(pydantic.BaseModel):
 
 def screenshot() -> bytes:
     """A red circle at the top left and a blue star at the bottom right, as PNG."""
-    picture = draw_shape(canvas(SIZE), "circle", "red", CIRCLE, 60)
-    return encoded(draw_shape(picture, "star", "blue", STAR, 65))
+    image = draw_shape(canvas(SIZE), "circle", "red", CIRCLE, 60)
+    return encoded(draw_shape(image, "star", "blue", STAR, 65))
 
 
 def is_at(place: tuple[int, int], x: int, y: int) -> bool:
@@ -59,7 +59,7 @@ def is_at(place: tuple[int, int], x: int, y: int) -> bool:
     return max(abs(x - wanted[0]), abs(y - wanted[1])) < TOLERANCE
 
 
-def is_the_circle(thing: Thing) -> bool:
+def is_the_circle(thing: ShapeOnScreen) -> bool:
     description = (thing.shape, thing.color, thing.count)
     return description == ("circle", "red", 1) and is_at(CIRCLE, thing.x, thing.y)
 

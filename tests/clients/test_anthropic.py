@@ -22,14 +22,14 @@ from tests.clients.screen import (
     NOTHING,
     POINT,
     TOO_LONG,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
     screenshot,
 )
 from tests.support.daemons import Daemon
 
-PICTURE: Any = {
+IMAGE: Any = {
     "type": "image",
     "source": {
         "type": "base64",
@@ -64,19 +64,19 @@ def client(connect: Connect) -> anthropic.Anthropic:
     return connect()
 
 
-def test_anthropic_client_answers_a_picture_and_counts_its_tokens(
+def test_anthropic_client_answers_image_and_counts_its_tokens(
     client: anthropic.Anthropic,
 ) -> None:
-    message = client.messages.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
+    message = client.messages.create(messages=[user(IMAGE, COLOUR)], **GREEDY)
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "red"}]
-    counted = client.messages.count_tokens(model="demo", messages=[user(PICTURE, COLOUR)])
+    counted = client.messages.count_tokens(model="demo", messages=[user(IMAGE, COLOUR)])
     usage = message.usage
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
     assert message._request_id
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_anthropic_tool_loop_reads_a_screenshot_result(
+def test_anthropic_tool_loop_reads_screenshot_result(
     client: anthropic.Anthropic, streams: bool
 ) -> None:
     messages = [user(LOOK)]
@@ -90,19 +90,19 @@ def test_anthropic_tool_loop_reads_a_screenshot_result(
     (call,) = message.content
     assert (call.type, call.name, call.input) == ("tool_use", "screenshot", {})
 
-    result = {"type": "tool_result", "tool_use_id": call.id, "content": [PICTURE]}
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [IMAGE]}
     messages += [{"role": "assistant", "content": message.content}, user(result)]
     answer = client.messages.create(**fields)
     assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "red"}]
 
 
-def test_anthropic_tool_runner_reads_a_screenshot(client: anthropic.Anthropic) -> None:
+def test_anthropic_tool_runner_reads_screenshot(client: anthropic.Anthropic) -> None:
     shown = []
 
     @anthropic.beta_tool(name="screenshot")
     def look() -> Any:
         """What is on the screen."""
-        shown.append(PICTURE)
+        shown.append(IMAGE)
         return shown
 
     runner = client.beta.messages.tool_runner(tools=[look], messages=[user(LOOK)], **GREEDY)
@@ -114,10 +114,10 @@ def test_anthropic_tool_runner_reads_a_screenshot(client: anthropic.Anthropic) -
 @pytest.mark.parametrize(
     "choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "click"}]
 )
-def test_anthropic_client_clicks_the_circle(client: anthropic.Anthropic, choice: Any) -> None:
+def test_anthropic_client_clicks_circle(client: anthropic.Anthropic, choice: Any) -> None:
     choice = {**choice, "disable_parallel_tool_use": True}
     message = client.messages.create(
-        messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
+        messages=[user(IMAGE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
     )
     (call,) = message.content
     assert call.type == "tool_use"
@@ -126,7 +126,7 @@ def test_anthropic_client_clicks_the_circle(client: anthropic.Anthropic, choice:
 
 
 def test_anthropic_client_parses_structured_output(client: anthropic.Anthropic) -> None:
-    fields: Any = {**GREEDY, "messages": [user(PICTURE, DESCRIBE)], "output_format": Thing}
+    fields: Any = {**GREEDY, "messages": [user(IMAGE, DESCRIBE)], "output_format": ShapeOnScreen}
     message = client.messages.parse(**fields)
     assert message.parsed_output is not None
     assert is_the_circle(message.parsed_output)

@@ -13,26 +13,26 @@ from instructor import Image, Mode
 from instructor.core.exceptions import IncompleteOutputException, InstructorRetryException
 
 from tests.clients.conftest import Abandons
-from tests.clients.screen import DESCRIBE, TOO_LONG, URL, Thing, is_the_circle
+from tests.clients.screen import DESCRIBE, TOO_LONG, URL, ShapeOnScreen, is_the_circle
 from tests.support.daemons import Daemon
 from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import ImagePart, TextPart
 
-PICTURE = Image.from_base64(URL)
+IMAGE = Image.from_base64(URL)
 MODES = [Mode.TOOLS, Mode.JSON_SCHEMA]
 """Those in which the answer is held to the class; in `JSON` and `MD_JSON` a prompt describes it."""
-STAR = Thing(shape="star", color="blue", count=2, x=3, y=4)
-MESSAGES: Any = [{"role": "user", "content": [PICTURE, DESCRIBE]}]
+STAR = ShapeOnScreen(shape="star", color="blue", count=2, x=3, y=4)
+MESSAGES: Any = [{"role": "user", "content": [IMAGE, DESCRIBE]}]
 GREEDY: Any = {"model": "demo", "max_retries": 0, "temperature": 0, "max_tokens": 400}
 
 Connect = Callable[..., instructor.Instructor]
 
 
 class Crowd(pydantic.BaseModel):
-    """So many that it takes a while to tell."""
+    """A list of so many items that the answer takes a while."""
 
-    things: list[Thing] = pydantic.Field(min_length=20, max_length=20)
+    things: list[ShapeOnScreen] = pydantic.Field(min_length=20, max_length=20)
 
 
 @pytest.fixture
@@ -46,34 +46,36 @@ def connect(daemon: Daemon) -> Connect:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_instructor_returns_an_object_about_a_picture(connect: Connect, mode: Mode) -> None:
+def test_instructor_returns_object_about_image(connect: Connect, mode: Mode) -> None:
     client = connect(mode)
-    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES}
+    fields = {**GREEDY, "response_model": ShapeOnScreen, "messages": MESSAGES}
     thing, answer = client.chat.completions.create_with_completion(**fields)
     assert is_the_circle(thing)
     assert answer.usage.prompt_tokens > 100
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_instructor_reads_a_picture_after_earlier_turns(connect: Connect, mode: Mode) -> None:
-    """Only user messages can have pictures here: instructor's tool results are text."""
+def test_instructor_reads_image_after_earlier_turns(connect: Connect, mode: Mode) -> None:
+    """Only user messages can have images here: instructor's tool results are text."""
     looked: Any = [
         {"role": "user", "content": "Take a screenshot."},
         {"role": "assistant", "content": "Done."},
         *MESSAGES,
     ]
-    thing = connect(mode).chat.completions.create(**GREEDY, response_model=Thing, messages=looked)
+    thing = connect(mode).chat.completions.create(
+        **GREEDY, response_model=ShapeOnScreen, messages=looked
+    )
     assert thing.shape == "circle"
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_instructor_streams_partial_objects(daemon: Daemon, mode: Mode) -> None:
     client = instructor.from_openai(daemon.async_client(), mode=mode)
-    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES}
+    fields = {**GREEDY, "response_model": ShapeOnScreen, "messages": MESSAGES}
     parts = [part async for part in client.chat.completions.create_partial(**fields)]
     assert len(parts) > 10
     assert parts[0].shape is None
-    assert is_the_circle(Thing(**parts[-1].model_dump()))
+    assert is_the_circle(ShapeOnScreen(**parts[-1].model_dump()))
 
 
 async def test_closed_instructor_client_aborts_its_stream(
@@ -90,7 +92,7 @@ async def test_closed_instructor_client_aborts_its_stream(
 
 
 def test_instructor_raises_on_truncated_answers(connect: Connect) -> None:
-    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, "max_tokens": 5}
+    fields = {**GREEDY, "response_model": ShapeOnScreen, "messages": MESSAGES, "max_tokens": 5}
     with pytest.raises((IncompleteOutputException, InstructorRetryException)):
         connect().chat.completions.create(**fields)
 
@@ -106,7 +108,7 @@ def test_instructor_raises_on_truncated_answers(connect: Connect) -> None:
 def test_instructor_wraps_openais_errors(
     connect: Connect, fields: Any, expected: type[Exception]
 ) -> None:
-    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, **fields}
+    fields = {**GREEDY, "response_model": ShapeOnScreen, "messages": MESSAGES, **fields}
     with pytest.raises(InstructorRetryException) as caught:
         connect().chat.completions.create(**fields)
     assert isinstance(caught.value.__cause__, expected)
@@ -117,7 +119,7 @@ def test_instructor_wraps_errors_of_keys(connect: Connect, crowded: str) -> None
     for key, expected in errors.items():
         with pytest.raises(InstructorRetryException) as caught:
             connect(api_key=key).chat.completions.create(
-                **GREEDY, response_model=Thing, messages=MESSAGES
+                **GREEDY, response_model=ShapeOnScreen, messages=MESSAGES
             )
         assert isinstance(caught.value.__cause__, expected)
 
@@ -125,13 +127,13 @@ def test_instructor_wraps_errors_of_keys(connect: Connect, crowded: str) -> None
 # ---- what the embedded model does not do -------------------------------------------------
 
 
-def far(scripted: str, mode: Mode) -> instructor.AsyncInstructor:
+def scripted_client(scripted: str, mode: Mode) -> instructor.AsyncInstructor:
     client = openai.AsyncOpenAI(base_url=f"{scripted}/v1", api_key="none", max_retries=0)
     return instructor.from_openai(client, mode=mode)
 
 
 @pytest.mark.parametrize("mode", [Mode.JSON, Mode.MD_JSON, *MODES])
-async def test_instructor_gets_an_object_in_every_mode(
+async def test_instructor_gets_object_in_every_mode(
     scripted: str, engine: ScriptedEngine, mode: Mode
 ) -> None:
     content = STAR.model_dump_json()
@@ -147,8 +149,8 @@ async def test_instructor_gets_an_object_in_every_mode(
             ended(),
         )
         engine.script += (finished(),)
-    found = await far(scripted, mode).chat.completions.create(
-        **GREEDY, response_model=Thing, messages=MESSAGES
+    found = await scripted_client(scripted, mode).chat.completions.create(
+        **GREEDY, response_model=ShapeOnScreen, messages=MESSAGES
     )
     assert found.model_dump() == STAR.model_dump()
     (submit,) = engine.submitted
@@ -171,8 +173,8 @@ async def test_instructor_reads_parallel_calls_as_objects(
         ),
         *(ended("tool_calls"), finished()),
     )
-    found: Any = await far(scripted, Mode.PARALLEL_TOOLS).chat.completions.create(
-        **GREEDY, response_model=Iterable[Thing], messages=MESSAGES
+    found: Any = await scripted_client(scripted, Mode.PARALLEL_TOOLS).chat.completions.create(
+        **GREEDY, response_model=Iterable[ShapeOnScreen], messages=MESSAGES
     )
     assert list(found) == [STAR, other]
 
@@ -185,9 +187,9 @@ async def test_instructor_sends_validation_errors_and_retries(
         ended("tool_calls"),
         finished(),
     )
-    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, "max_retries": 1}
+    fields = {**GREEDY, "response_model": ShapeOnScreen, "messages": MESSAGES, "max_retries": 1}
     with pytest.raises(InstructorRetryException):
-        await far(scripted, Mode.TOOLS).chat.completions.create(**fields)
+        await scripted_client(scripted, Mode.TOOLS).chat.completions.create(**fields)
     first, again = engine.submitted
     (call,) = again.messages[len(first.messages)].tool_calls
     assert call.arguments == '{"shape": "star"}'

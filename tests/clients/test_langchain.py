@@ -23,7 +23,7 @@ from tests.clients.screen import (
     LOOK,
     TOO_LONG,
     URL,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
 )
@@ -32,7 +32,7 @@ from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, calls, ended, 
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
 
-PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 METHODS: Any = ["json_schema", "json_mode", "function_calling"]
 
 Connect = Callable[..., ChatOpenAI]
@@ -41,7 +41,7 @@ Connect = Callable[..., ChatOpenAI]
 @tool
 def screenshot() -> list[Any]:
     """What is on the screen."""
-    return [PICTURE]
+    return [IMAGE]
 
 
 @tool
@@ -76,15 +76,15 @@ def model(connect: Connect, request: pytest.FixtureRequest) -> ChatOpenAI:
     return connect(use_responses_api=request.param)
 
 
-def test_langchain_answers_a_picture_with_usage(model: ChatOpenAI) -> None:
-    answer = model.invoke([user(PICTURE, COLOUR, name="supervisor")])
+def test_langchain_answers_image_with_usage(model: ChatOpenAI) -> None:
+    answer = model.invoke([user(IMAGE, COLOUR, name="supervisor")])
     assert answer.text == "red"
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["input_tokens"] > 100
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_langchain_tool_loop_reads_a_screenshot_result(model: ChatOpenAI, streams: bool) -> None:
+def test_langchain_tool_loop_reads_screenshot_result(model: ChatOpenAI, streams: bool) -> None:
     bound = model.bind_tools([screenshot, click])
     messages: list[Any] = [user(LOOK)]
     if streams:
@@ -100,8 +100,8 @@ def test_langchain_tool_loop_reads_a_screenshot_result(model: ChatOpenAI, stream
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "click"])
-def test_langchain_clicks_the_circle(model: ChatOpenAI, choice: str) -> None:
-    reply = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
+def test_langchain_clicks_circle(model: ChatOpenAI, choice: str) -> None:
+    reply = model.bind_tools([click], tool_choice=choice).invoke([user(IMAGE, CLICK)])
     assert isinstance(reply, AIMessage)
     (call,) = reply.tool_calls
     assert call["name"] == "click"
@@ -111,8 +111,8 @@ def test_langchain_clicks_the_circle(model: ChatOpenAI, choice: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> None:
     """In JSON mode only the prompt says what the object must contain."""
-    picky = model.with_structured_output(Thing, method=method, include_raw=True)
-    found: Any = picky.invoke([user(PICTURE, DESCRIBE)])
+    picky = model.with_structured_output(ShapeOnScreen, method=method, include_raw=True)
+    found: Any = picky.invoke([user(IMAGE, DESCRIBE)])
     if method == "json_mode":
         assert found["raw"].text.startswith("{")
     else:
@@ -120,7 +120,7 @@ def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> N
         assert is_the_circle(found["parsed"])
 
 
-def test_langchain_streams_an_answer_in_pieces(connect: Connect, model: ChatOpenAI) -> None:
+def test_langchain_streams_answer_in_pieces(connect: Connect, model: ChatOpenAI) -> None:
     pieces = [piece.text for piece in model.stream("Count from 1 to 10.")]
     assert len(pieces) > 10
     assert "".join(pieces).startswith("1, 2, 3, 4")
@@ -158,7 +158,7 @@ def test_langchain_raises_openais_errors(connect: Connect, crowded: str) -> None
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
-def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
+def scripted_model(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
     """A `ChatOpenAI` of the front with a scripted engine."""
     return ChatOpenAI(
         model="demo",
@@ -171,15 +171,15 @@ def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_langchain_reads_reasoning_and_parallel_calls(
-    far: ChatOpenAI, engine: ScriptedEngine, streams: bool
+    scripted_model: ChatOpenAI, engine: ScriptedEngine, streams: bool
 ) -> None:
     engine.script = (
         *(thinks("A button."), calls(0, "{}", id="call_1", name="screenshot")),
         *(calls(1, '{"x": 3,', id="call_2", name="click"), calls(1, ' "y": 4}')),
         *(ended("tool_calls"), finished()),
     )
-    bound = far.bind_tools([screenshot, click], tool_choice="any")
-    question = user("Click.", PICTURE)
+    bound = scripted_model.bind_tools([screenshot, click], tool_choice="any")
+    question = user("Click.", IMAGE)
     if streams:
         pieces = [piece async for piece in bound.astream([question])]
         reply: Any = sum(pieces[1:], pieces[0])
@@ -193,9 +193,11 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
     assert engine.submitted[0].tools.choice == "required"
 
     engine.script = HELLO
-    shown = ToolMessage([{"type": "text", "text": "Now:"}, PICTURE], tool_call_id="call_1")
+    shown = ToolMessage([{"type": "text", "text": "Now:"}, IMAGE], tool_call_id="call_1")
     result = ToolMessage("clicked", tool_call_id="call_2")
-    answer = await far.bind_tools([screenshot, click]).ainvoke([question, reply, shown, result])
+    answer = await scripted_model.bind_tools([screenshot, click]).ainvoke(
+        [question, reply, shown, result]
+    )
     assert answer.text == "Hello world"
     _, turn, first, second = engine.submitted[1].messages
     assert [(call.id, call.name) for call in turn.tool_calls] == [
@@ -210,16 +212,19 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_langchain_structured_output_reaches_the_engine(
-    far: ChatOpenAI, engine: ScriptedEngine, method: Any
+async def test_langchain_structured_output_reaches_engine(
+    scripted_model: ChatOpenAI, engine: ScriptedEngine, method: Any
 ) -> None:
-    thing = Thing(shape="star", color="blue", count=2, x=3, y=4)
+    thing = ShapeOnScreen(shape="star", color="blue", count=2, x=3, y=4)
     if method == "function_calling":
         call = calls(0, thing.model_dump_json(), id="call_1", name="Thing")
         engine.script = (call, ended("tool_calls"), finished())
     else:
         engine.script = (says(thing.model_dump_json()), ended(), finished())
-    assert await far.with_structured_output(Thing, method=method).ainvoke("Hi") == thing
+    assert (
+        await scripted_model.with_structured_output(ShapeOnScreen, method=method).ainvoke("Hi")
+        == thing
+    )
     (submit,) = engine.submitted
     if method == "function_calling":
         assert submit.tools is not None
@@ -230,8 +235,8 @@ async def test_langchain_structured_output_reaches_the_engine(
 
 
 async def test_langchain_raises_server_error_while_engine_restarts(
-    far: ChatOpenAI, engine: ScriptedEngine
+    scripted_model: ChatOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.be("restarting")
     with pytest.raises(openai.InternalServerError):
-        await far.ainvoke("Hi")
+        await scripted_model.ainvoke("Hi")

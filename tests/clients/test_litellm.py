@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.chat import TOOLS, user
 from tests.clients.conftest import Abandons
 from tests.clients.screen import (
     CIRCLE,
@@ -16,11 +17,9 @@ from tests.clients.screen import (
     COUNT,
     DESCRIBE,
     LOOK,
-    NOTHING,
-    POINT,
     TOO_LONG,
     URL,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
 )
@@ -37,20 +36,8 @@ pytestmark = [
     for words in ("Pydantic serializer warnings", "Item 'summary' on TypedDict")
 ]  # of its own classes
 
-PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 PROVIDERS = ["openai", "anthropic", "ollama_chat"]
-
-
-def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    return {"role": "user", "content": parts}
-
-
-def tool(name: str, parameters: dict[str, Any]) -> Any:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [tool("screenshot", NOTHING), tool("click", POINT)]
 
 
 def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fields: Any) -> Any:
@@ -62,15 +49,15 @@ def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fi
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_litellm_answers_a_picture_with_usage(daemon: Daemon, provider: str) -> None:
-    answer = ask(daemon, provider, user(PICTURE, COLOUR))
+def test_litellm_answers_image_with_usage(daemon: Daemon, provider: str) -> None:
+    answer = ask(daemon, provider, user(IMAGE, COLOUR))
     assert answer.choices[0].message.content == "red"
     assert answer.usage.completion_tokens < 10 < answer.usage.prompt_tokens
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("streams", [False, True])
-def test_litellm_tool_loop_reads_a_screenshot_result(
+def test_litellm_tool_loop_reads_screenshot_result(
     daemon: Daemon, provider: str, streams: bool
 ) -> None:
     """LiteLLM adds text to such turns, so the question is repeated."""
@@ -81,15 +68,15 @@ def test_litellm_tool_loop_reads_a_screenshot_result(
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("screenshot", {})
-    result = {"role": "tool", "tool_call_id": call.id, "content": [PICTURE]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": [IMAGE]}
     turns = (user(LOOK), choice.message, result, user("Where is the star?"))
     second = ask(daemon, provider, *turns, tools=TOOLS)
     assert second.choices[0].message.content == "bottom right"
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_litellm_clicks_the_circle(daemon: Daemon, provider: str) -> None:
-    answer = ask(daemon, provider, user(PICTURE, CLICK), tools=[TOOLS[1]])
+def test_litellm_clicks_circle(daemon: Daemon, provider: str) -> None:
+    answer = ask(daemon, provider, user(IMAGE, CLICK), tools=[TOOLS[1]])
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "click"
     assert is_at(CIRCLE, **json.loads(call.function.arguments))
@@ -97,12 +84,12 @@ def test_litellm_clicks_the_circle(daemon: Daemon, provider: str) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_litellm_gets_structured_output(daemon: Daemon, provider: str) -> None:
-    answer = ask(daemon, provider, user(PICTURE, DESCRIBE), response_format=Thing)
-    assert is_the_circle(Thing.model_validate_json(answer.choices[0].message.content))
+    answer = ask(daemon, provider, user(IMAGE, DESCRIBE), response_format=ShapeOnScreen)
+    assert is_the_circle(ShapeOnScreen.model_validate_json(answer.choices[0].message.content))
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_litellm_streams_an_answer_in_pieces(daemon: Daemon, provider: str) -> None:
+def test_litellm_streams_answer_in_pieces(daemon: Daemon, provider: str) -> None:
     chunks = ask(daemon, provider, user(COUNT), max_tokens=40, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert len(pieces) > 10
@@ -155,7 +142,7 @@ LOOKS_AND_CLICKS = (
 )
 
 
-async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
+async def ask_scripted(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
     """Ask on a thread, since LiteLLM blocks the event loop for Ollama's models."""
     base = f"{scripted}/v1" if provider == "openai" else scripted
     fields = {"api_base": base, "api_key": "none", "tools": TOOLS, "num_retries": 0, **fields}
@@ -173,7 +160,7 @@ async def test_litellm_reads_reasoning_and_parallel_calls(
     scripted: str, engine: ScriptedEngine, provider: str, streams: bool
 ) -> None:
     engine.script = LOOKS_AND_CLICKS
-    answer = await converse(scripted, provider, user(LOOK), stream=streams)
+    answer = await ask_scripted(scripted, provider, user(LOOK), stream=streams)
     message = answer.choices[0].message
     assert message.reasoning_content == "Look and click."
     assert [
@@ -186,7 +173,7 @@ async def test_litellm_reads_reasoning_and_parallel_calls(
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in message.tool_calls
     ]
-    await converse(scripted, provider, user(LOOK), message, *results)
+    await ask_scripted(scripted, provider, user(LOOK), message, *results)
     _, turn, *results_sent = engine.submitted[1].messages
     assert [(call.name, json.loads(call.arguments)) for call in turn.tool_calls] == [
         ("screenshot", {}),
@@ -202,14 +189,14 @@ async def test_litellm_reads_reasoning_and_parallel_calls(
 @pytest.mark.parametrize(
     ("provider", "role"), [("openai", "user"), ("anthropic", "tool"), ("ollama_chat", "tool")]
 )
-async def test_litellm_sends_result_pictures_in_the_expected_role(
+async def test_litellm_sends_result_images_in_expected_role(
     scripted: str, engine: ScriptedEngine, provider: str, role: str
 ) -> None:
     function = {"name": "screenshot", "arguments": "{}"}
     called: dict[str, Any] = {"role": "assistant", "content": None}
     called["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
-    shown = {"role": "tool", "tool_call_id": "call_1", "content": [PICTURE]}
-    await converse(scripted, provider, user(LOOK), called, shown)
+    shown = {"role": "tool", "tool_call_id": "call_1", "content": [IMAGE]}
+    await ask_scripted(scripted, provider, user(LOOK), called, shown)
     (submit,) = engine.submitted
     (shower,) = [message for message in submit.messages if ImagePart(0) in message.content]
     assert shower.role == role
@@ -228,4 +215,4 @@ async def test_litellm_raises_server_error_while_engine_restarts(
 ) -> None:
     engine.be("restarting")
     with pytest.raises(expected):
-        await converse(scripted, provider, user("Hi"), max_retries=0)
+        await ask_scripted(scripted, provider, user("Hi"), max_retries=0)

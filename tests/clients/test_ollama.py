@@ -19,7 +19,7 @@ from tests.clients.screen import (
     DESCRIBE,
     LOOK,
     TOO_LONG,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
     screenshot,
@@ -32,8 +32,8 @@ GREEDY: Any = {"model": "demo", "options": {"temperature": 0, "num_predict": 400
 Connect = Callable[..., ollama.Client]
 
 
-def user(content: str, *pictures: bytes) -> dict[str, Any]:
-    return {"role": "user", "content": content, "images": list(pictures)}
+def user(content: str, *images: bytes) -> dict[str, Any]:
+    return {"role": "user", "content": content, "images": list(images)}
 
 
 def look() -> bytes:
@@ -72,13 +72,13 @@ def test_ollama_show_lists_vision_and_tools(client: ollama.Client) -> None:
     assert {"vision", "tools"} <= set(client.show("demo").capabilities or ())
 
 
-def test_ollama_client_answers_a_picture(client: ollama.Client) -> None:
+def test_ollama_client_answers_image(client: ollama.Client) -> None:
     assert client.chat(messages=[user(COLOUR, PNG)], **GREEDY).message.content == "red"
     assert client.generate(prompt=COLOUR, images=[PNG], **GREEDY).response == "red"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_ollama_tool_loop_reads_a_screenshot_result(client: ollama.Client, streams: bool) -> None:
+def test_ollama_tool_loop_reads_screenshot_result(client: ollama.Client, streams: bool) -> None:
     messages: list[Any] = [user(LOOK)]
     fields: Any = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
@@ -95,7 +95,7 @@ def test_ollama_tool_loop_reads_a_screenshot_result(client: ollama.Client, strea
     assert client.chat(**fields).message.content == "red"
 
 
-def test_ollama_client_clicks_the_circle(client: ollama.Client) -> None:
+def test_ollama_client_clicks_circle(client: ollama.Client) -> None:
     reply = client.chat(messages=[user(CLICK, PNG)], tools=[click], **GREEDY).message
     (call,) = reply.tool_calls or ()
     assert call.function.name == "click"
@@ -103,12 +103,12 @@ def test_ollama_client_clicks_the_circle(client: ollama.Client) -> None:
 
 
 def test_ollama_client_gets_structured_output(client: ollama.Client) -> None:
-    schema = Thing.model_json_schema()
+    schema = ShapeOnScreen.model_json_schema()
     answer = client.chat(messages=[user(DESCRIBE, PNG)], format=schema, **GREEDY)
-    thing = Thing.model_validate_json(answer.message.content or "")
+    thing = ShapeOnScreen.model_validate_json(answer.message.content or "")
     assert is_the_circle(thing)
     generated = client.generate(prompt=DESCRIBE, images=[PNG], format=schema, **GREEDY)
-    assert Thing.model_validate_json(generated.response) == thing
+    assert ShapeOnScreen.model_validate_json(generated.response) == thing
 
 
 def test_ollama_stream_ends_with_done_reason_and_count(client: ollama.Client) -> None:

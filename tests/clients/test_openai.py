@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.clients.chat import TOOLS, user
 from tests.clients.conftest import ENDLESS, Abandons
 from tests.clients.screen import (
     CIRCLE,
@@ -18,30 +19,16 @@ from tests.clients.screen import (
     COUNT,
     DESCRIBE,
     LOOK,
-    NOTHING,
-    POINT,
     TOO_LONG,
     URL,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
 )
 from tests.support.daemons import Daemon
 
-PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+IMAGE: Any = {"type": "image_url", "image_url": {"url": URL}}
 GREEDY: Any = {"model": "demo", "temperature": 0}
-
-
-def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    return {"role": "user", "content": parts}
-
-
-def tool(name: str, parameters: dict[str, Any]) -> Any:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [tool("screenshot", NOTHING), tool("click", POINT)]
 
 
 @pytest.fixture
@@ -52,13 +39,13 @@ def client(daemon: Daemon) -> openai.OpenAI:
 # ---- chat completions --------------------------------------------------------------------
 
 
-def test_openai_chat_answers_a_picture(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
+def test_openai_chat_answers_image(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(messages=[user(IMAGE, COLOUR)], **GREEDY)
     assert answer.choices[0].message.content == "red"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_openai_tool_loop_reads_a_screenshot_result(client: openai.OpenAI, streams: bool) -> None:
+def test_openai_tool_loop_reads_screenshot_result(client: openai.OpenAI, streams: bool) -> None:
     messages = [user(LOOK)]
     fields = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
@@ -74,7 +61,7 @@ def test_openai_tool_loop_reads_a_screenshot_result(client: openai.OpenAI, strea
 
     messages += [
         choice.message,
-        {"role": "tool", "tool_call_id": call.id, "content": [PICTURE]},
+        {"role": "tool", "tool_call_id": call.id, "content": [IMAGE]},
     ]
     answer = client.chat.completions.create(**fields)
     assert answer.choices[0].message.content == "red"
@@ -83,9 +70,9 @@ def test_openai_tool_loop_reads_a_screenshot_result(client: openai.OpenAI, strea
 @pytest.mark.parametrize(
     "choice", ["auto", "required", {"type": "function", "function": {"name": "click"}}]
 )
-def test_openai_client_clicks_the_circle(client: openai.OpenAI, choice: Any) -> None:
+def test_openai_client_clicks_circle(client: openai.OpenAI, choice: Any) -> None:
     answer = client.chat.completions.create(
-        messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
+        messages=[user(IMAGE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"
@@ -94,24 +81,24 @@ def test_openai_client_clicks_the_circle(client: openai.OpenAI, choice: Any) -> 
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_openai_client_parses_arguments_into_a_class(client: openai.OpenAI, choice: Any) -> None:
+def test_openai_client_parses_arguments_into_class(client: openai.OpenAI, choice: Any) -> None:
     """The class becomes a strict tool."""
     answer = client.chat.completions.parse(
-        messages=[user(PICTURE, "Call report for the circle.")],
-        tools=[openai.pydantic_function_tool(Thing, name="report")],
+        messages=[user(IMAGE, "Call report for the circle.")],
+        tools=[openai.pydantic_function_tool(ShapeOnScreen, name="report")],
         tool_choice=choice,
         parallel_tool_calls=False,
         **GREEDY,
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     thing = call.function.parsed_arguments
-    assert isinstance(thing, Thing)
+    assert isinstance(thing, ShapeOnScreen)
     assert is_the_circle(thing)
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_client_parses_structured_output(client: openai.OpenAI, streams: bool) -> None:
-    fields = {**GREEDY, "messages": [user(PICTURE, DESCRIBE)], "response_format": Thing}
+    fields = {**GREEDY, "messages": [user(IMAGE, DESCRIBE)], "response_format": ShapeOnScreen}
     if streams:
         with client.chat.completions.stream(**fields) as stream:
             message = stream.get_final_completion().choices[0].message
@@ -150,7 +137,7 @@ def test_timed_out_openai_client_is_aborted(daemon: Daemon, abandons: Abandons) 
     [
         ({"model": "gpt-4o"}, openai.NotFoundError),
         ({"temperature": 9}, openai.BadRequestError),
-        ({"messages": [user({**PICTURE, "image_url": {"url": "x.png"}})]}, openai.BadRequestError),
+        ({"messages": [user({**IMAGE, "image_url": {"url": "x.png"}})]}, openai.BadRequestError),
     ],
 )
 def test_openai_client_raises_typed_errors(
@@ -192,13 +179,13 @@ def input_message(*content: Any) -> Any:
     return [{"role": "user", "content": parts}]
 
 
-def test_openai_response_answers_a_picture(client: openai.OpenAI) -> None:
+def test_openai_response_answers_image(client: openai.OpenAI) -> None:
     response = client.responses.create(input=input_message(SHOWN, COLOUR), **GREEDY)
     assert response.output_text == "red"
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_openai_responses_tool_loop_reads_a_screenshot(
+def test_openai_responses_tool_loop_reads_screenshot(
     client: openai.OpenAI, is_stored: bool
 ) -> None:
     fields = {**GREEDY, "tools": FUNCTIONS, "store": is_stored}
@@ -214,9 +201,9 @@ def test_openai_responses_tool_loop_reads_a_screenshot(
     assert second.output_text == "red"
 
 
-def test_openai_client_parses_a_structured_response(client: openai.OpenAI) -> None:
+def test_openai_client_parses_structured_response(client: openai.OpenAI) -> None:
     response = client.responses.parse(
-        input=input_message(SHOWN, DESCRIBE), text_format=Thing, **GREEDY
+        input=input_message(SHOWN, DESCRIBE), text_format=ShapeOnScreen, **GREEDY
     )
     assert response.output_parsed is not None
     assert is_the_circle(response.output_parsed)

@@ -22,7 +22,7 @@ from tests.clients.screen import (
     DESCRIBE,
     LOOK,
     TOO_LONG,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
     screenshot,
@@ -33,13 +33,13 @@ from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import ImagePart, TextPart
 
 KINDS: Any = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}
-PICTURE = BinaryContent(screenshot(), media_type="image/png")
+IMAGE = BinaryContent(screenshot(), media_type="image/png")
 
 Model = OpenAIChatModel | OpenAIResponsesModel
 Connect = Callable[..., Model]
 
 
-def connected(url: str, kind: str, api_key: str, name: str = "demo", **settings: Any) -> Model:
+def new_model(url: str, kind: str, api_key: str, name: str = "demo", **settings: Any) -> Model:
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
     wanted = ModelSettings(**{"temperature": 0, "max_tokens": 400, **settings})  # type: ignore[typeddict-item]
     model: Model = KINDS[kind](name, provider=OpenAIProvider(openai_client=client), settings=wanted)
@@ -51,7 +51,7 @@ def connect(daemon: Daemon, request: pytest.FixtureRequest) -> Connect:
     def connected_client(
         api_key: str = daemon.api_key, name: str = "demo", **settings: Any
     ) -> Model:
-        return connected(daemon.url, request.param, api_key, name, **settings)
+        return new_model(daemon.url, request.param, api_key, name, **settings)
 
     return connected_client
 
@@ -61,13 +61,13 @@ def model(connect: Connect) -> Model:
     return connect()
 
 
-def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
+def agent_with_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
     """An agent with the screen's tools, and the list of its clicks."""
     agent, clicked = Agent(model), list[tuple[int, int]]()
 
     @agent.tool_plain(name="screenshot")
     def look() -> BinaryContent:
-        return PICTURE
+        return IMAGE
 
     @agent.tool_plain
     def click(x: int, y: int) -> str:
@@ -77,34 +77,34 @@ def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
     return agent, clicked
 
 
-async def test_pydantic_ai_answers_a_picture_with_usage(model: Model) -> None:
-    result = await Agent(model).run([PICTURE, COLOUR])
+async def test_pydantic_ai_answers_image_with_usage(model: Model) -> None:
+    result = await Agent(model).run([IMAGE, COLOUR])
     assert result.output == "red"
     assert result.usage.input_tokens > 100
 
 
-async def test_pydantic_ai_tool_loop_reads_a_screenshot_result(model: Model) -> None:
-    """In chats the picture goes into a user message, among words that this model does not know."""
-    result = await using_tools(model)[0].run(LOOK)
+async def test_pydantic_ai_tool_loop_reads_screenshot_result(model: Model) -> None:
+    """In chats the image goes into a user message, among words that this model does not know."""
+    result = await agent_with_tools(model)[0].run(LOOK)
     assert result.usage.tool_calls == 1
     assert result.output == "red" or isinstance(model, OpenAIChatModel)
 
 
-async def test_pydantic_ai_clicks_the_circle(model: Model) -> None:
-    agent, clicked = using_tools(model)
-    result = await agent.run([PICTURE, CLICK])
+async def test_pydantic_ai_clicks_circle(model: Model) -> None:
+    agent, clicked = agent_with_tools(model)
+    result = await agent.run([IMAGE, CLICK])
     (place,) = clicked
     assert is_at(CIRCLE, *place)
     assert result.output == "Done."
 
 
-@pytest.mark.parametrize("output", [ToolOutput(Thing), NativeOutput(Thing)])
+@pytest.mark.parametrize("output", [ToolOutput(ShapeOnScreen), NativeOutput(ShapeOnScreen)])
 async def test_pydantic_ai_gets_structured_output(model: Model, output: Any) -> None:
-    result: Any = await Agent(model, output_type=output, retries=0).run([PICTURE, DESCRIBE])
+    result: Any = await Agent(model, output_type=output, retries=0).run([IMAGE, DESCRIBE])
     assert is_the_circle(result.output)
 
 
-async def test_pydantic_ai_streams_an_answer_in_pieces(connect: Connect) -> None:
+async def test_pydantic_ai_streams_answer_in_pieces(connect: Connect) -> None:
     async with Agent(connect()).run_stream("Count from 1 to 10.") as result:
         pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
     assert len(pieces) > 10
@@ -150,7 +150,7 @@ async def test_pydantic_ai_reads_reasoning_and_parallel_calls(
         *(calls(1, '{"x": 3, "y": 4}', id="call_2", name="click"),),
         *(calls(2, "{}", id="call_3", name="rest"), ended("tool_calls"), finished()),
     )
-    agent, clicked = using_tools(connected(scripted, kind, "none"))
+    agent, clicked = agent_with_tools(new_model(scripted, kind, "none"))
 
     @agent.tool_plain
     def rest() -> str:
@@ -175,7 +175,9 @@ async def test_pydantic_ai_retries_invalid_answers(
     scripted: str, engine: ScriptedEngine, kind: str
 ) -> None:
     engine.script = (says('{"shape": "star"}'), ended(), finished())
-    agent = Agent(connected(scripted, kind, "none"), output_type=NativeOutput(Thing), retries=1)
+    agent = Agent(
+        new_model(scripted, kind, "none"), output_type=NativeOutput(ShapeOnScreen), retries=1
+    )
     with pytest.raises(Exception, match="retries"):
         await agent.run("Hi")
     first, again = engine.submitted

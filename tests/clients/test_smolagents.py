@@ -1,6 +1,6 @@
 """smolagents' `ToolCallingAgent`, which forces a call in every step.
 
-Tool results are text; a callback adds pictures to the observations. The agent's model class turns
+Tool results are text; a callback adds images to the observations. The agent's model class turns
 calls and results into text messages."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.clients.screen import (
     COUNT,
     DESCRIBE,
     TOO_LONG,
-    Thing,
+    ShapeOnScreen,
     is_at,
     is_the_circle,
     screenshot,
@@ -41,10 +41,10 @@ from tests.support.daemons import Daemon
 from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished
 from vlm_server.protocol import ImagePart
 
-PICTURE = PIL.Image.open(io.BytesIO(screenshot()))
+IMAGE = PIL.Image.open(io.BytesIO(screenshot()))
 FORMAT: Any = {
     "type": "json_schema",
-    "json_schema": {"name": "thing", "schema": Thing.model_json_schema()},
+    "json_schema": {"name": "thing", "schema": ShapeOnScreen.model_json_schema()},
 }
 
 
@@ -103,15 +103,15 @@ def user(*content: Any) -> ChatMessage:
     return ChatMessage(role=MessageRole.USER, content=parts)
 
 
-def test_smolagents_answers_a_picture_with_usage(model: OpenAIServerModel) -> None:
-    answer = model.generate([user(PICTURE, COLOUR)])
+def test_smolagents_answers_image_with_usage(model: OpenAIServerModel) -> None:
+    answer = model.generate([user(IMAGE, COLOUR)])
     assert answer.content == "red"
     assert answer.token_usage is not None
     assert answer.token_usage.input_tokens > 100
 
 
-def test_smolagents_clicks_the_circle(model: OpenAIServerModel) -> None:
-    answer = model.generate([user(PICTURE, CLICK)], tools_to_call_from=[Mouse().tool()])
+def test_smolagents_clicks_circle(model: OpenAIServerModel) -> None:
+    answer = model.generate([user(IMAGE, CLICK)], tools_to_call_from=[Mouse().tool()])
     (call,) = answer.tool_calls or ()
     arguments: Any = model.parse_tool_calls(answer).tool_calls[0].function.arguments  # type: ignore[index]
     assert call.function.name == "click"
@@ -123,7 +123,7 @@ def test_smolagents_steps_with_valid_calls(model: OpenAIServerModel, streams: bo
     """The embedded model does not end by itself; every step is a valid call."""
     mouse = Mouse()
     runner = agent(model, mouse.tool(), stream_outputs=streams)
-    for step in runner.run(CLICK, images=[PICTURE], max_steps=2, stream=True):
+    for step in runner.run(CLICK, images=[IMAGE], max_steps=2, stream=True):
         if isinstance(step, ActionStep):
             assert step.error is None
             assert step.tool_calls
@@ -131,11 +131,11 @@ def test_smolagents_steps_with_valid_calls(model: OpenAIServerModel, streams: bo
 
 
 def test_smolagents_gets_structured_output(model: OpenAIServerModel) -> None:
-    answer = model.generate([user(PICTURE, DESCRIBE)], response_format=FORMAT)
-    assert is_the_circle(Thing.model_validate_json(str(answer.content)))
+    answer = model.generate([user(IMAGE, DESCRIBE)], response_format=FORMAT)
+    assert is_the_circle(ShapeOnScreen.model_validate_json(str(answer.content)))
 
 
-def test_smolagents_streams_an_answer_with_usage(model: OpenAIServerModel) -> None:
+def test_smolagents_streams_answer_with_usage(model: OpenAIServerModel) -> None:
     deltas = list(model.generate_stream([user("Count from 1 to 10.")]))
     assert len(deltas) > 10
     assert "".join(delta.content or "" for delta in deltas).startswith("1, 2, 3, 4")
@@ -179,7 +179,7 @@ def test_smolagents_long_prompt_has_context_length_code(model: OpenAIServerModel
 async def test_smolagents_tool_loop_reads_screenshots(
     scripted: str, engine: ScriptedEngine
 ) -> None:
-    """Several calls in a step, then the callback's pictures, then the answer."""
+    """Several calls in a step, then the callback's images, then the answer."""
     mouse = Mouse()
     engine.script = (
         calls(0, '{"x": 3, "y": 4}', id="call_1", name="click"),
@@ -188,7 +188,7 @@ async def test_smolagents_tool_loop_reads_screenshots(
     )
 
     def look(step: ActionStep) -> None:
-        step.observations_images = [PICTURE]
+        step.observations_images = [IMAGE]
         answer = calls(0, '{"answer": "Ünïcode \\"it\\" is"}', id="call_3", name="final_answer")
         engine.script = (answer, ended("tool_calls"), finished())
 

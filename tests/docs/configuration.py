@@ -93,7 +93,7 @@ def _row(section: str, field: msgspec.structs.FieldInfo, hint: Any, text: str) -
 
 
 def unit(name: str, hint: Any) -> str:
-    """Of a number, by its name."""
+    """The unit of a number, by the setting's name."""
     if _kind(hint) not in (int, float):
         return ""
     return next((text for word, text in _UNITS if name == word or name.endswith(f"_{word}")), "")

@@ -102,7 +102,7 @@ class Page:
 
     @cached_property
     def anchors(self) -> set[str]:
-        """What can follow `#` in a link to this page, as GitHub makes it of headings."""
+        """The fragments of links to this page's headings, as GitHub makes them."""
         found: set[str] = set()
         for token, inline in zip(self.tokens, self.tokens[1:], strict=False):
             if token.type == "heading_open":
@@ -115,14 +115,14 @@ class Page:
         return found
 
     def links(self) -> Iterator[str]:
-        """Where its links and images lead."""
+        """The targets of its links and images."""
         for token in self._inline():
             target = token.attrGet("href") or token.attrGet("src")
             if target:
                 yield str(target)
 
     def inline_code(self) -> Iterator[str]:
-        """What stands in backticks within sentences and tables."""
+        """The code in backticks within sentences and tables."""
         for token in self._inline():
             if token.type == "code_inline":
                 yield token.content
@@ -134,13 +134,13 @@ class Page:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """Those for users and operators, whose commands are run."""
+    """The pages for users and operators, whose commands are run."""
     return tuple(map(Page, [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]))
 
 
 @cache
 def all_pages() -> tuple[Page, ...]:
-    """All that is written in Markdown, but for what tests bring."""
+    """All Markdown files except those of tests."""
     found = [ROOT.glob("*.md"), (ROOT / "docs").rglob("*.md"), (ROOT / "vlm_server").rglob("*.md")]
     found.append((ROOT / "packaging").rglob("*.md"))
     return tuple(Page(path) for paths in found for path in sorted(paths))

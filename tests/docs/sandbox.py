@@ -86,10 +86,10 @@ class Sandbox:
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         (self.home / ".curlrc").write_text("fail-with-body\n")  # an error is one for curl, too
-        picture, clip = drawn()
-        (self.folder / "picture.png").write_bytes(picture)
+        image, clip = draw_files()
+        (self.folder / "picture.png").write_bytes(image)
         for name in ("screenshot", "before", "after"):
-            (self.folder / f"{name}.png").write_bytes(picture)
+            (self.folder / f"{name}.png").write_bytes(image)
         (self.folder / "question.txt").write_text("What shape is red?")
         (self.folder / "clip.mp4").write_bytes(clip)
         (self.folder / "checkpoint").symlink_to(EMBEDDED)
@@ -100,7 +100,7 @@ class Sandbox:
         return text.replace("/path/to/checkpoint", str(self.folder / "checkpoint"))
 
     def shell(self, text: str) -> str:
-        """What commands print. Raises AssertionError if one fails."""
+        """The output of commands. Raises AssertionError if one fails."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self.placed(text)],
             cwd=self.folder,
@@ -115,9 +115,9 @@ class Sandbox:
         return done.stdout
 
 
-def drawn() -> tuple[bytes, bytes]:
-    """A picture of a red circle and a blue star, and a clip of a circle that moves."""
-    picture = draw_shape(canvas(), "circle", "red", (120, 130), 70)
-    picture = draw_shape(picture, "star", "blue", (320, 310), 90)
+def draw_files() -> tuple[bytes, bytes]:
+    """An image of a red circle and a blue star, and a clip of a circle that moves."""
+    image = draw_shape(canvas(), "circle", "red", (120, 130), 70)
+    image = draw_shape(image, "star", "blue", (320, 310), 90)
     frames = [draw_shape(canvas(), "circle", "red", (60 + 30 * i, 224), 50) for i in range(12)]
-    return encoded(picture), encode(frames)
+    return encoded(image), encode(frames)

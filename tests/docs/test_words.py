@@ -9,16 +9,17 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 from urllib.parse import unquote
 
 import msgspec
 import pytest
+from starlette.routing import Route
 
 from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import check_words
-from vlm_server.api.routes import _openai
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
+from vlm_server.api.app import create_app
 from vlm_server.cli.main import build_parser
 from vlm_server.cli.usage import every
 from vlm_server.protocol import MemoryStats
@@ -48,11 +49,11 @@ IDS = {"ids": lambda page: page.name}
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)
 def test_doc_links_have_targets(page: Page) -> None:
-    broken = [link for link in page.links() if not leads(page, link)]
+    broken = [link for link in page.links() if not leads_to_target(page, link)]
     assert broken == []
 
 
-def leads(page: Page, link: str) -> bool:
+def leads_to_target(page: Page, link: str) -> bool:
     """Whether a link within the repository leads to a file, and to a heading if it names one."""
     if re.match(r"[a-z]+:", link):
         return True
@@ -103,8 +104,8 @@ def test_architecture_page_names_actual_request_handler() -> None:
         text,
     )
     assert named is not None
-    no_models = cast("Any", SimpleNamespace(models=None))
-    route = next(route for route in _openai(no_models) if route.path == "/v1/chat/completions")
+    routes = cast("list[Route]", create_app(Settings(), OneModel(ScriptedEngine())).routes)
+    route = next(route for route in routes if route.path == "/v1/chat/completions")
     endpoint, named_module = route.endpoint, f"vlm_server/{named[3]}".replace("/", ".")
     assert type(endpoint).__name__ == named[1]
     assert type(endpoint).__module__ == f"vlm_server/{named[2]}".replace("/", ".")

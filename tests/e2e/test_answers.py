@@ -1,4 +1,4 @@
-"""The embedded model answers truly about pictures, in a real daemon."""
+"""The embedded model answers truly about images, in a real daemon."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def ask(daemon: Daemon, *content: Any, history: tuple[dict[str, Any], ...] = ())
         (("circle", SIZES[0]), ("square", SIZES[1]), ("triangle", SIZES[2]), ("star", SIZES[0])),
     ),
 )
-def test_model_names_the_shape(daemon: Daemon, shape: str, size: tuple[int, int]) -> None:
-    picture = one_shape(shape, "blue", size, background=(240, 240, 225))
-    assert ask(daemon, picture, "What shape is this?") == shape
+def test_model_names_shape(daemon: Daemon, shape: str, size: tuple[int, int]) -> None:
+    image = one_shape(shape, "blue", size, background=(240, 240, 225))
+    assert ask(daemon, image, "What shape is this?") == shape
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_model_names_the_shape(daemon: Daemon, shape: str, size: tuple[int, int]
         ("red", "green", "blue", "yellow", "orange", "purple", "black", "white"), ("red", "white")
     ),
 )
-def test_model_names_the_colour(daemon: Daemon, color: str) -> None:
+def test_model_names_colour(daemon: Daemon, color: str) -> None:
     background = (90, 100, 110) if color in ("white", "black") else "white"
-    picture = one_shape("circle", color, background=background)
-    assert ask(daemon, picture, "What colour is the circle?") == color
+    image = one_shape("circle", color, background=background)
+    assert ask(daemon, image, "What colour is the circle?") == color
 
 
 @pytest.mark.parametrize("count", few_of((1, 2, 3, 4), (1, 4)))
 def test_model_counts_squares(daemon: Daemon, count: int) -> None:
-    picture = canvas()
+    image = canvas()
     for center in [(110, 120), (330, 110), (120, 330), (335, 340)][:count]:
-        draw_shape(picture, "square", "green", center, 55)
-    assert ask(daemon, picture, "How many squares are there?") == str(count)
+        draw_shape(image, "square", "green", center, 55)
+    assert ask(daemon, image, "How many squares are there?") == str(count)
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_model_counts_squares(daemon: Daemon, count: int) -> None:
         (("left", (80, 224)), ("top", (224, 80))),
     ),
 )
-def test_model_says_where_the_star_is(daemon: Daemon, place: str, center: tuple[int, int]) -> None:
-    picture = draw_shape(canvas(), "star", "red", center, 60)
-    assert ask(daemon, picture, "Where is the star?") == place
+def test_model_says_where_star_is(daemon: Daemon, place: str, center: tuple[int, int]) -> None:
+    image = draw_shape(canvas(), "star", "red", center, 60)
+    assert ask(daemon, image, "Where is the star?") == place
 
 
 @pytest.mark.parametrize(("color", "answer"), [("red", "yes"), ("green", "no")])
 def test_model_answers_yes_or_no(daemon: Daemon, color: str, answer: str) -> None:
-    picture = one_shape("triangle", "red")
-    assert ask(daemon, picture, f"Is there a {color} triangle?") == answer
+    image = one_shape("triangle", "red")
+    assert ask(daemon, image, f"Is there a {color} triangle?") == answer
 
 
 @pytest.mark.parametrize("text", few_of(("HELLO", "river", "4711", "Invoice"), ("4711", "Invoice")))
-def test_model_reads_a_word(daemon: Daemon, text: str) -> None:
+def test_model_reads_word(daemon: Daemon, text: str) -> None:
     assert ask(daemon, word(text), "What does the text say?") == text
 
 
-def test_choices_give_the_same_true_answer(daemon: Daemon) -> None:
+def test_greedy_choices_give_equal_true_answers(daemon: Daemon) -> None:
     answer = daemon.client().chat.completions.create(
         model="default",
         messages=[user(one_shape("circle", "red"), "What colour is the shape?")],
@@ -153,22 +153,22 @@ def test_model_list_shows_family_length_and_vision(daemon: Daemon) -> None:
     assert httpx.get(f"{daemon.url}/health").status_code == 200
 
 
-def test_model_describes_a_picture(daemon: Daemon) -> None:
+def test_model_describes_image(daemon: Daemon) -> None:
     description = ask(daemon, one_shape("star", "purple"), "Describe the picture.").lower()
     assert "purple star" in description
 
 
 @pytest.mark.parametrize(("circle_first", "answer"), [(True, "first"), (False, "second")])
-def test_model_distinguishes_two_pictures(daemon: Daemon, circle_first: bool, answer: str) -> None:
+def test_model_distinguishes_two_images(daemon: Daemon, circle_first: bool, answer: str) -> None:
     circle, square = one_shape("circle", "red"), one_shape("square", "blue", (320, 240))
     pair = (circle, square) if circle_first else (square, circle)
     assert answer in ask(daemon, *pair, "Which picture has a circle?").lower()
 
 
-def test_model_follows_a_conversation(daemon: Daemon) -> None:
-    picture = draw_shape(canvas(), "triangle", "orange", (80, 224), 60)
+def test_model_follows_conversation(daemon: Daemon) -> None:
+    image = draw_shape(canvas(), "triangle", "orange", (80, 224), 60)
     history = (
-        user(picture, "What shape is this?"),
+        user(image, "What shape is this?"),
         {"role": "assistant", "content": "triangle"},
     )
     assert ask(daemon, "What colour is it?", history=history) == "orange"
@@ -196,14 +196,14 @@ def test_model_sees_rotated_photos_upright(daemon: Daemon) -> None:
     assert answer.choices[0].message.content.strip() == "top"
 
 
-def test_transparent_pictures_are_seen_on_white(daemon: Daemon) -> None:
-    picture = Image.new("RGBA", (448, 448), (0, 0, 0, 0))
-    ImageDraw.Draw(picture).ellipse((124, 124, 324, 324), (10, 10, 10, 255))
-    assert ask(daemon, picture, "What shape is this?") == "circle"
+def test_transparent_images_are_seen_on_white(daemon: Daemon) -> None:
+    image = Image.new("RGBA", (448, 448), (0, 0, 0, 0))
+    ImageDraw.Draw(image).ellipse((124, 124, 324, 324), (10, 10, 10, 255))
+    assert ask(daemon, image, "What shape is this?") == "circle"
 
 
 @pytest.mark.parametrize("image_format", few_of(("PNG", "JPEG", "WEBP", "GIF"), ("WEBP", "GIF")))
-def test_model_sees_pictures_of_every_format(daemon: Daemon, image_format: str) -> None:
+def test_model_sees_images_of_every_format(daemon: Daemon, image_format: str) -> None:
     part = image_part(one_shape("square", "green"), image_format)
     answer = daemon.client().chat.completions.create(
         model="default",
@@ -218,8 +218,8 @@ def test_model_sees_pictures_of_every_format(daemon: Daemon, image_format: str) 
     assert answer.choices[0].message.content.strip() == "green"
 
 
-async def test_concurrent_pictures_get_their_own_answers(daemon: Daemon) -> None:
-    """Twelve pictures at the same time."""
+async def test_concurrent_images_get_their_own_answers(daemon: Daemon) -> None:
+    """Twelve images at the same time."""
     shapes = ["circle", "square", "triangle", "star"]
     colors = ["red", "blue", "green"]
     client = daemon.async_client()

@@ -16,27 +16,25 @@ pytestmark = pytest.mark.e2e
 QUESTION = "What shape is this?"
 
 
-def question(picture: Any) -> list[Any]:
-    data = base64.b64encode(encoded(picture)).decode()
+def question(image: Any) -> list[Any]:
+    data = base64.b64encode(encoded(image)).decode()
     source = {"type": "base64", "media_type": "image/png", "data": data}
     content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
     return [{"role": "user", "content": content}]
 
 
-def ask(daemon: Daemon, picture: Any, **fields: Any) -> anthropic.types.Message:
+def ask(daemon: Daemon, image: Any, **fields: Any) -> anthropic.types.Message:
     client = anthropic.Anthropic(base_url=daemon.url, api_key="none")
     more = {"extra_body": {"temperature": 0}, **fields}
-    return client.messages.create(
-        model="default", max_tokens=20, messages=question(picture), **more
-    )
+    return client.messages.create(model="default", max_tokens=20, messages=question(image), **more)
 
 
 def test_anthropic_answer_and_usage_equal_openais(daemon: Daemon) -> None:
-    picture = one_shape("star", "green", (392, 336))
+    image = one_shape("star", "green", (392, 336))
     other = daemon.client().chat.completions.create(
-        model="default", messages=[user(picture, QUESTION)], temperature=0, max_tokens=20
+        model="default", messages=[user(image, QUESTION)], temperature=0, max_tokens=20
     )
-    message = ask(daemon, picture)
+    message = ask(daemon, image)
     (block,) = message.content
     assert block.type == "text"
     assert block.text.strip() == "star"
@@ -49,7 +47,7 @@ def test_anthropic_answer_and_usage_equal_openais(daemon: Daemon) -> None:
     assert usage.output_tokens == other.usage.completion_tokens
 
 
-def test_anthropic_stream_ends_at_a_stop_sequence(daemon: Daemon) -> None:
+def test_anthropic_stream_ends_at_stop_sequence(daemon: Daemon) -> None:
     client = anthropic.Anthropic(base_url=daemon.url, api_key="none")
     with client.messages.stream(
         model="default",

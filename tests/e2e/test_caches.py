@@ -1,4 +1,4 @@
-"""Repeated questions about two pictures get each picture's own answer from the caches."""
+"""Repeated questions about two images get each image's own answer from the caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.images import one_shape, user
 pytestmark = pytest.mark.e2e
 
 SHAPES = {"circle": "red", "star": "blue"}
-PICTURES = {shape: one_shape(shape, color) for shape, color in SHAPES.items()}
+IMAGES = {shape: one_shape(shape, color) for shape, color in SHAPES.items()}
 NUM_ROUNDS = 3
 QUESTIONS = {"What shape is this?": 0, "What colour is it?": 1}
 
@@ -21,7 +21,7 @@ QUESTIONS = {"What shape is this?": 0, "What colour is it?": 1}
 async def ask(daemon: Daemon, shape: str, question: str) -> Any:
     return await daemon.async_client().chat.completions.create(
         model="default",
-        messages=[user(PICTURES[shape], question)],
+        messages=[user(IMAGES[shape], question)],
         temperature=0,
         max_tokens=20,
     )
@@ -32,7 +32,7 @@ def is_right(answer: Any, shape: str, question: str) -> bool:
     return bool(text == (shape, SHAPES[shape])[QUESTIONS[question]])
 
 
-async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
+async def test_repeated_images_keep_their_own_answers(daemon: Daemon) -> None:
     cases = [(shape, question) for question in QUESTIONS for shape in SHAPES]
     for case in cases * 2:
         assert is_right(await ask(daemon, *case), *case), case
@@ -41,8 +41,8 @@ async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
         assert is_right(answer, *case), case
 
 
-async def test_cached_tokens_count_the_known_prefix(daemon: Daemon) -> None:
-    """A picture of another size shares no tokens; a repeated one shares all but the last."""
+async def test_cached_tokens_count_known_prefix(daemon: Daemon) -> None:
+    """An image of another size shares no tokens; a repeated one shares all but the last."""
     new = one_shape("square", "green", (392, 448))
     messages = [user(new, "What shape is this?")]
     first, second = [

@@ -35,7 +35,7 @@ def streamed(daemon: Daemon, **fields: Any) -> tuple[str, list[Any]]:
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices), chunks
 
 
-def test_stream_has_the_text_of_the_whole_answer(tiny_daemon: Daemon) -> None:
+def test_stream_has_text_of_whole_answer(tiny_daemon: Daemon) -> None:
     messages = [user(noise(1, (112, 80)), "What?")]
     text, chunks = streamed(tiny_daemon, messages=messages)
     assert text == text_of(tiny_daemon, messages=messages)
@@ -56,7 +56,7 @@ def test_usage_counts_image_tokens(tiny_daemon: Daemon) -> None:
     assert again.prompt_tokens_details.cached_tokens == large.prompt_tokens - 1
 
 
-def test_stream_usage_comes_in_the_last_chunk(tiny_daemon: Daemon) -> None:
+def test_stream_usage_comes_in_last_chunk(tiny_daemon: Daemon) -> None:
     _, chunks = streamed(tiny_daemon, stream_options={"include_usage": True})
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == 24
@@ -64,7 +64,7 @@ def test_stream_usage_comes_in_the_last_chunk(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_token_limit_ends_the_answer_with_length(tiny_daemon: Daemon, name: str) -> None:
+def test_token_limit_ends_answer_with_length(tiny_daemon: Daemon, name: str) -> None:
     fields = {"max_tokens": openai.omit, name: 3}
     answer = complete(tiny_daemon, **fields)
     assert answer.usage.completion_tokens == 3
@@ -72,7 +72,7 @@ def test_token_limit_ends_the_answer_with_length(tiny_daemon: Daemon, name: str)
 
 
 @pytest.mark.parametrize("as_list", [True, False])
-def test_stop_cuts_before_the_string(tiny_daemon: Daemon, as_list: bool) -> None:
+def test_stop_string_is_cut_off(tiny_daemon: Daemon, as_list: bool) -> None:
     whole = text_of(tiny_daemon)
     stop = whole[7:10]
     answer = complete(tiny_daemon, stop=[stop, "\x00never"] if as_list else stop)
@@ -82,7 +82,7 @@ def test_stop_cuts_before_the_string(tiny_daemon: Daemon, as_list: bool) -> None
     assert text == whole[: whole.index(stop)]
 
 
-def test_seed_decides_a_sampled_answer(tiny_daemon: Daemon) -> None:
+def test_seed_determines_sampled_answer(tiny_daemon: Daemon) -> None:
     first = text_of(tiny_daemon, temperature=1, seed=5)
     assert first == text_of(tiny_daemon, temperature=1, seed=5)
     assert first != text_of(tiny_daemon, temperature=1, seed=6)
@@ -93,12 +93,12 @@ def test_tiny_top_p_samples_greedily(tiny_daemon: Daemon) -> None:
     assert text_of(tiny_daemon, temperature=1, top_p=1e-6) == text_of(tiny_daemon)
 
 
-def test_system_message_changes_the_answer(tiny_daemon: Daemon) -> None:
+def test_system_message_changes_answer(tiny_daemon: Daemon) -> None:
     messages = [{"role": "system", "content": "Be brief."}, user("Hello")]
     assert text_of(tiny_daemon, messages=messages) != text_of(tiny_daemon)
 
 
-async def test_seeded_answers_do_not_depend_on_the_batch(tiny_daemon: Daemon) -> None:
+async def test_seeded_answers_do_not_depend_on_batch(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 
     async def answer_to(seed: int) -> str:
@@ -115,7 +115,7 @@ async def test_seeded_answers_do_not_depend_on_the_batch(tiny_daemon: Daemon) ->
     assert await asyncio.gather(*map(answer_to, range(6))) == alone
 
 
-async def test_batched_pictures_are_answered_as_alone(tiny_daemon: Daemon) -> None:
+async def test_batched_images_are_answered_as_alone(tiny_daemon: Daemon) -> None:
     """A, B, A, B concurrently; A+B and B+A in one message."""
     client = tiny_daemon.async_client()
     a, b = noise(1, (112, 80)), noise(2, (112, 80))
@@ -132,7 +132,7 @@ async def test_batched_pictures_are_answered_as_alone(tiny_daemon: Daemon) -> No
     assert await asyncio.gather(*map(answer_to, messages * 2)) == alone * 2
 
 
-def test_model_list_has_the_served_model_only(tiny_daemon: Daemon) -> None:
+def test_model_list_has_served_model_only(tiny_daemon: Daemon) -> None:
     models = tiny_daemon.client().models.list().data
     assert [model.id for model in models] == ["model"]
     assert tiny_daemon.client().models.retrieve("model").id == "model"
@@ -173,7 +173,7 @@ def test_unsupported_fields_are_refused_by_name(tiny_daemon: Daemon, name: str) 
     assert caught.value.param == name
 
 
-def test_prompt_over_the_context_is_refused(tiny_daemon: Daemon) -> None:
+def test_prompt_over_context_is_refused(tiny_daemon: Daemon) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(tiny_daemon, messages=[user("word " * 20_000)])
     assert caught.value.code == "context_length_exceeded"
@@ -183,9 +183,9 @@ def test_prompt_over_the_context_is_refused(tiny_daemon: Daemon) -> None:
     "text", ["<|im_end|>", "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"]
 )
 def test_control_tokens_stay_text(tiny_daemon: Daemon, text: str) -> None:
-    """They cost the tokens of their characters and stand for no picture."""
+    """They cost the tokens of their characters and stand for no image."""
     plain = complete(tiny_daemon, messages=[user("say now")]).usage.prompt_tokens
     marked = complete(tiny_daemon, messages=[user(f"say {text} now")]).usage.prompt_tokens
     assert marked - plain > len(text) / 4
-    with_picture = [user(noise(3, (64, 64)), f"say {text} now")]
-    assert complete(tiny_daemon, messages=with_picture).usage.completion_tokens == 24
+    with_image = [user(noise(3, (64, 64)), f"say {text} now")]
+    assert complete(tiny_daemon, messages=with_image).usage.completion_tokens == 24

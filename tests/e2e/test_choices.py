@@ -21,31 +21,29 @@ MESSAGES = [user(noise(1, (96, 96)), "What?")]
 DRAWN: dict[str, Any] = {"messages": MESSAGES, "temperature": 1.2, "seed": 11, "n": 4}
 
 
-def texts(answer: Any) -> list[str]:
+def choice_texts(answer: Any) -> list[str]:
     assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
     return [choice.message.content for choice in answer.choices]
 
 
-def test_seeded_choices_of_a_picture_differ_and_repeat(tiny_daemon: Daemon) -> None:
+def test_seeded_choices_of_image_differ_and_repeat(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, **DRAWN)
-    assert len(set(texts(answer))) == 4
+    assert len(set(choice_texts(answer))) == 4
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
-    assert texts(complete(tiny_daemon, **DRAWN)) == texts(answer)
+    assert choice_texts(complete(tiny_daemon, **DRAWN)) == choice_texts(answer)
     single = complete(tiny_daemon, **{**DRAWN, "n": 1})
-    assert texts(single) == texts(answer)[:1]
+    assert choice_texts(single) == choice_texts(answer)[:1]
     assert answer.usage.prompt_tokens == single.usage.prompt_tokens
     assert answer.usage.completion_tokens == 4 * single.usage.completion_tokens == 4 * 24
 
 
-def test_greedy_choices_are_the_same(tiny_daemon: Daemon) -> None:
+def test_greedy_choices_are_equal(tiny_daemon: Daemon) -> None:
     alone = text_of(tiny_daemon, messages=MESSAGES)
-    assert texts(complete(tiny_daemon, messages=MESSAGES, n=8)) == [alone] * 8
+    assert choice_texts(complete(tiny_daemon, messages=MESSAGES, n=8)) == [alone] * 8
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": ["e", "th", "t "]}, {"max_tokens": 100}])
-def test_stream_has_the_choices_of_the_whole_answer(
-    tiny_daemon: Daemon, fields: dict[str, Any]
-) -> None:
+def test_stream_has_choices_of_whole_answer(tiny_daemon: Daemon, fields: dict[str, Any]) -> None:
     fields = {**DRAWN, "logprobs": True, "top_logprobs": 1, **fields}
     complete(tiny_daemon, **fields)  # as many tokens of the prompt are cached from now on
     whole = complete(tiny_daemon, **fields)
@@ -66,8 +64,8 @@ def test_stream_has_the_choices_of_the_whole_answer(
         assert (finish.delta.content, finish.finish_reason) == (None, expected.finish_reason)
 
 
-def test_choices_emit_no_part_of_a_stop_string(tiny_daemon: Daemon) -> None:
-    free = texts(complete(tiny_daemon, **DRAWN, max_tokens=60))
+def test_choices_emit_no_part_of_stop_string(tiny_daemon: Daemon) -> None:
+    free = choice_texts(complete(tiny_daemon, **DRAWN, max_tokens=60))
     stops = [free[0][5:9], free[1][7:10], free[2][-4:], "\x00never"]
     stopped = complete(tiny_daemon, **DRAWN, max_tokens=60, stop=stops)
     for choice, whole in zip(stopped.choices, free, strict=True):
@@ -86,10 +84,10 @@ def test_openai_stream_helper_collects_choices(tiny_daemon: Daemon) -> None:
     assert {choice.finish_reason for choice in whole.choices} == {"stop"}
     with tiny_daemon.client().chat.completions.stream(**fields) as stream:
         final = stream.get_final_completion()
-    assert texts(final) == texts(whole)
+    assert choice_texts(final) == choice_texts(whole)
 
 
-async def test_choices_and_log_probabilities_do_not_depend_on_the_batch(
+async def test_choices_and_log_probabilities_do_not_depend_on_batch(
     tiny_daemon: Daemon,
 ) -> None:
     client = tiny_daemon.async_client()
@@ -136,7 +134,7 @@ def test_wrong_numbers_of_choices_are_refused(tiny_daemon: Daemon, n: int) -> No
 
 
 @pytest.mark.whole
-def test_more_choices_than_the_engine_has_rows_are_refused(tmp_path: Path) -> None:
+def test_more_choices_than_engine_has_rows_are_refused(tmp_path: Path) -> None:
     model = str(checkpoint("qwen3_vl"))
     limit = ("--set", "scheduler.max_num_seqs=2")
     with running_daemon(tmp_path, "--model", model, *limit) as small:

@@ -34,7 +34,7 @@ LONG = 6000
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Daemon]:
+def daemon_to_kill(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon for one test, with answers of any length."""
     settings = with_settings(
         "server.drain_seconds=1",
@@ -65,93 +65,93 @@ def assert_answers(daemon: Daemon) -> None:
     assert answer.usage.completion_tokens == 4
 
 
-def test_killed_engine_ends_its_stream_with_an_error(mortal: Daemon) -> None:
-    stream = long_stream(mortal)
+def test_killed_engine_ends_its_stream_with_error(daemon_to_kill: Daemon) -> None:
+    stream = long_stream(daemon_to_kill)
     for _ in range(5):
         next(stream)
-    old = mortal.engine_pid()
+    old = daemon_to_kill.engine_pid()
     os.kill(old, signal.SIGKILL)
     with pytest.raises(openai.APIError) as caught:
         list(stream)
     assert caught.value.code == "engine_died"
-    assert mortal.get("/health/live")[0] == 200
-    wait_until(lambda: mortal.get("/health/ready")[0] == 503, 5, mortal.log)
+    assert daemon_to_kill.get("/health/live")[0] == 200
+    wait_until(lambda: daemon_to_kill.get("/health/ready")[0] == 503, 5, daemon_to_kill.log)
     with pytest.raises(openai.InternalServerError) as refused:
-        assert_answers(mortal)
+        assert_answers(daemon_to_kill)
     assert refused.value.status_code == 503
     assert int(refused.value.response.headers["retry-after"]) >= 1
-    mortal.wait_ready()
-    assert mortal.engine_pid() != old
-    assert_answers(mortal)
+    daemon_to_kill.wait_ready()
+    assert daemon_to_kill.engine_pid() != old
+    assert_answers(daemon_to_kill)
 
 
-def test_repeatedly_killed_engine_comes_back(mortal: Daemon) -> None:
+def test_repeatedly_killed_engine_comes_back(daemon_to_kill: Daemon) -> None:
     """Killed while idle and while it starts; the daemon stays."""
     for delay in (0.0, 0.05, 0.3):
-        mortal.wait_ready()
-        mortal.kill_engine()
-        wait_until(lambda: mortal.status()["engine"]["pid"], 30, mortal.log)
+        daemon_to_kill.wait_ready()
+        daemon_to_kill.kill_engine()
+        wait_until(lambda: daemon_to_kill.status()["engine"]["pid"], 30, daemon_to_kill.log)
         time.sleep(delay)
-        mortal.kill_engine()
-        assert mortal.get("/health/live")[0] == 200
-    mortal.wait_ready()
-    assert_answers(mortal)
+        daemon_to_kill.kill_engine()
+        assert daemon_to_kill.get("/health/live")[0] == 200
+    daemon_to_kill.wait_ready()
+    assert_answers(daemon_to_kill)
 
 
-def test_engine_death_before_the_first_token_is_an_http_error(mortal: Daemon) -> None:
-    os.kill(mortal.engine_pid(), signal.SIGSTOP)
+def test_engine_death_before_first_token_is_http_error(daemon_to_kill: Daemon) -> None:
+    os.kill(daemon_to_kill.engine_pid(), signal.SIGSTOP)
 
     async def ask() -> Any:
         request = asyncio.create_task(
-            mortal.async_client().chat.completions.create(
+            daemon_to_kill.async_client().chat.completions.create(
                 model="default", messages=[user("Hello")], stream=True, max_tokens=4
             )
         )
-        while not mortal.status()["requests"]["in_flight"]:  # noqa: ASYNC110
+        while not daemon_to_kill.status()["requests"]["in_flight"]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        os.kill(mortal.engine_pid(), signal.SIGKILL)
+        os.kill(daemon_to_kill.engine_pid(), signal.SIGKILL)
         return await request
 
     with pytest.raises(openai.InternalServerError) as caught:
         asyncio.run(ask())
     assert caught.value.status_code == 502
-    mortal.wait_ready()
-    assert_answers(mortal)
+    daemon_to_kill.wait_ready()
+    assert_answers(daemon_to_kill)
 
 
-def test_request_that_killed_engines_is_refused(mortal: Daemon) -> None:
+def test_request_that_killed_engines_is_refused(daemon_to_kill: Daemon) -> None:
     """Killed while it encodes, as by the kernel when memory is short."""
 
     async def ask_until_it_dies() -> Any:
         """Kill the engine once the front has logged that the device has begun."""
-        begun = mortal.log.read_text().count("the device works on")
-        pid = mortal.engine_pid()
-        request = asyncio.create_task(large(mortal.async_client()))
-        while mortal.log.read_text().count("the device works on") == begun:
+        begun = daemon_to_kill.log.read_text().count("the device works on")
+        pid = daemon_to_kill.engine_pid()
+        request = asyncio.create_task(large(daemon_to_kill.async_client()))
+        while daemon_to_kill.log.read_text().count("the device works on") == begun:
             assert not request.done()
             await asyncio.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
         return await request
 
     def large(client: Any) -> Any:
-        picture = user(noise(1, (1200, 1200)), "accept encode")
-        return client.chat.completions.create(model="default", messages=[picture], max_tokens=4)
+        image = user(noise(1, (1200, 1200)), "accept encode")
+        return client.chat.completions.create(model="default", messages=[image], max_tokens=4)
 
     for _ in range(3):
         with pytest.raises(openai.InternalServerError) as died:
             asyncio.run(ask_until_it_dies())
         assert died.value.status_code == 502
-        mortal.wait_ready()
+        daemon_to_kill.wait_ready()
     with pytest.raises(openai.APIStatusError) as refused:
-        large(mortal.client())
+        large(daemon_to_kill.client())
     assert (refused.value.status_code, refused.value.code) == (413, "request_too_costly")
     assert 500 < int(refused.value.response.headers["retry-after"]) <= 600
-    assert_answers(mortal)
-    engine = mortal.status()["engine"]
+    assert_answers(daemon_to_kill)
+    engine = daemon_to_kill.status()["engine"]
     assert (engine["restarts"], engine["quarantine"]) == (3, {"shapes": 1, "refusals": 1})
 
 
-def test_stopped_front_does_not_kill_the_engine(tmp_path: Path) -> None:
+def test_stopped_front_does_not_kill_engine(tmp_path: Path) -> None:
     """As with `docker pause` or a debugger: the engine works, the front does not listen."""
     silence_seconds = 0.6
     settings = with_settings(
@@ -177,7 +177,7 @@ def test_stopped_front_does_not_kill_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole  # tests/integration/test_supervisor.py does it to the real engine, too
-def test_front_killed_leaves_no_orphan(tmp_path: Path) -> None:
+def test_killed_front_leaves_no_orphan(tmp_path: Path) -> None:
     model = ("--model", str(checkpoint("qwen3_vl")))
     with running_daemon(tmp_path, *model) as daemon:
         stream = long_stream(daemon)
@@ -189,7 +189,7 @@ def test_front_killed_leaves_no_orphan(tmp_path: Path) -> None:
         wait_until(lambda: not is_alive(engine), 5, daemon.log)
 
 
-def test_front_killed_while_the_engine_loads_leaves_no_orphan(tmp_path: Path) -> None:
+def test_front_killed_during_load_leaves_no_orphan(tmp_path: Path) -> None:
     with running_daemon(tmp_path, wait=False) as daemon:
         pids: list[int] = []
 
@@ -207,15 +207,15 @@ def test_front_killed_while_the_engine_loads_leaves_no_orphan(tmp_path: Path) ->
         wait_until(lambda: not is_alive(pids[0]), 20, daemon.log)
 
 
-def test_terminated_front_cuts_long_streams_with_an_error(mortal: Daemon) -> None:
-    engine = mortal.engine_pid()
-    stream = long_stream(mortal)
+def test_terminated_front_cuts_long_streams_with_error(daemon_to_kill: Daemon) -> None:
+    engine = daemon_to_kill.engine_pid()
+    stream = long_stream(daemon_to_kill)
     next(stream)
-    mortal.process.send_signal(signal.SIGTERM)
+    daemon_to_kill.process.send_signal(signal.SIGTERM)
     with pytest.raises((openai.APIError, httpx.HTTPError)):
         list(stream)  # it is longer than the drain: cut off with an error, not silently
-    mortal.process.wait(15)
-    assert mortal.process.returncode == 0
+    daemon_to_kill.process.wait(15)
+    assert daemon_to_kill.process.returncode == 0
     assert not is_alive(engine)
 
 
@@ -232,15 +232,15 @@ def test_terminated_front_refuses_new_requests_with_503(tmp_path: Path) -> None:
         assert daemon.process.wait(20) == 0
 
 
-def test_terminated_front_lets_a_short_answer_end(mortal: Daemon) -> None:
-    stream = mortal.client().chat.completions.create(
+def test_terminated_front_finishes_short_answer(daemon_to_kill: Daemon) -> None:
+    stream = daemon_to_kill.client().chat.completions.create(
         model="default", messages=[user("Go on")], max_tokens=300, stream=True
     )
     next(stream)
-    mortal.process.send_signal(signal.SIGTERM)
+    daemon_to_kill.process.send_signal(signal.SIGTERM)
     assert list(stream)[-1].choices[0].finish_reason == "length"
-    mortal.process.wait(15)
-    assert mortal.process.returncode == 0
+    daemon_to_kill.process.wait(15)
+    assert daemon_to_kill.process.returncode == 0
 
 
 def test_disconnected_client_ends_its_request(tiny_daemon: Daemon) -> None:
@@ -255,7 +255,7 @@ def test_disconnected_client_ends_its_request(tiny_daemon: Daemon) -> None:
     tiny_daemon.wait_idle(3)
 
 
-def test_connection_reset_during_upload_leaves_nothing(tiny_daemon: Daemon) -> None:
+def test_connection_reset_during_upload_leaves_no_request(tiny_daemon: Daemon) -> None:
     for cut in (10, 200, 5000):
         with socket.create_connection(("127.0.0.1", tiny_daemon.port)) as connection:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -70,41 +70,43 @@ def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def expected_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The answers of a daemon without a disk cache."""
     nothing = [f"cache.{name}_bytes=0" for name in ("prefix", "encoder", "pixel")]
     options = [part for setting in nothing for part in ("--set", setting)]
     with running_daemon(tmp_path_factory.mktemp("plain"), *options) as daemon:
         first, known = ask(daemon, FIRST)
-        second, known_of_second = ask(daemon, then(first))
+        second, known_of_second = ask(daemon, second_turn(first))
         assert known == known_of_second == 0
         assert not any(c["name"] == "disk" for c in daemon.status()["engine"]["stats"]["caches"])
     return first, second
 
 
-def then(first: str) -> list[Any]:
+def second_turn(first: str) -> list[Any]:
     return [*FIRST, {"role": "assistant", "content": first}, user(NEXT)]
 
 
 @pytest.mark.whole
-def test_restarted_daemon_finds_the_conversation_on_disk(
-    wanted: tuple[str, str], tmp_path: Path
+def test_restarted_daemon_finds_conversation_on_disk(
+    expected_answers: tuple[str, str], tmp_path: Path
 ) -> None:
-    first, second = wanted
+    first, second = expected_answers
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         assert ask(daemon, FIRST) == (first, 0)
-        wait_written(daemon, tmp_path / "cache", 3)  # a picture, its prompt, the answer
+        wait_written(daemon, tmp_path / "cache", 3)  # an image, its prompt, the answer
     with running_daemon(tmp_path, *options) as daemon:
-        answer, known = ask(daemon, then(first))
+        answer, known = ask(daemon, second_turn(first))
         assert answer == second
-        assert known > 50, "the picture is in it"
+        assert known > 50, "the image is in it"
         wait_until(lambda: disk(daemon)["hits"] > 0, 5, daemon.log)
 
 
 @pytest.mark.whole
-def test_damaged_disk_cache_files_are_not_used(wanted: tuple[str, str], tmp_path: Path) -> None:
-    first, second = wanted
+def test_damaged_disk_cache_files_are_not_used(
+    expected_answers: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = expected_answers
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         ask(daemon, FIRST)
@@ -112,16 +114,16 @@ def test_damaged_disk_cache_files_are_not_used(wanted: tuple[str, str], tmp_path
     with running_daemon(tmp_path, *options) as daemon:
         for path in (tmp_path / "cache").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
-        assert ask(daemon, then(first)) == (second, 0)
+        assert ask(daemon, second_turn(first)) == (second, 0)
         wait_until(lambda: disk(daemon)["damaged"] > 0, 5, daemon.log)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("moment", ["just idle", "still answering"])
 def test_stop_waits_for_pending_disk_writes(
-    wanted: tuple[str, str], tmp_path: Path, moment: str
+    expected_answers: tuple[str, str], tmp_path: Path, moment: str
 ) -> None:
-    first, second = wanted
+    first, second = expected_answers
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         stream = ask_in_stream(daemon, FIRST)
@@ -131,11 +133,11 @@ def test_stop_waits_for_pending_disk_writes(
         assert daemon.process.wait(15) == 0
     (usage,) = (chunk.usage for chunk in chunks if chunk.usage)
     with running_daemon(tmp_path, *options) as daemon:
-        assert ask(daemon, then(first)) == (second, usage.total_tokens)
+        assert ask(daemon, second_turn(first)) == (second, usage.total_tokens)
 
 
 @pytest.mark.whole
-def test_stop_does_not_wait_for_a_hung_disk(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_hung_disk(tmp_path: Path) -> None:
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         ask(daemon, FIRST)
@@ -154,10 +156,10 @@ def test_stop_does_not_wait_for_a_hung_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_restarted_engine_finds_the_conversation_on_disk(
-    wanted: tuple[str, str], tmp_path: Path
+def test_restarted_engine_finds_conversation_on_disk(
+    expected_answers: tuple[str, str], tmp_path: Path
 ) -> None:
-    first, second = wanted
+    first, second = expected_answers
     with running_daemon(tmp_path, *on_disk(tmp_path / "cache")) as daemon:
         for number in range(3):
             assert ask(daemon, FIRST)[0] == first
@@ -168,5 +170,5 @@ def test_restarted_engine_finds_the_conversation_on_disk(
         wait_written(daemon, tmp_path / "cache", 3)
         daemon.kill_engine()
         daemon.wait_ready()
-        answer, known = ask(daemon, then(first))
+        answer, known = ask(daemon, second_turn(first))
         assert (answer, known > 50, disk(daemon)["damaged"]) == (second, True, 0)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "vlm_server.cli", "doctor"]
 
 
-def doctor(
+def run_doctor(
     *arguments: str, prefix: tuple[str, ...] = (), **environment: str
 ) -> tuple[int, dict[str, Any]]:
     """The exit code, and the findings by name."""
@@ -44,8 +44,8 @@ def port() -> str:
 
 
 @pytest.mark.whole
-def test_doctor_finds_no_problem_on_a_sound_machine(port: str) -> None:
-    code, found = doctor("--set", port)
+def test_doctor_finds_no_problem_on_sound_machine(port: str) -> None:
+    code, found = run_doctor("--set", port)
     assert (code, [finding for finding in found.values() if finding["level"] == "problem"]) == (
         0,
         [],
@@ -75,14 +75,12 @@ def test_doctor_prints_its_findings_as_text(port: str) -> None:
 
 
 @pytest.mark.whole
-def test_doctor_report_includes_the_running_daemons_state(
-    keyed_daemon: Daemon, tmp_path: Path
-) -> None:
+def test_doctor_report_includes_running_daemons_state(keyed_daemon: Daemon, tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     config.write_text(f'[server]\napi_keys = ["{keyed_daemon.api_key}"]\n')
     config.chmod(0o600)
     report = tmp_path / "report.json"
-    code, found = doctor(
+    code, found = run_doctor(
         *("--config", str(config), "--set", f"server.port={keyed_daemon.port}"),
         *("--report", str(report), "--log", str(keyed_daemon.log)),
     )
@@ -102,19 +100,19 @@ def test_doctor_report_includes_the_running_daemons_state(
 
 
 @pytest.mark.whole
-def test_doctor_without_a_key_reports_the_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
-    code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
+def test_doctor_without_key_reports_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
+    code, found = run_doctor("--set", f"server.port={daemon.port}", "--no-self-test")
     assert (code, found["daemon"]["level"]) == (0, "ok")
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("tests_itself", few_of((False, True), (False,)))
-def test_doctor_checks_the_machine_despite_broken_settings(
-    tmp_path: Path, tests_itself: bool
-) -> None:
+def test_doctor_checks_machine_despite_broken_settings(tmp_path: Path, tests_itself: bool) -> None:
     config = tmp_path / "my.toml"
     config.write_text("[server]\nprot = 8001\n")
-    code, found = doctor("--config", str(config), *(() if tests_itself else ("--no-self-test",)))
+    code, found = run_doctor(
+        "--config", str(config), *(() if tests_itself else ("--no-self-test",))
+    )
     assert (code, found["settings"]["level"]) == (1, "problem")
     assert "did you mean port?" in found["settings"]["text"]
     assert found["device"]["level"] == "ok"
@@ -123,11 +121,11 @@ def test_doctor_checks_the_machine_despite_broken_settings(
 
 
 @pytest.mark.whole
-def test_doctor_does_not_hang_on_an_unreadable_settings_file(tmp_path: Path) -> None:
+def test_doctor_does_not_hang_on_unreadable_settings_file(tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     os.mkfifo(config)  # whoever reads it waits for a writer, as on a disk that hangs
     arguments = ("--config", str(config), "--no-self-test")
-    code, found = doctor(*arguments, "--report", str(tmp_path / "report.json"))
+    code, found = run_doctor(*arguments, "--report", str(tmp_path / "report.json"))
     assert (code, found["settings"]["level"]) == (1, "problem")
     assert found["settings file"]["text"].endswith("is not a regular file")
     assert (tmp_path / "report.json").is_file()
@@ -138,7 +136,7 @@ def test_doctor_reports_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -
     (tmp_path / "mlx/__init__.py").write_text("")
     (tmp_path / "mlx/core.py").write_text("raise ImportError('libmlx.so is gone')\n")
     folders = f"{tmp_path}:{ROOT}"
-    code, found = doctor(
+    code, found = run_doctor(
         "--set", port, "--set", "engine.start_timeout_seconds=20", PYTHONPATH=folders
     )
     assert code == 1
@@ -148,13 +146,13 @@ def test_doctor_reports_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -
 
 
 @pytest.mark.whole
-def test_doctor_reports_a_hung_daemon_in_time(tmp_path: Path) -> None:
+def test_doctor_reports_hung_daemon_in_time(tmp_path: Path) -> None:
     openblas = with_settings("engine.openblas=off")
     with running_daemon(tmp_path, *openblas, program=SCRIPTED) as daemon:
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
-            code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
+            code, found = run_doctor("--set", f"server.port={daemon.port}", "--no-self-test")
             seconds = time.monotonic() - began
         finally:
             os.kill(daemon.process.pid, signal.SIGCONT)
@@ -164,16 +162,16 @@ def test_doctor_reports_a_hung_daemon_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_doctor_reports_another_program_on_the_port() -> None:
+def test_doctor_reports_another_program_on_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         number = other.getsockname()[1]
-        code, found = doctor("--set", f"server.port={number}", "--no-self-test")
+        code, found = run_doctor("--set", f"server.port={number}", "--no-self-test")
     assert code == 1
     assert f"process {os.getpid()}" in found["port"]["text"]
 
 
 @pytest.fixture
-def stranger() -> tuple[str, ...]:
+def other_user() -> tuple[str, ...]:
     """The command prefix that runs a program as a user without name and rights, where allowed."""
     words = ("unshare", "--user", "--map-user=1234", "--map-group=1234")
     words += ("env", "-u", "XDG_CACHE_HOME", "-u", "XDG_CONFIG_HOME", "-u", "HF_HOME")
@@ -183,20 +181,20 @@ def stranger() -> tuple[str, ...]:
 
 
 @pytest.mark.whole
-def test_doctor_reports_an_unwritable_home(
-    tmp_path: Path, stranger: tuple[str, ...], port: str
+def test_doctor_reports_unwritable_home(
+    tmp_path: Path, other_user: tuple[str, ...], port: str
 ) -> None:
     config = tmp_path / "my.toml"
     config.write_text("")
     config.chmod(0)
     home = tmp_path / "home"
     home.mkdir(mode=0o555)
-    code, found = doctor("--set", port, prefix=stranger, HOME=str(home))
+    code, found = run_doctor("--set", port, prefix=other_user, HOME=str(home))
     assert code == 0
     assert found["state folder"]["level"] == found["disk for models"]["level"] == "warning"
     assert "'circle'" in found["self-test"]["text"]
     arguments = ("--config", str(config), "--no-self-test")
-    code, found = doctor(*arguments, prefix=stranger, HOME=str(home))
+    code, found = run_doctor(*arguments, prefix=other_user, HOME=str(home))
     assert (code, found["settings"]["level"], found["settings file"]["level"]) == (
         1,
         "problem",
@@ -204,7 +202,7 @@ def test_doctor_reports_an_unwritable_home(
     )
 
 
-def test_doctor_prints_findings_before_a_report_write_error(tmp_path: Path, port: str) -> None:
+def test_doctor_prints_findings_before_report_write_error(tmp_path: Path, port: str) -> None:
     path = str(tmp_path / "none" / "report.json")
     done = subprocess.run(
         [*PROGRAM, "--no-self-test", "--set", port, "--report", path],

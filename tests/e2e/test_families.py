@@ -47,22 +47,22 @@ def tokens_of(daemon: Daemon, message: dict[str, Any]) -> int:
     return answer.usage.completion_tokens
 
 
-def test_family_answers_a_text(family_daemon: Daemon):
+def test_family_answers_text(family_daemon: Daemon):
     assert tokens_of(family_daemon, TEXT)
 
 
-def test_family_answers_an_image(family_daemon: Daemon):
+def test_family_answers_image(family_daemon: Daemon):
     assert tokens_of(family_daemon, IMAGE)
 
 
-def test_family_answers_a_video(family_daemon: Daemon):
+def test_family_answers_video(family_daemon: Daemon):
     url = video_files.data_url(video_files.encode(video_files.moving("left", 8, (96, 64))), "mp4")
     video = {"type": "video_url", "video_url": {"url": url}}
     text = {"type": "text", "text": "What happens?"}
     assert tokens_of(family_daemon, {"role": "user", "content": [video, text]})
 
 
-def test_family_answers_an_image_batched_with_a_text(family_daemon: Daemon):
+def test_family_answers_image_batched_with_text(family_daemon: Daemon):
     with ThreadPoolExecutor(2) as pool:
         futures = [
             pool.submit(tokens_of, family_daemon, question) for question in (TEXT, OTHER_IMAGE)

@@ -116,7 +116,7 @@ def stream(daemon: Daemon, color: str) -> float:
     return first
 
 
-def test_server_timing_phases_add_up_to_the_clients_wait(daemon: Daemon) -> None:
+def test_server_timing_phases_add_up_to_clients_wait(daemon: Daemon) -> None:
     before = figures(daemon)
     phases, milliseconds, _ = ask(daemon, "red")
     assert list(phases) == [*PHASES, "total"]
@@ -142,7 +142,7 @@ def test_server_timing_phases_add_up_to_the_clients_wait(daemon: Daemon) -> None
 
 
 @pytest.mark.whole
-def test_metrics_under_load_equal_the_clients_times(daemon: Daemon) -> None:
+def test_metrics_under_load_equal_clients_times(daemon: Daemon) -> None:
     """The batch size is one, so the last request waits for all others."""
     before = figures(daemon)
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -185,7 +185,7 @@ def test_json_log_has_one_object_per_request(daemon: Daemon) -> None:
     assert {entry["process"] for entry in log_lines(daemon)} == {"front", "engine"}
 
 
-def test_trace_collector_receives_the_requests_spans(daemon: Daemon, spans: Spans) -> None:
+def test_trace_collector_receives_requests_spans(daemon: Daemon, spans: Spans) -> None:
     phases, _, _ = ask(daemon, "blue", traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
 
     def found() -> dict[str, float]:

@@ -63,10 +63,8 @@ def request(number: int) -> dict[str, Any]:
             ({"type": "allowed_tools", "allowed_tools": allowed}, names[:1]),
         ]
     )
-    picture = noise(number % 7, (64, 64)) if number % 4 == 0 else None
-    message = (
-        user(picture, "Go on.") if picture else {"role": "user", "content": f"Go on, {number}."}
-    )
+    image = noise(number % 7, (64, 64)) if number % 4 == 0 else None
+    message = user(image, "Go on.") if image else {"role": "user", "content": f"Go on, {number}."}
     body = {
         "messages": [message],
         "tools": tools,

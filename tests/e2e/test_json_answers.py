@@ -38,7 +38,7 @@ TOO_MUCH = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range
 
 
 class Scene(pydantic.BaseModel):
-    """A picture as a client's own class."""
+    """An image as a client's own class."""
 
     shape: Literal["circle", "square", "star"]
     count: int = pydantic.Field(ge=0, le=20)
@@ -65,7 +65,7 @@ def test_strict_schema_is_obeyed_whole_and_streamed(
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_every_choice_conforms_to_the_schema(tiny_daemon: Daemon) -> None:
+def test_every_choice_conforms_to_schema(tiny_daemon: Daemon) -> None:
     fields = {"temperature": 1.5, "seed": 1, "max_tokens": 200}
     choices = complete(tiny_daemon, response_format=STRICT, n=3, **fields).choices
     assert len({choice.message.content for choice in choices}) == 3
@@ -73,7 +73,7 @@ def test_every_choice_conforms_to_the_schema(tiny_daemon: Daemon) -> None:
         jsonschema.validate(json.loads(choice.message.content), SCHEMA)
 
 
-def test_json_object_format_returns_an_object(tiny_daemon: Daemon) -> None:
+def test_json_object_format_returns_object(tiny_daemon: Daemon) -> None:
     """Without the grammar a random model would write an endless name."""
     text = text_of(tiny_daemon, response_format={"type": "json_object"})
     assert text.startswith("{")
@@ -94,7 +94,7 @@ def test_openai_client_parses_its_classes(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.whole
-async def test_unconstrained_rows_are_unaffected_by_grammars_in_the_batch(
+async def test_unconstrained_rows_are_unaffected_by_grammars_in_batch(
     tiny_daemon: Daemon,
 ) -> None:
     client = tiny_daemon.async_client()

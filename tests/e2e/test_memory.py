@@ -20,13 +20,13 @@ from tests.support.daemons import Daemon, running_daemon, wait_until
 SIZE = (1024, 768)
 LARGEST = (8000, 6250)
 """`limits.max_image_pixels`."""
-NUM_PICTURES = 16
+NUM_IMAGES = 16
 MANY = 8
 """More than the small daemon answers at once."""
 
 
-def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
-    """A picture of its own for each seed."""
+def image(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
+    """An image of its own for each seed."""
     width, height = size
     block = max(8, width // 128)
     blocks = np.random.default_rng(1000 + seed).integers(
@@ -42,7 +42,7 @@ def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
 def ask(
     daemon: Daemon, seed: int, max_tokens: int = 8, n: int = 1, size: tuple[int, int] = SIZE
 ) -> Any:
-    return ask_about(daemon, picture(seed, size), max_tokens, n)
+    return ask_about(daemon, image(seed, size), max_tokens, n)
 
 
 def ask_about(daemon: Daemon, shown: dict[str, Any], max_tokens: int = 8, n: int = 1) -> Any:
@@ -73,8 +73,8 @@ def memory(daemon: Daemon) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
-    """The baseline bytes, and the peak of one request with a largest picture."""
+def memory_needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
+    """The baseline bytes, and the peak of one request with a largest image."""
     with running_daemon(tmp_path_factory.mktemp("needs")) as fresh:
         ask(fresh, -1)
         fresh.wait_idle()
@@ -83,11 +83,11 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def small(
-    needs: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
+def small_daemon(
+    memory_needs: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, int]]:
     """A daemon with half as much memory again as one largest request needs at its peak."""
-    baseline, one = needs
+    baseline, one = memory_needs
     limit = baseline + 3 * one // 2
     folder: Path = tmp_path_factory.mktemp("small")
     settings = (
@@ -101,8 +101,8 @@ def small(
 
 
 @pytest.mark.whole
-def test_largest_pictures_in_little_memory_are_all_answered(small: tuple[Daemon, int]):
-    daemon, limit = small
+def test_largest_images_in_little_memory_are_all_answered(small_daemon: tuple[Daemon, int]):
+    daemon, limit = small_daemon
     with ThreadPoolExecutor(MANY) as threads:
         answers = list(threads.map(lambda seed: ask(daemon, seed), range(MANY)))
     assert all(answer.choices[0].message.content is not None for answer in answers)
@@ -113,7 +113,7 @@ def test_largest_pictures_in_little_memory_are_all_answered(small: tuple[Daemon,
 
 
 @pytest.mark.whole
-def test_sixteen_largest_pictures_are_answered_in_order_in_tight_memory(tmp_path: Path):
+def test_sixteen_largest_images_are_answered_in_order_in_tight_memory(tmp_path: Path):
     """Three requests fit; all arrive one after the other, faster than they are answered."""
     (tmp_path / "one").mkdir()
     with running_daemon(tmp_path / "one") as fresh:
@@ -121,27 +121,27 @@ def test_sixteen_largest_pictures_are_answered_in_order_in_tight_memory(tmp_path
         fresh.wait_idle()
         alone = memory(fresh)
     limit = alone["baseline_bytes"] + 3 * (alone["peak_bytes"] - alone["baseline_bytes"])
-    pictures = [picture(401 + number, LARGEST) for number in range(NUM_PICTURES)]
+    images = [image(401 + number, LARGEST) for number in range(NUM_IMAGES)]
     with (
         running_daemon(tmp_path, "--set", f"memory.limit_bytes={limit}") as daemon,
-        ThreadPoolExecutor(NUM_PICTURES) as threads,
+        ThreadPoolExecutor(NUM_IMAGES) as threads,
     ):
         answers = []
-        for shown in pictures:
+        for shown in images:
             answers.append(threads.submit(timed, daemon, shown))
             wait_until(lambda: num_received(daemon, answers) == len(answers), 20, daemon.log)
             time.sleep(0.2)
         ends = [answer.result() for answer in answers]
         status = daemon.status()["engine"]
     places = np.argsort(np.argsort(ends))
-    assert np.abs(places - np.arange(NUM_PICTURES)).max() <= 2, "neighbours are prepared at once"
+    assert np.abs(places - np.arange(NUM_IMAGES)).max() <= 2, "neighbours are prepared at once"
     assert status["restarts"] == 0
     assert status["stats"]["memory"]["peak_bytes"] <= 1.05 * limit
 
 
 @pytest.mark.whole
-def test_request_over_memory_is_413_with_figures(small: tuple[Daemon, int]):
-    daemon, _ = small
+def test_request_over_memory_is_413_with_figures(small_daemon: tuple[Daemon, int]):
+    daemon, _ = small_daemon
     with pytest.raises(openai.APIStatusError) as caught:
         ask(daemon, 100, max_tokens=1500, n=8)
     assert caught.value.status_code == 413
@@ -151,8 +151,8 @@ def test_request_over_memory_is_413_with_figures(small: tuple[Daemon, int]):
 
 
 @pytest.mark.alone
-def test_memory_returns_within_two_seconds_after_a_burst(small: tuple[Daemon, int]):
-    daemon, _ = small
+def test_memory_returns_within_two_seconds_after_burst(small_daemon: tuple[Daemon, int]):
+    daemon, _ = small_daemon
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda seed: ask(daemon, seed, max_tokens=40), range(200, 208)))
     time.sleep(2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.hub.fixtures import hub, model
+from tests.hub.fixtures import demo_files, hub, model
 from tests.hub.server import Hub, add
 from tests.support.daemons import Daemon, running_daemon, wait_until
 from tests.support.images import one_shape, user
@@ -23,10 +23,6 @@ __all__ = ["hub"]
 
 NAME = "org/shapes"
 pytestmark = pytest.mark.e2e
-
-
-def demo_files() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
 
 
 @pytest.fixture
@@ -46,7 +42,7 @@ def is_up(daemon: Daemon) -> bool:
         return False
 
 
-def ready(daemon: Daemon) -> tuple[int, dict[str, Any]]:
+def readiness(daemon: Daemon) -> tuple[int, dict[str, Any]]:
     return daemon.get("/health/ready")
 
 
@@ -54,10 +50,10 @@ def ready(daemon: Daemon) -> tuple[int, dict[str, Any]]:
 def test_front_reports_download_progress_and_then_answers(
     daemon: Daemon, hub: Hub, tmp_path: Path
 ) -> None:
-    status, body = ready(daemon)
+    status, body = readiness(daemon)
     assert (status, body["status"]) == (503, "downloading")
-    wait_until(lambda: ready(daemon)[1]["progress"].get("bytes", 0) > 0, 30, daemon.log)
-    progress = ready(daemon)[1]["progress"]
+    wait_until(lambda: readiness(daemon)[1]["progress"].get("bytes", 0) > 0, 30, daemon.log)
+    progress = readiness(daemon)[1]["progress"]
     assert progress["stage"] == "downloading"
     assert progress["file"] == "model.safetensors"
     assert 0 < progress["bytes"] < progress["total_bytes"]
@@ -65,7 +61,7 @@ def test_front_reports_download_progress_and_then_answers(
     assert daemon.get("/v1/models")[1]["data"][0]["id"] == NAME
     hub.seconds_per_mib = 0.0
     daemon.wait_ready()
-    assert ready(daemon)[1] == {"status": "ready", "progress": None}
+    assert readiness(daemon)[1] == {"status": "ready", "progress": None}
     answer = daemon.client().chat.completions.create(
         model=NAME,
         messages=[user(one_shape("circle", "red"), "What shape is this?")],
@@ -82,7 +78,7 @@ def test_front_reports_download_progress_and_then_answers(
     assert not hub.requests
 
 
-def test_stopping_daemon_ends_its_download(daemon: Daemon, hub: Hub) -> None:
+def test_stopped_daemon_ends_its_download(daemon: Daemon, hub: Hub) -> None:
     wait_until(lambda: hub.sent_bytes["model.safetensors"], 30, daemon.log)
     started = time.monotonic()
     daemon.process.terminate()
@@ -98,7 +94,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_unknown_hub_model_ends_serve_with_the_reason(hub: Hub) -> None:
+def test_unknown_hub_model_ends_serve_with_reason(hub: Hub) -> None:
     done = run("serve", "--port", "0", "--model", "org/none")
     assert done.returncode == 3
     assert "has no model org/none" in done.stderr.splitlines()[-1]
@@ -186,7 +182,7 @@ def test_models_check_reports_too_small_memory_with_figures(
 
 
 @pytest.mark.whole
-def test_check_config_finds_a_truncated_model(tmp_path: Path) -> None:
+def test_check_config_finds_truncated_model(tmp_path: Path) -> None:
     """In `[model]`, and among the models that are loaded later."""
     folder = shutil.copytree(EMBEDDED, tmp_path / "model")
     whole = run("check-config", "--model", str(folder))

@@ -21,26 +21,26 @@ pytestmark = pytest.mark.e2e
 GREEDY = {"temperature": 0, "num_predict": 24}
 
 
-def ask(daemon: Daemon, question: str = "What?", picture: Any = None, **fields: Any) -> Any:
+def ask(daemon: Daemon, question: str = "What?", image: Any = None, **fields: Any) -> Any:
     message: dict[str, Any] = {"role": "user", "content": question}
-    if picture is not None:
-        message["images"] = [encoded(picture)]
+    if image is not None:
+        message["images"] = [encoded(image)]
     fields = {"options": GREEDY, **fields}
     return ollama.Client(daemon.url).chat("default", [message], **fields)
 
 
 def test_ollama_tokens_and_cache_hits_equal_openais(tiny_daemon: Daemon) -> None:
-    picture = noise(77, (112, 80))
-    theirs = complete(tiny_daemon, messages=[user(picture, "Which?")])
-    ours = ask(tiny_daemon, "Which?", picture)
+    image = noise(77, (112, 80))
+    theirs = complete(tiny_daemon, messages=[user(image, "Which?")])
+    ours = ask(tiny_daemon, "Which?", image)
     assert ours.message.content == theirs.choices[0].message.content
     assert ours.done_reason == "length"
     assert ours.prompt_eval_count == theirs.usage.prompt_tokens
     assert ours.eval_count == theirs.usage.completion_tokens == 24
-    pieces = [part.message.content for part in ask(tiny_daemon, "Which?", picture, stream=True)]
+    pieces = [part.message.content for part in ask(tiny_daemon, "Which?", image, stream=True)]
     assert "".join(pieces) == ours.message.content
-    image = base64.b64encode(encoded(picture)).decode()
-    body = {"model": "default", "prompt": "Which?", "images": [image], "options": GREEDY}
+    image_base64 = base64.b64encode(encoded(image)).decode()
+    body = {"model": "default", "prompt": "Which?", "images": [image_base64], "options": GREEDY}
     generated = httpx.post(f"{tiny_daemon.url}/api/generate", json={**body, "stream": False}).json()
     assert generated["response"] == ours.message.content
     assert generated["prompt_eval_cached_count"] == theirs.usage.prompt_tokens - 1

@@ -63,7 +63,7 @@ def follower_of(daemon: Daemon) -> int:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(
+def one_and_two_ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Daemon]]:
     """A daemon with a whole model, and one with two ranks of it."""
@@ -78,20 +78,20 @@ def pair(
         yield one, two
 
 
-def texts(daemon: Daemon, messages: list[Any], **options: Any) -> list[str | None]:
+def answer_texts(daemon: Daemon, messages: list[Any], **options: Any) -> list[str | None]:
     options = {"temperature": 0, "max_tokens": 24, **options}
     answer = daemon.client().chat.completions.create(model="default", messages=messages, **options)
     return [choice.message.content for choice in answer.choices]
 
 
 WORK: dict[str, Callable[[Daemon], Any]] = {
-    "text": lambda daemon: texts(daemon, [{"role": "user", "content": "Name four colours"}]),
-    "picture": lambda daemon: texts(daemon, [user(noise(1, (84, 84)), "What is this?")]),
-    "long": lambda daemon: texts(daemon, [{"role": "user", "content": "again and " * 300}]),
-    "choices": lambda daemon: texts(
+    "text": lambda daemon: answer_texts(daemon, [{"role": "user", "content": "Name four colours"}]),
+    "image": lambda daemon: answer_texts(daemon, [user(noise(1, (84, 84)), "What is this?")]),
+    "long": lambda daemon: answer_texts(daemon, [{"role": "user", "content": "again and " * 300}]),
+    "choices": lambda daemon: answer_texts(
         daemon, [user(noise(2, (60, 90)), "Guess")], n=3, temperature=1.0, seed=7
     ),
-    "penalties": lambda daemon: texts(
+    "penalties": lambda daemon: answer_texts(
         daemon,
         [{"role": "user", "content": "Count to ten"}],
         temperature=0.8,
@@ -101,7 +101,7 @@ WORK: dict[str, Callable[[Daemon], Any]] = {
         frequency_penalty=0.5,
         logit_bias={"5": -4},
     ),
-    "schema": lambda daemon: texts(
+    "schema": lambda daemon: answer_texts(
         daemon,
         [{"role": "user", "content": "A name and a count"}],
         max_tokens=80,
@@ -114,13 +114,17 @@ WORK: dict[str, Callable[[Daemon], Any]] = {
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_two_ranks_answer_as_one_process(pair: tuple[Daemon, Daemon], name: str) -> None:
-    one, two = pair
+def test_two_ranks_answer_as_one_process(
+    one_and_two_ranks: tuple[Daemon, Daemon], name: str
+) -> None:
+    one, two = one_and_two_ranks
     assert WORK[name](two) == WORK[name](one)
 
 
-def test_batched_requests_on_two_ranks_answer_as_alone(pair: tuple[Daemon, Daemon]) -> None:
-    one, two = pair
+def test_batched_requests_on_two_ranks_answer_as_alone(
+    one_and_two_ranks: tuple[Daemon, Daemon],
+) -> None:
+    one, two = one_and_two_ranks
     expected = {name: work(one) for name, work in WORK.items()}
     with ThreadPoolExecutor(len(WORK)) as threads:
         got = {name: threads.submit(work, two) for name, work in WORK.items()}
@@ -128,29 +132,31 @@ def test_batched_requests_on_two_ranks_answer_as_alone(pair: tuple[Daemon, Daemo
     two.wait_idle()
 
 
-def test_two_ranks_continue_a_conversation_from_the_prefix_cache(
-    pair: tuple[Daemon, Daemon],
+def test_two_ranks_continue_conversation_from_prefix_cache(
+    one_and_two_ranks: tuple[Daemon, Daemon],
 ) -> None:
     """The shared beginning is stored, split where two conversations diverge, and continued."""
     answers_by_port: dict[int, list[str | None]] = {}
-    for daemon in pair:
+    for daemon in one_and_two_ranks:
         answers: list[str | None] = []
         for ending in ("Which is the largest?", "Which is the smallest of them all?"):
             messages: list[Any] = [user(noise(5, (84, 84)), "Look at these. " * 20 + ending)]
             for _ in range(3):
-                answer = texts(daemon, messages)
+                answer = answer_texts(daemon, messages)
                 messages += [{"role": "assistant", "content": answer[0] or "-"}]
                 messages += [user(noise(6, (60, 60)), "And now?")]
                 answers += answer
         answers_by_port[daemon.port] = answers
-    one, two = pair
+    one, two = one_and_two_ranks
     assert answers_by_port[two.port] == answers_by_port[one.port]
     caches = two.status()["engine"]["stats"]["caches"]
     assert next(cache for cache in caches if cache["name"] == "prefix")["hits"] >= 4
 
 
-def test_disconnected_client_leaves_two_ranks_working(pair: tuple[Daemon, Daemon]) -> None:
-    one, two = pair
+def test_disconnected_client_leaves_two_ranks_working(
+    one_and_two_ranks: tuple[Daemon, Daemon],
+) -> None:
+    one, two = one_and_two_ranks
     stream = two.client().chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": "Go on"}],
@@ -169,7 +175,7 @@ def test_disconnected_client_leaves_two_ranks_working(pair: tuple[Daemon, Daemon
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Daemon]:
+def daemon_to_kill(tmp_path: Path) -> Iterator[Daemon]:
     model = checkpoint("qwen3_vl")
     options = ["--set", "engine.restart_backoff_seconds=0.1", "--set", "server.drain_seconds=2"]
     with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
@@ -190,23 +196,27 @@ def stream_of(daemon: Daemon) -> Any:
 
 @pytest.mark.parametrize("victim", ["follower", "first"])
 def test_dead_rank_ends_streams_and_all_ranks_restart(
-    mortal: Daemon, tiny_daemon: Daemon, victim: str
+    daemon_to_kill: Daemon, tiny_daemon: Daemon, victim: str
 ) -> None:
-    expected = WORK["picture"](tiny_daemon)
-    assert WORK["picture"](mortal) == expected
-    stream = stream_of(mortal)
+    expected = WORK["image"](tiny_daemon)
+    assert WORK["image"](daemon_to_kill) == expected
+    stream = stream_of(daemon_to_kill)
     for _ in range(5):
         next(stream)
-    first = mortal.engine_pid()
-    follower = follower_of(mortal)
+    first = daemon_to_kill.engine_pid()
+    follower = follower_of(daemon_to_kill)
     os.kill(follower if victim == "follower" else first, signal.SIGKILL)
     with pytest.raises(Exception, match="engine"):
         for _ in stream:
             pass
-    wait_until(lambda: mortal.status()["engine"]["pid"] not in (None, first), 30, mortal.log)
-    mortal.wait_ready()
+    wait_until(
+        lambda: daemon_to_kill.status()["engine"]["pid"] not in (None, first),
+        30,
+        daemon_to_kill.log,
+    )
+    daemon_to_kill.wait_ready()
     assert not is_alive(follower)
-    assert WORK["picture"](mortal) == expected
+    assert WORK["image"](daemon_to_kill) == expected
 
 
 def test_hung_rank_is_killed_and_replaced(tmp_path: Path) -> None:
@@ -217,10 +227,10 @@ def test_hung_rank_is_killed_and_replaced(tmp_path: Path) -> None:
         follower = follower_of(daemon)
         os.kill(follower, signal.SIGSTOP)
         with pytest.raises(Exception, match="engine"):
-            texts(daemon, [{"role": "user", "content": "Hello"}])
+            answer_texts(daemon, [{"role": "user", "content": "Hello"}])
         wait_until(lambda: daemon.status()["engine"]["pid"] not in (None, first), 30, daemon.log)
         daemon.wait_ready()
-        assert texts(daemon, [{"role": "user", "content": "Hello"}])
+        assert answer_texts(daemon, [{"role": "user", "content": "Hello"}])
         assert not is_alive(follower)
 
 
@@ -283,7 +293,7 @@ def engine_of(daemon: Daemon) -> int | None:
 # ---- what can't be ---------------------------------------------------------------------------
 
 
-def test_unreachable_rank_ends_the_start_with_its_status(tmp_path: Path) -> None:
+def test_unreachable_rank_ends_start_with_its_status(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     ours = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps([ours, ours | {"ssh": "nobody.invalid"}]))
@@ -292,7 +302,7 @@ def test_unreachable_rank_ends_the_start_with_its_status(tmp_path: Path) -> None
         assert "rank 1 has ended with status 255" in daemon.log.read_text()
 
 
-def test_unsplittable_family_ends_the_start_with_reason(tmp_path: Path) -> None:
+def test_unsplittable_family_ends_start_with_reason(tmp_path: Path) -> None:
     model = checkpoint("kimi_vl")
     with running_daemon(
         tmp_path, "--model", str(model), *two_hosts(tmp_path), wait=False

@@ -18,7 +18,7 @@ def respond(daemon: Daemon, input: Any, **fields: Any) -> Any:
     return daemon.client().responses.create(model="default", input=input, **fields)
 
 
-def test_response_equals_the_chat_completion(tiny_daemon: Daemon) -> None:
+def test_response_equals_chat_completion(tiny_daemon: Daemon) -> None:
     message = user(noise(5, (112, 80)), "What?")
     chat = tiny_daemon.client().chat.completions.create(
         model="default", messages=[message], temperature=0, max_tokens=24
@@ -35,7 +35,7 @@ def test_response_equals_the_chat_completion(tiny_daemon: Daemon) -> None:
     assert last.response.output_text == response.output_text
 
 
-def test_next_turn_of_a_response_hits_the_prefix_cache(tiny_daemon: Daemon) -> None:
+def test_next_turn_of_response_hits_prefix_cache(tiny_daemon: Daemon) -> None:
     first = respond(tiny_daemon, "Tell me of nine ships.", instructions="Be brief.")
     fields: Any = {"instructions": "Be brief.", "previous_response_id": first.id}
     second = respond(tiny_daemon, "And then?", **fields)

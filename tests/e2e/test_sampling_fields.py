@@ -37,7 +37,7 @@ def figures(choice: Any) -> Iterator[tuple[str, float]]:
         )
 
 
-async def read(stream: openai.AsyncStream[Any]) -> None:
+async def drain(stream: openai.AsyncStream[Any]) -> None:
     """Read a stream to its end; close it in any case."""
     async with stream:
         async for _ in stream:
@@ -47,11 +47,11 @@ async def read(stream: openai.AsyncStream[Any]) -> None:
 # ---- bias ----------------------------------------------------------------------------
 
 
-def test_a_bias_forces_a_token(tiny_daemon: Daemon) -> None:
+def test_logit_bias_forces_token(tiny_daemon: Daemon) -> None:
     assert text_of(tiny_daemon, logit_bias={str(TEXT_ID): 100}, max_tokens=3) == TEXT * 3
 
 
-def test_a_bias_bans_a_token(tiny_daemon: Daemon) -> None:
+def test_logit_bias_bans_token(tiny_daemon: Daemon) -> None:
     (entry,) = entries(complete(tiny_daemon, logprobs=True, max_tokens=1).choices[0])
     ids = {str(token_id): -100 for token_id in range(0, VOCABULARY_SIZE, 2)}
     odd = complete(tiny_daemon, logprobs=True, max_tokens=1, logit_bias=ids).choices[0]
@@ -61,7 +61,7 @@ def test_a_bias_bans_a_token(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("token_id", few_of([0, IMAGE_ID, VOCABULARY_SIZE - 1], [IMAGE_ID]))
-def test_any_token_of_the_vocabulary_may_be_forced(tiny_daemon: Daemon, token_id: int) -> None:
+def test_any_token_of_vocabulary_may_be_forced(tiny_daemon: Daemon, token_id: int) -> None:
     answer = complete(tiny_daemon, logit_bias={str(token_id): 100})
     assert answer.usage.completion_tokens == 24
 
@@ -69,7 +69,7 @@ def test_any_token_of_the_vocabulary_may_be_forced(tiny_daemon: Daemon, token_id
 @pytest.mark.parametrize(
     "token_id", few_of((-1, VOCABULARY_SIZE, 2**31, 9999999999), (VOCABULARY_SIZE,))
 )
-async def test_bias_on_an_unknown_token_is_refused_without_side_effects(
+async def test_logit_bias_on_unknown_token_is_refused_without_side_effects(
     tiny_daemon: Daemon, token_id: int
 ) -> None:
     pid, alone = tiny_daemon.engine_pid(), text_of(tiny_daemon, max_tokens=200)
@@ -89,12 +89,12 @@ async def test_bias_on_an_unknown_token_is_refused_without_side_effects(
 # ---- ends ----------------------------------------------------------------------------
 
 
-def test_an_end_token_ends_the_answer(tiny_daemon: Daemon) -> None:
+def test_end_token_ends_answer(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 1)
 
 
-def test_min_tokens_delay_the_end(tiny_daemon: Daemon) -> None:
+def test_min_tokens_delay_end(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, extra_body={"min_tokens": 5}, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 6)
     answer = complete(tiny_daemon, extra_body={"min_tokens": 24}, **FORCED_END)
@@ -119,9 +119,7 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", few_of(PENALTIES, PENALTIES[1:3]))
-def test_penalties_change_the_answer_reproducibly(
-    tiny_daemon: Daemon, fields: dict[str, Any]
-) -> None:
+def test_penalties_change_answer_reproducibly(tiny_daemon: Daemon, fields: dict[str, Any]) -> None:
     changed = text_of(tiny_daemon, max_tokens=100, **fields)
     assert changed != text_of(tiny_daemon, max_tokens=100)
     assert changed == text_of(tiny_daemon, max_tokens=100, **fields)
@@ -141,7 +139,7 @@ def test_every_token_may_be_sampled_without_top_k(tiny_daemon: Daemon, top_k: in
 # ---- log probabilities ---------------------------------------------------------------
 
 
-def test_the_greedy_token_is_the_likeliest(tiny_daemon: Daemon) -> None:
+def test_greedy_token_is_likeliest_token(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, logprobs=True, top_logprobs=20)
     shown = entries(answer.choices[0])
     assert len(shown) == answer.usage.completion_tokens == 24
@@ -158,7 +156,7 @@ def test_the_greedy_token_is_the_likeliest(tiny_daemon: Daemon) -> None:
         )
 
 
-def test_log_probabilities_without_alternatives(tiny_daemon: Daemon) -> None:
+def test_log_probabilities_need_no_alternatives(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, logprobs=True, temperature=1, seed=1)
     assert len(entries(answer.choices[0])) == 24
     assert all(entry.top_logprobs == [] for entry in entries(answer.choices[0]))
@@ -166,7 +164,7 @@ def test_log_probabilities_without_alternatives(tiny_daemon: Daemon) -> None:
     assert complete(tiny_daemon).choices[0].logprobs is None
 
 
-def test_log_probabilities_exclude_the_logit_bias(tiny_daemon: Daemon) -> None:
+def test_log_probabilities_exclude_logit_bias(tiny_daemon: Daemon) -> None:
     fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 1}
     (plain,) = entries(complete(tiny_daemon, **fields).choices[0])
     (biased,) = entries(complete(tiny_daemon, logit_bias={str(TEXT_ID): 100}, **fields).choices[0])
@@ -176,7 +174,7 @@ def test_log_probabilities_exclude_the_logit_bias(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": "!never!"}, {"temperature": 1.5, "seed": 4}])
-def test_stream_has_the_log_probabilities_of_the_whole_answer(
+def test_stream_has_log_probabilities_of_whole_answer(
     tiny_daemon: Daemon, fields: dict[str, Any]
 ) -> None:
     fields = {"max_tokens": 100, "logprobs": True, "top_logprobs": 3, **fields}
@@ -189,7 +187,7 @@ def test_stream_has_the_log_probabilities_of_the_whole_answer(
     assert len(from_stream) == 100
 
 
-def test_stream_has_the_log_probability_of_the_end_token(tiny_daemon: Daemon) -> None:
+def test_stream_has_log_probability_of_end_token(tiny_daemon: Daemon) -> None:
     _, chunks = streamed(tiny_daemon, logprobs=True, **FORCED_END)
     from_stream = [
         e for chunk in chunks if chunk.choices[0].logprobs for e in entries(chunk.choices[0])
@@ -209,7 +207,7 @@ def test_openai_stream_helper_collects_log_probabilities(tiny_daemon: Daemon) ->
     assert len(entries(final.choices[0])) == 10
 
 
-async def test_log_probabilities_of_a_joining_request_are_as_alone(tiny_daemon: Daemon) -> None:
+async def test_log_probabilities_of_joining_request_are_as_alone(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 
     async def answer_to(seed: int) -> Any:
@@ -229,7 +227,7 @@ async def test_log_probabilities_of_a_joining_request_are_as_alone(tiny_daemon: 
         model="default", messages=[user("Hello")], temperature=0, max_tokens=8000, stream=True
     )
     await anext(stream)
-    running = asyncio.create_task(read(stream))
+    running = asyncio.create_task(drain(stream))
     joined = await asyncio.gather(*map(answer_to, range(4)))
     assert not running.done()
     running.cancel()

@@ -42,7 +42,7 @@ def settings(folder: Path, num_fitting: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def roomy_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("roomy")
     keep_alive = ("--set", "server.stream_keepalive_seconds=0.3")
     with running_daemon(folder, "--config", str(settings(folder, 3)), *keep_alive) as running:
@@ -50,7 +50,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def narrow_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with memory for one model at a time."""
     folder = tmp_path_factory.mktemp("narrow")
     with running_daemon(folder, "--config", str(settings(folder, 1))) as running:
@@ -91,26 +91,26 @@ def _is_child(process: Path, ancestor: int) -> bool:
 
 
 def ask(daemon: Daemon, model: str, **fields: Any) -> Any:
-    picture, shape = one_shape("circle", "red"), "circle"
-    messages = [user(picture, "What shape is this?")]
+    image, shape = one_shape("circle", "red"), "circle"
+    messages = [user(image, "What shape is this?")]
     fields = {"max_tokens": 8, "temperature": 0, **fields}
     answer = daemon.client().chat.completions.create(model=model, messages=messages, **fields)
     return answer, shape
 
 
 @pytest.mark.whole
-def test_models_give_their_own_answers(roomy: Daemon) -> None:
-    assert set(states(roomy).values()) == {"unloaded"}
+def test_models_give_their_own_answers(roomy_daemon: Daemon) -> None:
+    assert set(states(roomy_daemon).values()) == {"unloaded"}
     for name in ("one", "nonsense-b"):
-        answer, shape = ask(roomy, name)
+        answer, shape = ask(roomy_daemon, name)
         assert answer.model == name.partition("-")[0]
         assert (shape in answer.choices[0].message.content) == (name == "one")
-    assert states(roomy) == {"one": "ready", "two": "unloaded", "nonsense": "ready"}
-    answer, _ = ask(roomy, "default")
+    assert states(roomy_daemon) == {"one": "ready", "two": "unloaded", "nonsense": "ready"}
+    answer, _ = ask(roomy_daemon, "default")
     assert answer.model == "one"
     with pytest.raises(openai.NotFoundError, match="`one`, `two`, `nonsense`"):
-        ask(roomy, "three")
-    limits = [model["limit_bytes"] for model in roomy.status()["models"]]
+        ask(roomy_daemon, "three")
+    limits = [model["limit_bytes"] for model in roomy_daemon.status()["models"]]
     assert sum(limits) <= 3 * (ROOM + (40 << 20))
 
 
@@ -139,30 +139,30 @@ def test_engine_crash_affects_only_its_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone  # pages that other daemons share count less
-def test_unloading_returns_all_memory(roomy: Daemon) -> None:
+def test_unloading_returns_all_memory(roomy_daemon: Daemon) -> None:
     for name in ("one", "two"):
-        assert post(roomy, "/v1/models/load", model=name).json()["state"] == "ready"
-        assert post(roomy, "/v1/models/unload", model=name).json()["state"] == "unloaded"
-    assert post(roomy, "/v1/models/unload", model="nonsense").status_code == 200
-    before = footprint(roomy)
-    ask(roomy, "one")
-    assert footprint(roomy) > 1.2 * before
-    post(roomy, "/v1/models/unload", model="one")
-    assert footprint(roomy) == pytest.approx(before, rel=0.05)
+        assert post(roomy_daemon, "/v1/models/load", model=name).json()["state"] == "ready"
+        assert post(roomy_daemon, "/v1/models/unload", model=name).json()["state"] == "unloaded"
+    assert post(roomy_daemon, "/v1/models/unload", model="nonsense").status_code == 200
+    before = footprint(roomy_daemon)
+    ask(roomy_daemon, "one")
+    assert footprint(roomy_daemon) > 1.2 * before
+    post(roomy_daemon, "/v1/models/unload", model="one")
+    assert footprint(roomy_daemon) == pytest.approx(before, rel=0.05)
 
 
 @pytest.mark.whole
-def test_ollamas_clients_load_and_unload(roomy: Daemon) -> None:
-    client = ollama.Client(roomy.url)
+def test_ollamas_clients_load_and_unload(roomy_daemon: Daemon) -> None:
+    client = ollama.Client(roomy_daemon.url)
     client.generate("two", keep_alive="10m")
     running = {model.model: model.expires_at for model in client.ps().models}
     expires_at = running["two:latest"]
     assert expires_at is not None
     assert 500 < expires_at.timestamp() - time.time() <= 600
     assert client.generate("two", keep_alive=0).done_reason == "unload"
-    wait_until(lambda: states(roomy)["two"] == "unloaded", 10, roomy.log)
+    wait_until(lambda: states(roomy_daemon)["two"] == "unloaded", 10, roomy_daemon.log)
     client.generate("two", prompt="Hi", keep_alive=0, options={"num_predict": 2})
-    wait_until(lambda: states(roomy)["two"] == "unloaded", 10, roomy.log)
+    wait_until(lambda: states(roomy_daemon)["two"] == "unloaded", 10, roomy_daemon.log)
     assert {model.model for model in client.list().models} == {
         "one:latest",
         "two:latest",
@@ -171,22 +171,22 @@ def test_ollamas_clients_load_and_unload(roomy: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_stream_comments_report_the_load_of_its_model(roomy: Daemon) -> None:
-    post(roomy, "/v1/models/unload", model="one")
+def test_stream_comments_report_load_of_its_model(roomy_daemon: Daemon) -> None:
+    post(roomy_daemon, "/v1/models/unload", model="one")
     body = {"model": "one", "stream": True, "max_tokens": 4}
     body["messages"] = [{"role": "user", "content": "Hi"}]
-    answer = post(roomy, "/v1/chat/completions", **body)
+    answer = post(roomy_daemon, "/v1/chat/completions", **body)
     comments = [line for line in answer.text.splitlines() if line.startswith(": ")]
     assert any("weights" in line or "warming up" in line for line in comments)
     assert answer.text.rstrip().endswith("data: [DONE]")
 
 
 @pytest.mark.whole
-async def test_models_sharing_memory_by_turns_fail_no_request(narrow: Daemon) -> None:
+async def test_models_sharing_memory_by_turns_fail_no_request(narrow_daemon: Daemon) -> None:
     """Clients of three models, of which one fits: all get their own model's whole answers."""
-    client = narrow.async_client()
-    picture, shape = one_shape("circle", "red"), "circle"
-    messages: Any = [user(picture, "What shape is this?")]
+    client = narrow_daemon.async_client()
+    image, shape = one_shape("circle", "red"), "circle"
+    messages: Any = [user(image, "What shape is this?")]
 
     async def whole(name: str) -> None:
         answer = await client.chat.completions.create(
@@ -208,14 +208,14 @@ async def test_models_sharing_memory_by_turns_fail_no_request(narrow: Daemon) ->
             await streamed(name)
 
     await asyncio.gather(*(agent(name) for name in ("one", "two", "nonsense") for _ in range(2)))
-    loaded = [name for name, state in states(narrow).items() if state != "unloaded"]
+    loaded = [name for name, state in states(narrow_daemon).items() if state != "unloaded"]
     assert len(loaded) == 1
-    engine = narrow.get(f"/v1/status?model={loaded[0]}")[1]["engine"]
+    engine = narrow_daemon.get(f"/v1/status?model={loaded[0]}")[1]["engine"]
     assert engine["restarts"] == 0
 
 
 @pytest.mark.whole
-def test_model_next_to_a_pinned_one_is_refused_with_figures(tmp_path: Path) -> None:
+def test_model_next_to_pinned_one_is_refused_with_figures(tmp_path: Path) -> None:
     file = settings(tmp_path, 1)
     file.write_text(file.read_text().replace("[models.two]", "[models.two]\npinned = true"))
     with running_daemon(tmp_path, "--config", str(file)) as daemon:

@@ -129,7 +129,7 @@ def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
     assert serve.shown.count("\x1b[?25l") == serve.shown.count("\x1b[?25h")  # the cursor is back
 
 
-def test_ctrl_c_stops_serve_during_the_load() -> None:
+def test_ctrl_c_stops_serve_during_load() -> None:
     slow = with_settings("model.name=slow")
     with session("serve", "--port", "0", *slow, program=SCRIPTED, NO_COLOR="1") as serve:
         serve.wait_for("loading the weights")
@@ -146,11 +146,11 @@ def test_serve_reports_oversized_model_in_one_line() -> None:
         assert serve.plain.split("\n")[-2].strip().startswith("vlm-server: ")
 
 
-def test_ask_holds_a_conversation_at_the_prompt(daemon: Daemon, tmp_path: Path) -> None:
+def test_ask_holds_conversation_at_prompt(daemon: Daemon, tmp_path: Path) -> None:
     """Ctrl-C at the prompt only empties the line."""
-    picture = tmp_path / "picture.png"
-    one_shape("circle", "red").save(picture)
-    with session("ask", "--url", f"{daemon.url}/v1", str(picture)) as ask:
+    image = tmp_path / "picture.png"
+    one_shape("circle", "red").save(image)
+    with session("ask", "--url", f"{daemon.url}/v1", str(image)) as ask:
         ask.wait_for(">>> ")
         ask.type("What shape is this?\n")
         ask.wait_for(">>> ", 2)
@@ -169,7 +169,7 @@ def test_ask_holds_a_conversation_at_the_prompt(daemon: Daemon, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("stage", "is_heard"), [("prefill", False), ("decode", True)])
-def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(stage: str, is_heard: bool) -> None:
+def test_ctrl_c_stops_answer_and_keeps_conversation(stage: str, is_heard: bool) -> None:
     with stalling.daemon(stage) as (url, reached), session("ask", "--url", url) as ask:
         ask.wait_for(">>> ")
         ask.type("What?\n")
@@ -182,7 +182,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(stage: str, is_heard
         assert "Traceback" not in ask.shown
 
 
-def test_ctrl_c_ends_the_daemon_started_by_ask() -> None:
+def test_ctrl_c_ends_daemon_started_by_ask() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with session("ask", "--set", f"server.port={port}", "What?") as ask:

@@ -1,4 +1,4 @@
-"""Token counts, raw prompts and sizes of pictures, in a real daemon."""
+"""Token counts, raw prompts and sizes of images, in a real daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def post(daemon: Daemon, route: str, **body: Any) -> Any:
     return answer.json()
 
 
-def test_token_count_equals_the_answers_usage(tiny_daemon: Daemon) -> None:
+def test_token_count_equals_answers_usage(tiny_daemon: Daemon) -> None:
     messages = [user(noise(31, (320, 200)), "What?")]
     limits = {"max_pixels": 40_000}
     before = post(tiny_daemon, "/v1/tokenize", messages=messages, mm_processor_kwargs=limits)
@@ -43,7 +43,7 @@ def test_token_count_equals_the_answers_usage(tiny_daemon: Daemon) -> None:
     assert unlimited["count"] > before["count"]
 
 
-def test_a_raw_prompt_is_continued(tiny_daemon: Daemon) -> None:
+def test_raw_prompt_is_continued(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.client()
     completion = client.completions.create(
         model="default", prompt="a b", max_tokens=5, temperature=0

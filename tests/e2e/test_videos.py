@@ -58,14 +58,14 @@ def refusal(daemon: Daemon, data: bytes) -> str:
         (("left", "mp4", "libx264"), ("right", "webm", "libvpx-vp9")),
     ),
 )
-def test_model_says_which_way_a_clip_moves(
+def test_model_says_which_way_clip_moves(
     daemon: Daemon, way: str, container: str, codec: str
 ) -> None:
     data = video_files.encode(video_files.moving(way, 30), container, codec)
     assert ask(daemon, video_part(data, container), QUESTION) == way
 
 
-def test_model_answers_about_a_video_and_a_picture(daemon: Daemon) -> None:
+def test_model_answers_about_video_and_image(daemon: Daemon) -> None:
     video = video_part(video_files.encode(video_files.moving("left", 30)))
     assert ask(daemon, video, "What colour is the circle?") == "red"
     assert ask(daemon, image_part(one_shape("square", "blue")), "What shape is this?") == "square"
@@ -123,8 +123,8 @@ def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
         pending = pool.submit(ask, daemon, video_part(data), QUESTION)
         wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
         os.kill(found[0], signal.SIGSTOP)
-        picture = image_part(one_shape("circle", "blue"))
-        assert ask(daemon, picture, "What shape is this?") == "circle"
+        image = image_part(one_shape("circle", "blue"))
+        assert ask(daemon, image, "What shape is this?") == "circle"
         os.kill(found[0], signal.SIGKILL)
         with pytest.raises(openai.BadRequestError, match="can't be decoded"):
             pending.result(30)
@@ -135,7 +135,7 @@ def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
     assert ask(daemon, video_part(right), QUESTION) == "right"
 
 
-def test_disconnected_client_ends_the_video_decoding(daemon: Daemon) -> None:
+def test_disconnected_client_ends_video_decoding(daemon: Daemon) -> None:
     data = video_files.encode(
         video_files.greys(range(200), (1280, 720)), options={"preset": "ultrafast"}
     )

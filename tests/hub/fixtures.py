@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests.hub.server import Hub, running_hub
+from vlm_server.models import EMBEDDED
 
 NAME = "org/model"
 WEIGHTS = "model.safetensors"
@@ -28,6 +29,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
+
+
+def demo_files() -> dict[str, bytes]:
+    """The files of the embedded model."""
+    return {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
 
 
 def model(weight_bytes: int = 1 << 20, seed: int = 0, **config: object) -> dict[str, bytes]:

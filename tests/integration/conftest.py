@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.integration.harness import EngineHarness, NewEngine, load_model, new_preparer
-from tests.integration.prompts import LONGER, PROMPTS, asked, in_pairs
+from tests.integration.prompts import LONGER, PROMPTS, answer_in_pairs, prompt_request
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -100,7 +100,7 @@ def served(
 
 @pytest.fixture(scope="session")
 def mlx_vlms(family: str, load_mlx_vlms: Callable[[str], LoadedModel]) -> LoadedModel:
-    """`served`'s model as mlx-vlm has it."""
+    """The model of `served`, with mlx-vlm's own modules."""
     return load_mlx_vlms(family)
 
 
@@ -111,15 +111,23 @@ def new_engine(served: tuple[LoadedModel, MultimodalPreparer]) -> NewEngine:
 
 
 @pytest.fixture(scope="session")
+def new_qwen_engine(
+    load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]],
+) -> Callable[[], EngineHarness]:
+    """A function to a fresh engine of one family, for tests of what families share."""
+    return lambda: EngineHarness(*load_tiny("qwen3_vl"))
+
+
+@pytest.fixture(scope="session")
 def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> EngineHarness:
     """An engine that has answered all PROMPTS, each alone and prefilled whole."""
     engine = EngineHarness(*served)
     for name in PROMPTS:
-        engine.answer(asked(name, LONGER))
+        engine.answer(prompt_request(name, LONGER))
     return engine
 
 
 @pytest.fixture(scope="session")
 def answered_in_pairs(served: tuple[LoadedModel, MultimodalPreparer]) -> list[list[int]]:
-    """The result of `in_pairs` without chunks and caches."""
-    return in_pairs(EngineHarness(*served))
+    """The result of `answer_in_pairs` without chunks and caches."""
+    return answer_in_pairs(EngineHarness(*served))

@@ -14,6 +14,7 @@ from mlx_vlm.utils import should_add_special_tokens
 from msgspec import structs
 from PIL import Image as PillowImage
 
+from tests.support.engine_loop import ImpatientQueue, step_until
 from tests.support.image_files import submitted
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
@@ -81,7 +82,7 @@ def video_of(data: bytes, name: str = "MP4") -> Video:
 
 
 def ask(request_id: str, *parts: Part, sampling: SamplingParams = GREEDY) -> Submit:
-    """One user message of texts and pictures, in this order."""
+    """One user message of texts and images, in this order."""
     return conversation(request_id, ("user", parts), sampling=sampling)
 
 
@@ -108,16 +109,16 @@ def conversation(
     return Submit(request_id, messages, tuple(images), sampling, tuple(videos))
 
 
-def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> str:
+def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_images: bool) -> str:
     """A rendered prompt without the BOS that mlx-vlm adds once more."""
-    if has_pictures:
-        adds_bos = _adds_bos_to_pictures(loaded)
+    if has_images:
+        adds_bos = _adds_bos_to_images(loaded)
     else:
         adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor)
     return rendered.removeprefix(loaded.spec.tokenizer.bos_token or "") if adds_bos else rendered
 
 
-def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
+def _adds_bos_to_images(loaded: LoadedModel) -> bool:
     """Whether mlx-vlm's processor writes a BOS before a prompt with images."""
     host = loaded.spec
     processor = ModelProcessor(loaded.processor, host.image_token_id, host.stand_in)
@@ -143,7 +144,7 @@ def new_grammars(
     follow_seconds: float = 60.0,
     cache_bytes: int = 128 << 20,
 ) -> Grammars:
-    """With generous limits; the machine may be busy."""
+    """Grammars with generous limits, as the machine may be busy."""
     limits = GrammarLimits(
         compile_seconds, settings.EngineSettings().schema_memory_bytes, follow_seconds
     )
@@ -168,24 +169,17 @@ def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
 
 def prompt_of(preparer: MultimodalPreparer, submit: Submit) -> PreparedPrompt:
     """The prompt of a request; its cache references are released."""
-    made = prepare(preparer, submit)
-    made.references.release()
-    return made.prompt
+    prepared = prepare(preparer, submit)
+    prepared.references.release()
+    return prepared.prompt
 
 
 def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWork]:
     """The encode work of a request."""
-    made = prepare(preparer, submit)
-    made.references.release()
-    inputs = sorted(made.inputs.items())
-    return [EncodeWork(submit.request_id, index, made.prompt, each) for index, each in inputs]
-
-
-class ImpatientQueue(SimpleQueue[InboxMessage]):
-    """An inbox that raises Empty instead of waiting, as no other thread fills it."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
-        return super().get(block=False)
+    prepared = prepare(preparer, submit)
+    prepared.references.release()
+    inputs = sorted(prepared.inputs.items())
+    return [EncodeWork(submit.request_id, index, prepared.prompt, each) for index, each in inputs]
 
 
 @dataclass
@@ -297,9 +291,9 @@ class EngineHarness:
     caches: Caches = field(default_factory=Caches)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
-    """Without thoughts."""
+    """The text of each choice without its reasoning."""
     seq_calls: dict[SeqId, list[ToolCallDelta]] = field(default_factory=dict)
-    """Each as one delta."""
+    """The tool calls of each choice, each call as one delta."""
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     finish_reasons: dict[SeqId, FinishReason] = field(default_factory=dict)
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
@@ -388,14 +382,10 @@ class EngineHarness:
             self.loop.step()
 
     def step_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(1000):
-            if condition():
-                return
-            self.step()
-        raise AssertionError("it never came to that")
+        step_until(self.step, condition)
 
     def run(self) -> None:
-        """To the end of every request, the last of which leaves nothing."""
+        """Run every request to its end, after which no state is left."""
         self.loop.run_until_idle()
         assert self.num_tracked == 0
 

@@ -9,8 +9,8 @@ from vlm_server.protocol import SamplingParams, Submit
 PROMPTS: dict[str, tuple[Part, ...]] = {
     "text": ("Which colour is the shape on the left?",),
     "long": ("Look at the second button" + ", and read the number" * 6,),
-    "picture": (random_image(1), "Describe this image."),
-    "pictures": ("First", random_image(2, 100, 60), "and then", random_image(3), "which one?"),
+    "image": (random_image(1), "Describe this image."),
+    "images": ("First", random_image(2, 100, 60), "and then", random_image(3), "which one?"),
     "mute": (random_image(4, 60, 120),),
 }
 LONGER = SamplingParams(max_tokens=24, temperature=0.0)
@@ -18,19 +18,19 @@ LONGER = SamplingParams(max_tokens=24, temperature=0.0)
 _IN_PAIRS: tuple[tuple[Part, ...], ...] = (
     ("Hi",),
     PROMPTS["long"],
-    PROMPTS["picture"],
+    PROMPTS["image"],
     (random_image(1), "Describe this picture, please."),
-    PROMPTS["pictures"],
+    PROMPTS["images"],
 )
 _SHORT = SamplingParams(max_tokens=8, temperature=0.0)
 
 
-def asked(name: str, sampling: SamplingParams = GREEDY) -> Submit:
+def prompt_request(name: str, sampling: SamplingParams = GREEDY) -> Submit:
     return ask(name, *PROMPTS[name], sampling=sampling)
 
 
-def in_pairs(engine: EngineHarness) -> list[list[int]]:
-    """Answers to five prompts, two at once. Two of them begin with the same picture."""
+def answer_in_pairs(engine: EngineHarness) -> list[list[int]]:
+    """Answers to five prompts, two at once. Two of them begin with the same image."""
     requests = [ask(f"{i}", *parts, sampling=_SHORT) for i, parts in enumerate(_IN_PAIRS)]
     for first, second in zip(requests[::2], [*requests[1::2], None], strict=True):
         engine.add(first)

@@ -1,4 +1,4 @@
-"""Reference for our kernel for the segments of a picture, by MLX's attention."""
+"""Reference for our kernel for the segments of an image, by MLX's attention."""
 
 from __future__ import annotations
 

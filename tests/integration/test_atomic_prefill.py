@@ -53,7 +53,7 @@ def probed_anew(loaded: LoadedModel) -> Served:
     return loaded, new_preparer(loaded)
 
 
-def asked(name: str, *parts: Part) -> Submit:
+def greedy_request(name: str, *parts: Part) -> Submit:
     return ask(name, *parts, sampling=GREEDY)
 
 
@@ -66,7 +66,7 @@ def cached_tokens(engine: EngineHarness, name: str) -> int:
 
 
 def chunk_ends(engine: EngineHarness, submit: Submit) -> list[int]:
-    """Where each chunk of a request ended that runs alone."""
+    """The end of each chunk of a request that runs alone."""
     engine.add(submit)
     engine.step(2)
     request = engine.scheduler._requests[submit.request_id]
@@ -78,14 +78,14 @@ def chunk_ends(engine: EngineHarness, submit: Submit) -> list[int]:
     return [end for end in ends if end]
 
 
-def test_prompt_is_atomic_up_to_last_picture(gemma4: Served):
-    prompt = prompt_of(gemma4[1], asked("a", "First", A, "and then", B, QUESTION))
+def test_prompt_is_atomic_up_to_last_image(gemma4: Served):
+    prompt = prompt_of(gemma4[1], greedy_request("a", "First", A, "and then", B, QUESTION))
     assert prompt.atomic_prefill_tokens == prompt.spans[-1].end < prompt.num_tokens
     assert prompt.token_types is not None
     shown = prompt.token_ids == gemma4[0].spec.image_token_id
     assert np.array_equal(prompt.token_types, shown)
     assert shown.sum() == sum(span.end - span.start for span in prompt.spans)
-    text = prompt_of(gemma4[1], asked("b", QUESTION))
+    text = prompt_of(gemma4[1], greedy_request("b", QUESTION))
     assert (text.atomic_prefill_tokens, text.token_types) == (0, None)
 
 
@@ -93,22 +93,22 @@ def test_prompt_is_atomic_up_to_last_picture(gemma4: Served):
 def test_causal_families_have_no_atomic_prefill_tokens(
     load_tiny: Callable[[str], Served], family: str
 ):
-    prompt = prompt_of(load_tiny(family)[1], asked("a", "First", A, QUESTION))
+    prompt = prompt_of(load_tiny(family)[1], greedy_request("a", "First", A, QUESTION))
     assert (prompt.atomic_prefill_tokens, prompt.token_types) == (0, None)
 
 
-def test_chunks_begin_after_the_last_picture(gemma4: Served):
-    submit = asked("a", "First", A, "and then", B, QUESTION)
+def test_chunks_begin_after_last_image(gemma4: Served):
+    submit = greedy_request("a", "First", A, "and then", B, QUESTION)
     prompt = prompt_of(gemma4[1], submit)
     first, last = prompt.atomic_prefill_tokens, prompt.num_tokens
     ends = chunk_ends(EngineHarness(*gemma4, chunk_tokens=7), submit)
     assert ends == [*range(first, last, 7), last]
 
 
-def test_picture_tokens_attend_to_each_other(gemma4: Served):
+def test_image_tokens_attend_to_each_other(gemma4: Served):
     """The tests against mlx-vlm would not tell if the mask changed nothing."""
     loaded, preparer = gemma4
-    submit = asked("a", A, QUESTION)
+    submit = greedy_request("a", A, QUESTION)
     whole = EngineHarness(loaded, preparer).answer(submit)
     loaded.language_model.config.use_bidirectional_attention = None
     try:
@@ -119,7 +119,7 @@ def test_picture_tokens_attend_to_each_other(gemma4: Served):
         loaded.language_model.config.use_bidirectional_attention = "vision"
 
 
-def test_question_about_cached_picture_resumes_after_the_picture(gemma4: Served):
+def test_question_about_cached_image_resumes_after_image(gemma4: Served):
     engine, plain = EngineHarness(*gemma4, caches=caches_of(gemma4)), EngineHarness(*gemma4)
     first = ("user", (A, QUESTION))
     engine.answer(talk("first", first))
@@ -132,7 +132,7 @@ def test_question_about_cached_picture_resumes_after_the_picture(gemma4: Served)
     assert cached_tokens(engine, "other") == engine.prompts["other"].spans[-1].end
 
 
-def test_cached_prefix_before_a_new_picture_is_not_used(gemma4: Served):
+def test_cached_prefix_before_new_image_is_not_used(gemma4: Served):
     engine, plain = EngineHarness(*gemma4, caches=caches_of(gemma4)), EngineHarness(*gemma4)
     first = ("user", (A, QUESTION))
     engine.answer(talk("first", first))
@@ -167,7 +167,7 @@ def test_never_chunked_family_stores_no_prefixes(never_chunked: Served):
         EngineHarness(*never_chunked),
     )
     for number, parts in enumerate([(QUESTION,), (A, QUESTION), (A, QUESTION)]):
-        submit = asked(f"{number}", *parts)
+        submit = greedy_request(f"{number}", *parts)
         prompt = prompt_of(never_chunked[1], submit)
         assert prompt.atomic_prefill_tokens == prompt.num_tokens
         assert chunk_ends(engine, submit) == [prompt.num_tokens]

@@ -19,7 +19,7 @@ from tests.integration.harness import (
     encode_works,
     new_preparer,
 )
-from tests.integration.test_cache_twins import settle
+from tests.integration.test_cache_twins import run_to_idle
 from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, int]] = {
     "no pixels": {"pixel_bytes": 0},
     "no features": {"encoder_bytes": 0},
     "no prefixes": {"prefix_bytes": 0},
-    "one picture of each": {
+    "one image of each": {
         "token_layout_bytes": 2000,
         "encoder_bytes": 8000,
         "prefix_bytes": 130_000,
@@ -50,8 +50,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def sizes_of(served: Served, name: str) -> dict[str, int]:
-    """`SIZES`; what a picture's pixels take is each family's own."""
-    if name != "one picture of each":
+    """`SIZES`; what an image's pixels take is each family's own."""
+    if name != "one image of each":
         return SIZES[name]
     (work,) = encode_works(served[1], ask("a", A, "what?"))
     return {**SIZES[name], "pixel_bytes": 3 * sum(a.nbytes for a in work.inputs.values()) // 2}
@@ -67,7 +67,7 @@ def new_engine(served: Served, **sizes: int) -> EngineHarness:
 
 
 def talk(engine: EngineHarness, name: str, num_turns: int, seed: int) -> list[list[int]]:
-    """A conversation with a picture in each turn; the answers' tokens."""
+    """A conversation with an image in each turn; the answers' tokens."""
     turns: Turns = (("system", (SYSTEM,)),)
     answers = []
     for number in range(num_turns):
@@ -91,24 +91,24 @@ def test_six_turn_conversations_answer_as_without_caches(
     assert talk(engine, "a", 6, 10) == plain("a", 6, 10)
     assert engine.prompts["a 5"].num_tokens > 3 * 64, "the windows wrap"
     assert talk(engine, "again", 6, 10) == plain("a", 6, 10)
-    settle(engine)
+    run_to_idle(engine)
 
 
-@pytest.mark.parametrize("size", few_of(SIZES, ["no prefixes", "one picture of each"]))
+@pytest.mark.parametrize("size", few_of(SIZES, ["no prefixes", "one image of each"]))
 def test_caches_of_any_size_change_no_answer(
     served: Served, plain: Callable[..., list[list[int]]], size: str
 ):
     engine = new_engine(served, **sizes_of(served, size))
     for name, seed, num_turns in (("first", 10, 6), ("other", 20, 3), ("again", 10, 6)):
         assert talk(engine, name, 3, seed) == plain("a", num_turns, seed)[:3]
-    settle(engine)
+    run_to_idle(engine)
     readings = engine.caches.stats()
-    if size == "one picture of each":
+    if size == "one image of each":
         assert all(reading.evictions for reading in readings[:3]), readings
 
 
 def test_concurrent_requests_answer_as_alone_with_tiny_caches(served: Served):
-    engine = new_engine(served, **sizes_of(served, "one picture of each"))
+    engine = new_engine(served, **sizes_of(served, "one image of each"))
     prompts: list[tuple[Part, ...]] = [(A, "what?"), (B, "what?"), (A, B, "both?"), (A, "which?")]
     for number in range(8):
         engine.add(ask(f"{number}", SYSTEM, *prompts[number % 4]))
@@ -117,7 +117,7 @@ def test_concurrent_requests_answer_as_alone_with_tiny_caches(served: Served):
     for number, parts in enumerate(prompts):
         wanted = EngineHarness(*served).answer(ask("a", SYSTEM, *parts))
         assert engine.tokens[f"{number}"] == engine.tokens[f"{number + 4}"] == wanted
-    settle(engine)
+    run_to_idle(engine)
 
 
 # ---- states ----------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_cached_prefix_reaches_to_where_prompts_diverge(served: Served):
     for name, (parts, least) in asked.items():
         engine.answer(with_system(name, *parts))
         assert least <= cached_tokens(engine, name) < engine.prompts[name].num_tokens, name
-    settle(engine)
+    run_to_idle(engine)
 
 
 def test_concurrent_rows_leave_their_shared_cached_prefix_unchanged(served: Served):
@@ -160,7 +160,7 @@ def test_concurrent_rows_leave_their_shared_cached_prefix_unchanged(served: Serv
         assert engine.seqs[SeqId(name, 0)] == engine.seqs[SeqId(name, 1)] == alone[name]
         again = with_system(f"{name} again", *parts, sampling=long)
         assert engine.answer(again) == alone[name]
-    settle(engine)
+    run_to_idle(engine)
 
 
 def test_token_by_token_window_writes_leave_snapshots_unchanged(
@@ -178,10 +178,10 @@ def test_token_by_token_window_writes_leave_snapshots_unchanged(
     last = with_system("last", "See", A, "which one?")
     assert engine.answer(last) == EngineHarness(*served).answer(last)
     assert wanted == EngineHarness(*served).answer(first)
-    settle(engine)
+    run_to_idle(engine)
 
 
-def test_next_turn_after_an_aborted_answer_uses_its_prefix(served: Served):
+def test_next_turn_after_aborted_answer_uses_its_prefix(served: Served):
     engine = new_engine(served)
     long = msgspec.structs.replace(GREEDY, max_tokens=40, ignore_eos=True)
     engine.add(with_system("beside", B, "what?", sampling=long))
@@ -195,7 +195,7 @@ def test_next_turn_after_an_aborted_answer_uses_its_prefix(served: Served):
     submit = conversation("after", *turns)
     assert engine.answer(submit) == EngineHarness(*served).answer(submit)
     assert cached_tokens(engine, "after") >= engine.prompts["after"].spans[0].end
-    settle(engine)
+    run_to_idle(engine)
 
 
 def test_aborts_at_every_step_leave_answers_unchanged(served: Served):
@@ -206,7 +206,7 @@ def test_aborts_at_every_step_leave_answers_unchanged(served: Served):
         engine.add(ask(f"{steps} gone", A, "and", B, "?", sampling=two))
         engine.step(steps)
         engine.abort(f"{steps} gone")
-        settle(engine)
+        run_to_idle(engine)
     assert engine.answer(ask("whole", A, "and", B, "?")) == wanted
 
 
@@ -218,12 +218,12 @@ def cancel_at(engine: EngineHarness, submit: Submit, num_tokens: int) -> list[in
         engine.step()
         ends += [each.done for each in engine.scheduler.stats().progress]
     engine.abort(submit.request_id)
-    settle(engine)
+    run_to_idle(engine)
     return ends
 
 
-def test_cancelled_prefill_stores_no_partial_picture(served: Served):
-    """The prefix before the picture stays cached, also with states that can't be cut."""
+def test_cancelled_prefill_stores_no_partial_image(served: Served):
+    """The prefix before the image stays cached, also with states that can't be cut."""
     parts = "Look at the button, and then at this:", A, "what?"
     plain = EngineHarness(*served, chunk_tokens=4)
     wanted = plain.answer(with_system("a", *parts))
@@ -237,7 +237,7 @@ def test_cancelled_prefill_stores_no_partial_picture(served: Served):
         if needs_snapshots(served[0].language_model):
             known = max(end for end in ends if end <= known)
         assert cached_tokens(engine, "again") == known
-        settle(engine)
+        run_to_idle(engine)
 
 
 def test_follower_ranks_store_same_cancelled_prefill_as_rank_0(
@@ -275,7 +275,7 @@ def test_follower_ranks_store_same_cancelled_prefill_as_rank_0(
 # ---- failures --------------------------------------------------------------------------
 
 
-def test_failed_picture_between_leases_releases_all_leases(
+def test_failed_image_between_leases_releases_all_leases(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ):
     engine = new_engine(served)
@@ -289,10 +289,10 @@ def test_failed_picture_between_leases_releases_all_leases(
 
     monkeypatch.setattr(DECODERS, "image", fail)
     engine.add(ask("both", A, "and", B))
-    settle(engine)
+    run_to_idle(engine)
     assert isinstance(engine.ends["both"], Failed)
     assert engine.answer(ask("a again", A)) == wanted
-    settle(engine)
+    run_to_idle(engine)
 
 
 def test_prompt_with_nan_logits_is_not_stored(load_tiny: Callable[[str], Served]):
@@ -313,7 +313,7 @@ def test_prompt_with_nan_logits_is_not_stored(load_tiny: Callable[[str], Served]
     assert engine.answer(ask("well", A, "what?")) == EngineHarness(*served).answer(
         ask("a", A, "what?")
     )
-    settle(engine)
+    run_to_idle(engine)
 
 
 def test_cancelled_prefill_with_nan_logits_is_not_stored(
@@ -346,7 +346,7 @@ def test_failed_chunk_stores_no_prefix_of_its_prompt(
 
     monkeypatch.setattr(Prefill, "wait", fail)
     engine.add(with_system("sick", "Look at the second button, and read the number."))
-    settle(engine)
+    run_to_idle(engine)
     assert isinstance(engine.ends["sick"], Failed)
     assert not engine.caches.prefixes.stats().entries
 
@@ -371,14 +371,14 @@ def test_cache_hits_change_neither_sampled_tokens_nor_logprobs(served: Served):
         assert scores(engine.logprobs[name]) == pytest.approx(
             scores(plain.logprobs["miss"]), abs=1e-3
         )
-    settle(engine)
+    run_to_idle(engine)
 
 
 def scores(told: list[TokenLogprob]) -> list[float]:
     return [each.logprob for token in told for each in (token.token, *token.top)]
 
 
-def test_schema_is_followed_on_a_cache_hit(load_tiny: Callable[[str], Served]):
+def test_schema_is_followed_on_cache_hit(load_tiny: Callable[[str], Served]):
     served = load_tiny("qwen3_5")
     schema = '{"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "maxItems": 5}'
     strict = SamplingParams(max_tokens=30, temperature=0.0, json_schema=schema)
@@ -389,4 +389,4 @@ def test_schema_is_followed_on_a_cache_hit(load_tiny: Callable[[str], Served]):
     assert engine.answer(ask("strict", A, "how many?", sampling=strict)) == wanted
     assert cached_tokens(engine, "strict") > engine.prompts["strict"].spans[0].end
     assert needs_snapshots(served[0].language_model)
-    settle(engine)
+    run_to_idle(engine)

@@ -41,8 +41,8 @@ A, B = random_image(1), random_image(2)
 Asked = tuple[Part, ...]
 
 
-class Counting:
-    """The engine's encoder, with the keys of the pictures encoded."""
+class KeyRecordingEncoder:
+    """The engine's encoder, with the keys of the images encoded."""
 
     def __init__(self, engine: EngineHarness) -> None:
         self._encoder = engine.encoder.encoder
@@ -53,7 +53,7 @@ class Counting:
         return self._encoder.begin(works)
 
 
-class Counted:
+class CountedFunction:
     """A function that counts its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -65,9 +65,9 @@ class Counted:
         return self._function(*arguments)
 
 
-def new_engine(served: Served, **sizes: int) -> tuple[EngineHarness, Counting]:
+def new_engine(served: Served, **sizes: int) -> tuple[EngineHarness, KeyRecordingEncoder]:
     engine = EngineHarness(*served, caches=caches_of(served, **sizes))
-    engine.encoder.encoder = counting = Counting(engine)
+    engine.encoder.encoder = counting = KeyRecordingEncoder(engine)
     return engine, counting
 
 
@@ -77,31 +77,31 @@ def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 
 @pytest.fixture(params=("qwen3_vl", "gemma3"), scope="module")
-def few(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> Served:
+def video_served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> Served:
     """A family that takes videos, and one that is shown their frames."""
     return load_tiny(request.param)
 
 
 @pytest.fixture
-def decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    counted = Counted(DECODERS.image)
+def decodes(monkeypatch: pytest.MonkeyPatch) -> CountedFunction:
+    counted = CountedFunction(DECODERS.image)
     monkeypatch.setattr(DECODERS, "image", counted)
     return counted
 
 
-def settle(engine: EngineHarness) -> None:
-    """Nothing runs: nothing is held, and all is counted."""
+def run_to_idle(engine: EngineHarness) -> None:
+    """Run to the end; then no cache entry is in use, and all sums agree."""
     engine.run()
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
     assert not any(reading.pinned_bytes for reading in engine.caches.stats())
 
 
-def alone(served: Served, *parts: Part) -> list[int]:
+def answer_alone(served: Served, *parts: Part) -> list[int]:
     return EngineHarness(*served).answer(ask("alone", *parts, sampling=SHORT))
 
 
-# ---- pictures ------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------
 
 
 def with_palette(*colours: int) -> Image:
@@ -111,7 +111,7 @@ def with_palette(*colours: int) -> Image:
     return submitted(indices)
 
 
-def turned(orientation: int) -> Image:
+def rotated_image(orientation: int) -> Image:
     """The same compressed pixels, stored for another way up."""
     exif = PillowImage.Exif()
     exif[0x0112] = orientation
@@ -141,7 +141,7 @@ TWINS: dict[str, tuple[Image, Image]] = {
         submitted(random_image(7, 112, 56).transpose(PillowImage.Transpose.TRANSPOSE)),
     ),
     "smaller": (LARGE, msgspec.structs.replace(LARGE, max_side_pixels=84)),
-    "another way up": (turned(1), turned(6)),
+    "another way up": (rotated_image(1), rotated_image(6)),
     "more transparent": (transparent(255), transparent(99)),
 }
 
@@ -149,20 +149,20 @@ TWINS: dict[str, tuple[Image, Image]] = {
 def test_lookalike_prompts_get_their_own_answers(served: Served):
     engine, _ = new_engine(served)
     for name, twins in TWINS.items():
-        wanted = [alone(served, "Look", twin, "what?") for twin in twins]
+        wanted = [answer_alone(served, "Look", twin, "what?") for twin in twins]
         assert wanted[0] != wanted[1], name
         for number in (0, 1, 0):
             submit = ask(f"{name} {len(engine.ends)}", "Look", twins[number], "what?")
             submit = msgspec.structs.replace(submit, sampling=SHORT)
             assert engine.answer(submit) == wanted[number], name
-    settle(engine)
+    run_to_idle(engine)
 
 
-def test_picture_reencoded_losslessly_gets_the_same_answer(few: Served):
+def test_losslessly_reencoded_image_gets_equal_answer(video_served: Served):
     files = [submitted(A), submitted(A, compress_level=0), submitted(A, "WEBP", lossless=True)]
-    engine, _ = new_engine(few)
+    engine, _ = new_engine(video_served)
     answers = [engine.answer(ask(f"{n}", file, "what?")) for n, file in enumerate(files)]
-    assert answers == [EngineHarness(*few).answer(ask("a", A, "what?"))] * 3
+    assert answers == [EngineHarness(*video_served).answer(ask("a", A, "what?"))] * 3
 
 
 AROUND: list[Asked] = [
@@ -182,24 +182,24 @@ AROUND: list[Asked] = [
 ]
 
 
-def test_prefixes_that_part_around_a_picture_answer_as_alone(served: Served):
+def test_prefixes_diverging_around_image_answer_as_alone(served: Served):
     """Each prompt diverges from earlier ones at another position: before, after or in the image."""
     engine, encoder = new_engine(served)
     for number, parts in enumerate(AROUND):
         tokens = engine.answer(ask(f"{number}", *parts, sampling=SHORT))
-        assert tokens == alone(served, *parts), number
+        assert tokens == answer_alone(served, *parts), number
     assert len(encoder.keys) == 2
     assert cached_tokens(engine, f"{len(AROUND) - 1}") >= engine.prompts["0"].spans[0].end
-    settle(engine)
+    run_to_idle(engine)
 
 
 # ---- work that is done once ------------------------------------------------------------
 
 
-def test_new_picture_in_concurrent_requests_is_decoded_and_encoded_once(
-    few: Served, decodes: Counted
+def test_new_image_in_concurrent_requests_is_decoded_and_encoded_once(
+    video_served: Served, decodes: CountedFunction
 ):
-    engine, encoder = new_engine(few)
+    engine, encoder = new_engine(video_served)
     asked = [ask(name, A, f"what of {name}?", A) for name in "ab"]
     together = threading.Barrier(2)
 
@@ -212,37 +212,41 @@ def test_new_picture_in_concurrent_requests_is_decoded_and_encoded_once(
     for submit, outcome in zip(asked, outcomes, strict=True):
         engine.preparers.outcomes[submit.request_id] = outcome
         engine.add(submit)
-    settle(engine)
+    run_to_idle(engine)
     assert decodes.num_calls == len(encoder.keys) == 1
     for name in "ab":
-        assert engine.tokens[name] == EngineHarness(*few).answer(ask("", A, f"what of {name}?", A))
+        assert engine.tokens[name] == EngineHarness(*video_served).answer(
+            ask("", A, f"what of {name}?", A)
+        )
 
 
 @pytest.mark.parametrize("gone", [("features", "pixels"), ("prefixes", "pixels")])
-def test_picture_in_one_cache_is_neither_decoded_nor_encoded(
-    few: Served, decodes: Counted, gone: tuple[str, str]
+def test_image_in_one_cache_is_neither_decoded_nor_encoded(
+    video_served: Served, decodes: CountedFunction, gone: tuple[str, str]
 ):
-    engine, encoder = new_engine(few)
+    engine, encoder = new_engine(video_served)
     first = engine.answer(ask("first", "Look", A, "what?"))
     for name in gone:
         getattr(engine.caches, name).clear()
     assert engine.answer(ask("again", "Look", A, "what?")) == first
     assert decodes.num_calls == len(encoder.keys) == 1
-    settle(engine)
+    run_to_idle(engine)
 
 
-def test_requests_with_different_cache_salts_share_no_entries(few: Served, decodes: Counted):
+def test_requests_with_different_cache_salts_share_no_entries(
+    video_served: Served, decodes: CountedFunction
+):
     asked: list[Asked] = [("a text alone",), ("Look", A, "what?")]
-    wanted = [alone(few, *parts) for parts in asked]
+    wanted = [answer_alone(video_served, *parts) for parts in asked]
     decodes.num_calls = 0
-    engine, encoder = new_engine(few)
+    engine, encoder = new_engine(video_served)
     for number, salt in enumerate(["", "one", "other"]):
         for parts, tokens in zip(asked, wanted, strict=True):
             submit = ask(f"{salt} {len(parts)}", *parts, sampling=SHORT)
             assert engine.answer(msgspec.structs.replace(submit, cache_salt=salt)) == tokens
         assert cached_tokens(engine, f"{salt} 1") == 0
         assert decodes.num_calls == len(encoder.keys) == len(set(encoder.keys)) == number + 1
-    settle(engine)
+    run_to_idle(engine)
 
 
 # ---- videos --------------------------------------------------------------------------
@@ -252,19 +256,19 @@ GIF = video_files.encode(video_files.noise(2, 4), "gif", fps=2)
 
 
 @pytest.fixture
-def clip_decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    counted = Counted(DECODERS.video)
+def clip_decodes(monkeypatch: pytest.MonkeyPatch) -> CountedFunction:
+    counted = CountedFunction(DECODERS.video)
     monkeypatch.setattr(DECODERS, "video", counted)
     return counted
 
 
 def test_cached_clip_is_not_decoded_again(
-    few: Served, clip_decodes: Counted, monkeypatch: pytest.MonkeyPatch
+    video_served: Served, clip_decodes: CountedFunction, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(processing, "_UNIT_TOKENS", 8)
-    wanted = {q: alone(few, "See", CLIP, q) for q in ("what?", "which?")}
+    wanted = {q: answer_alone(video_served, "See", CLIP, q) for q in ("what?", "which?")}
     clip_decodes.num_calls = 0
-    engine, encoder = new_engine(few)
+    engine, encoder = new_engine(video_served)
     for number, question in enumerate(["what?", "which?", "what?"]):
         submit = ask(f"{number}", "See", CLIP, question, sampling=SHORT)
         assert engine.answer(submit) == wanted[question]
@@ -274,26 +278,26 @@ def test_cached_clip_is_not_decoded_again(
         gone.clear()
     assert engine.answer(ask("late", "See", CLIP, "what?", sampling=SHORT)) == wanted["what?"]
     assert clip_decodes.num_calls == 1
-    settle(engine)
+    run_to_idle(engine)
 
 
-def test_different_frames_of_a_clip_are_cached_separately(few: Served):
-    engine, _ = new_engine(few)
+def test_different_frames_of_clip_are_cached_separately(video_served: Served):
+    engine, _ = new_engine(video_served)
     answers = []
     for limits in (VideoSettings(), VideoSettings(fps=1.0), VideoSettings(max_side_pixels=64)):
         decoders = Decoders(ImageSettings(), limits, 1)
-        plain = EngineHarness(few[0], new_preparer(few[0], decoders))
+        plain = EngineHarness(video_served[0], new_preparer(video_served[0], decoders))
         answers.append(plain.answer(ask("a", CLIP, "what?")))
-        engine.preparers.preparer = new_preparer(few[0], decoders, caches=engine.caches)
+        engine.preparers.preparer = new_preparer(video_served[0], decoders, caches=engine.caches)
         assert engine.answer(ask(f"{len(answers)}", CLIP, "what?")) == answers[-1]
     assert len(set(map(tuple, answers))) == 3
 
 
-def test_gif_video_and_gif_image_are_cached_separately(few: Served):
+def test_gif_video_and_gif_image_are_cached_separately(video_served: Served):
     shown: list[Part] = [image_of(GIF, "GIF", 96, 64), video_of(GIF, "GIF")]
-    engine, _ = new_engine(few)
+    engine, _ = new_engine(video_served)
     for number, part in enumerate([*shown, *shown]):
-        assert engine.answer(ask(f"{number}", part, "what?", sampling=SHORT)) == alone(
-            few, part, "what?"
+        assert engine.answer(ask(f"{number}", part, "what?", sampling=SHORT)) == answer_alone(
+            video_served, part, "what?"
         )
-    settle(engine)
+    run_to_idle(engine)

@@ -25,7 +25,7 @@ Turns = tuple[tuple[str, tuple[Part, ...]], ...]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 LOTS = 64 << 20
 _MERGED_TOKENS = 1
-"""What is before a picture may be one token with the words that follow it."""
+"""What is before an image may be one token with the words that follow it."""
 A, B = random_image(1), random_image(2)
 QUESTION = "What is on the left of it, and what is below?"
 PROMPTS: dict[str, tuple[Part, ...]] = {
@@ -46,28 +46,28 @@ def caches_of(served: Served, **sizes: int) -> Caches:
     return Caches(**wanted, needs_snapshots=needed)
 
 
-def asked(name: str, request_id: str = "") -> Submit:
+def prompt_request(name: str, request_id: str = "") -> Submit:
     return ask(request_id or name, *PROMPTS[name], sampling=GREEDY)
 
 
 @pytest.fixture(scope="session")
-def alone(served: Served) -> Callable[[str], list[int]]:
+def answer_alone(served: Served) -> Callable[[str], list[int]]:
     """The answer to a prompt without any cache."""
-    return cache(lambda name: EngineHarness(*served).answer(asked(name)))
+    return cache(lambda name: EngineHarness(*served).answer(prompt_request(name)))
 
 
-class Parted(Caches):
+class CachesOfLeftRank(Caches):
     """The caches of a rank that another one has left."""
 
     def store_prefix(self, *_: object) -> None:
         raise EngineBroken("a rank of the model has left")
 
 
-def test_rank_out_of_step_breaks_the_engine(load_tiny: Callable[[str], Served]):
+def test_diverging_rank_breaks_engine(load_tiny: Callable[[str], Served]):
     """Other errors while storing a prompt fail no request."""
-    engine = EngineHarness(*load_tiny("qwen3_vl"), caches=Parted(prefix_bytes=LOTS))
+    engine = EngineHarness(*load_tiny("qwen3_vl"), caches=CachesOfLeftRank(prefix_bytes=LOTS))
     with pytest.raises(EngineBroken):
-        engine.answer(asked("text"))
+        engine.answer(prompt_request("text"))
 
 
 @pytest.fixture
@@ -84,11 +84,14 @@ def cached_tokens(engine: EngineHarness, request_id: str) -> int:
 
 
 def test_repeated_requests_answer_as_without_caches(
-    engine: EngineHarness, alone: Callable[[str], list[int]]
+    engine: EngineHarness, answer_alone: Callable[[str], list[int]]
 ):
     for name in PROMPTS:
         for time in ("first", "second"):
-            assert engine.answer(asked(name, f"{name}, {time}")) == alone(name), (name, time)
+            assert engine.answer(prompt_request(name, f"{name}, {time}")) == answer_alone(name), (
+                name,
+                time,
+            )
         again, prompt = f"{name}, second", engine.prompts[f"{name}, second"]
         assert cached_tokens(engine, again) > 0, name
         assert cached_tokens(engine, again) >= max([0, *(span.end for span in prompt.spans)])
@@ -97,18 +100,20 @@ def test_repeated_requests_answer_as_without_caches(
 
 
 def test_concurrent_repeated_requests_answer_as_without_caches(
-    engine: EngineHarness, alone: Callable[[str], list[int]]
+    engine: EngineHarness, answer_alone: Callable[[str], list[int]]
 ):
     names = [*PROMPTS, *PROMPTS]
     for number, name in enumerate(names):
-        engine.add(asked(name, f"{number}"))
+        engine.add(prompt_request(name, f"{number}"))
         engine.step(number % 3)
     engine.run()
-    assert [engine.tokens[f"{n}"] for n in range(len(names))] == [alone(name) for name in names]
+    assert [engine.tokens[f"{n}"] for n in range(len(names))] == [
+        answer_alone(name) for name in names
+    ]
 
 
 @pytest.mark.families("caches", "turns")
-def test_next_turn_is_prefilled_after_the_cached_answer(served: Served, engine: EngineHarness):
+def test_next_turn_is_prefilled_after_cached_answer(served: Served, engine: EngineHarness):
     turns: Turns = (("system", ("Answer in short words.",)),)
     plain = EngineHarness(*served)
     for number in range(4):
@@ -131,10 +136,10 @@ def test_next_turn_is_prefilled_after_the_cached_answer(served: Served, engine: 
 
 
 @pytest.mark.families("tiling")
-def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
+def test_agent_dropping_old_screenshots_encodes_no_image_twice(
     served: Served, engine: EngineHarness
 ):
-    """Each turn drops the oldest picture, which changes the prompt after that position."""
+    """Each turn drops the oldest image, which changes the prompt after that position."""
     plain, kept = EngineHarness(*served), 2
     turns: Turns = (("system", ("Answer in short words.",)),)
     shown: list[int] = []
@@ -145,7 +150,7 @@ def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
             turns = (*turns[:place], ("user", turns[place][1][-1:]), *turns[place + 1 :])
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
         assert engine.answer(submit) == plain.answer(submit), number
-        assert engine.preparers.num_read[submit.request_id] == 1, "the new picture alone"
+        assert engine.preparers.num_read[submit.request_id] == 1, "the new image alone"
         turns += (("assistant", (engine.texts[submit.request_id],)),)
         if number <= kept:
             continue
@@ -165,14 +170,14 @@ def prefilled_share(engine: EngineHarness, request_id: str) -> float:
 
 CANCELLED: dict[str, tuple[Part, ...]] = {
     "text": ("Look at the second button, and read the number. " * 12,),
-    "picture before": (A, "Look at the second button, and read the number. " * 12),
-    "picture after": ("Look at the second button, and read the number. " * 12, A, QUESTION),
+    "image before": (A, "Look at the second button, and read the number. " * 12),
+    "image after": ("Look at the second button, and read the number. " * 12, A, QUESTION),
 }
 
 
 @pytest.mark.families("caches", "prompts")
-@pytest.mark.parametrize("name", few_of(CANCELLED, ["picture before"]))
-def test_cancelled_prefill_is_stored_for_the_next_request(
+@pytest.mark.parametrize("name", few_of(CANCELLED, ["image before"]))
+def test_cancelled_prefill_is_stored_for_next_request(
     served: Served, engine: EngineHarness, name: str
 ):
     """A client that times out after three quarters, and asks again, waits for the rest alone."""
@@ -190,7 +195,7 @@ def test_cancelled_prefill_is_stored_for_the_next_request(
 
 
 def test_failed_prefix_store_changes_no_answer(
-    engine: EngineHarness, alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
+    engine: EngineHarness, answer_alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     """As when the device has no memory for the copies."""
 
@@ -199,5 +204,5 @@ def test_failed_prefix_store_changes_no_answer(
 
     monkeypatch.setattr(SequenceState, "take", fails)
     for time in ("first", "second"):
-        assert engine.answer(asked("A and B", time)) == alone("A and B")
+        assert engine.answer(prompt_request("A and B", time)) == answer_alone("A and B")
     assert not engine.caches.prefixes.stats().size_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration.checkpoint_files import edit_json
 from tests.integration.harness import load_model, new_preparer
 from tests.support.planted_code import Planted
 from tests.tiny_models import build
@@ -36,11 +36,6 @@ def checkpoint(tmp_path: Path, mark: Path) -> Path:
     for name in ("__init__", "queue", "msgspec", "numpy", "jinja2", "llguidance", "sitecustomize"):
         (folder / f"{name}.py").write_text(code)
     return folder
-
-
-def edit(file: Path, **changes: Any) -> None:
-    content = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(content | changes))
 
 
 def load_anyhow(folder: Path) -> str:
@@ -81,17 +76,17 @@ AUTO_MAP |= {"AutoProcessor": EVIL, "AutoImageProcessor": EVIL, "AutoVideoProces
 def test_code_named_in_config_files_never_runs(
     checkpoint: Path, mark: Path, file: str, changes: dict[str, Any]
 ):
-    edit(checkpoint / file, **changes)
+    edit_json(checkpoint / file, **changes)
     load_anyhow(checkpoint)
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("model_type", ["evil", "..evil", "../model/evil", "evil.Evil", "os"])
-def test_model_type_never_imports_a_checkpoint_module(
+def test_model_type_never_imports_checkpoint_module(
     checkpoint: Path, mark: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(checkpoint)
-    edit(checkpoint / "config.json", model_type=model_type)
+    edit_json(checkpoint / "config.json", model_type=model_type)
     assert load_anyhow(checkpoint)
     assert not mark.exists()
 
@@ -144,7 +139,7 @@ def test_weight_index_naming_pickled_weights_is_refused(
     (checkpoint / name).write_bytes(weights_with_code(name, mark))
     if is_alone:
         (checkpoint / "model.safetensors").unlink()
-    edit(checkpoint / "model.safetensors.index.json", weight_map={"x": name})
+    edit_json(checkpoint / "model.safetensors.index.json", weight_map={"x": name})
     assert load_anyhow(checkpoint)
     assert not mark.exists()
 
@@ -163,19 +158,19 @@ def test_weight_index_with_outside_path_is_refused(checkpoint: Path, name: str):
     (checkpoint.parent / "outside.safetensors").write_bytes(
         (checkpoint / "model.safetensors").read_bytes()
     )
-    edit(checkpoint / "model.safetensors.index.json", weight_map={"x": name})
+    edit_json(checkpoint / "model.safetensors.index.json", weight_map={"x": name})
     assert "no shard" in load_anyhow(checkpoint)
 
 
 @pytest.mark.parametrize("key", ["chat_template", "chat_template.jinja"])
-def test_chat_template_runs_in_the_sandbox(checkpoint: Path, mark: Path, key: str):
+def test_chat_template_runs_in_sandbox(checkpoint: Path, mark: Path, key: str):
     source = (
         "{% for name in ['lipsum', 'cycler', 'joiner', 'namespace', 'dict', 'range'] %}{% endfor %}"
         f"{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}}"
         f"{{{{ namespace.__init__.__globals__['sys'].modules['os'].system('touch {mark}') }}}}"
     )
     if key == "chat_template":
-        edit(checkpoint / "tokenizer_config.json", chat_template=source)
+        edit_json(checkpoint / "tokenizer_config.json", chat_template=source)
     else:
         (checkpoint / key).write_text(source)
     load_anyhow(checkpoint)
@@ -185,7 +180,7 @@ def test_chat_template_runs_in_the_sandbox(checkpoint: Path, mark: Path, key: st
 @pytest.mark.parametrize("name", ["list", "function"])
 def test_non_text_chat_template_loads_or_is_refused_cleanly(checkpoint: Path, name: str):
     template: Any = {"list": [{"name": "x", "template": "{{ 1 }}"}], "function": 5}[name]
-    edit(checkpoint / "tokenizer_config.json", chat_template=template)
+    edit_json(checkpoint / "tokenizer_config.json", chat_template=template)
     for file in checkpoint.glob("chat_template*"):
         file.unlink()
     load_anyhow(checkpoint)

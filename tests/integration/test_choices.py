@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.integration.harness import GREEDY, EngineHarness, NewEngine, ask
-from tests.integration.prompts import LONGER, PROMPTS, asked
+from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from vlm_server.interfaces import SeqId
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.families("caches")
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 
-def several(params: SamplingParams, n: int) -> SamplingParams:
+def with_choices(params: SamplingParams, n: int) -> SamplingParams:
     return msgspec.structs.replace(params, n=n)
 
 
-def drawn(seed: int | None, n: int = 1, **changes: Any) -> SamplingParams:
+def sampled_params(seed: int | None, n: int = 1, **changes: Any) -> SamplingParams:
     values = {"temperature": 1.5, "top_p": 0.95, "max_tokens": 20} | changes
     return SamplingParams(seed=seed, n=n, **values)
 
@@ -41,45 +41,45 @@ def tokens_of(engine: EngineHarness, name: str, n: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def greedy(served: Served) -> Callable[[str], list[int]]:
-    return lambda name: EngineHarness(*served).answer(asked(name, LONGER))
+def greedy_answer(served: Served) -> Callable[[str], list[int]]:
+    return lambda name: EngineHarness(*served).answer(prompt_request(name, LONGER))
 
 
-def test_greedy_choices_equal_the_answer_alone_in_any_batch(
-    new_engine: NewEngine, greedy: Callable[[str], list[int]]
+def test_greedy_choices_equal_answer_alone_in_any_batch(
+    new_engine: NewEngine, greedy_answer: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=16)
-    engine.add(asked("long", LONGER))
+    engine.add(prompt_request("long", LONGER))
     engine.step(4)
-    engine.add(asked("pictures", several(LONGER, 3)))
-    engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 5)
-    engine.add(asked("picture"))
+    engine.add(prompt_request("images", with_choices(LONGER, 3)))
+    engine.step_until(lambda: len(engine.tokens.get("images", [])) >= 5)
+    engine.add(prompt_request("image"))
     engine.run()
-    assert tokens_of(engine, "pictures", 3) == [greedy("pictures")] * 3
-    assert engine.tokens["long"] == greedy("long")
-    assert engine.tokens["picture"] == greedy("picture")[:10]
+    assert tokens_of(engine, "images", 3) == [greedy_answer("images")] * 3
+    assert engine.tokens["long"] == greedy_answer("long")
+    assert engine.tokens["image"] == greedy_answer("image")[:10]
 
 
 def test_choices_equal_single_requests_with_their_seeds(new_engine: NewEngine):
     engine = new_engine()
-    params = drawn(7, n=4)
-    engine.answer(ask("a", *PROMPTS["picture"], sampling=params))
+    params = sampled_params(7, n=4)
+    engine.answer(ask("a", *PROMPTS["image"], sampling=params))
     for choice, tokens in enumerate(tokens_of(engine, "a", 4)):
-        alone = several(choice_params(params, choice), 1)
-        assert tokens == new_engine().answer(ask("b", *PROMPTS["picture"], sampling=alone))
+        alone = with_choices(choice_params(params, choice), 1)
+        assert tokens == new_engine().answer(ask("b", *PROMPTS["image"], sampling=alone))
 
 
 def test_choices_ending_early_leave_their_siblings_unchanged(new_engine: NewEngine):
     """The stop string is a character that the choices come to at steps of their own."""
     free = new_engine()
-    params = drawn(3, n=6, max_tokens=40)
-    free.answer(asked("text", params))
+    params = sampled_params(3, n=6, max_tokens=40)
+    free.answer(prompt_request("text", params))
     whole = tokens_of(free, "text", 6)
     told = list(free.seq_texts.values())
     stop = max(sorted(set("".join(told))), key=lambda each: len({t.find(each) for t in told}))
     engine = new_engine()
-    engine.add(asked("picture", LONGER))
-    engine.answer(asked("text", msgspec.structs.replace(params, stop=(stop,))))
+    engine.add(prompt_request("image", LONGER))
+    engine.answer(prompt_request("text", msgspec.structs.replace(params, stop=(stop,))))
     choices = tokens_of(engine, "text", 6)
     assert len(set(map(len, choices))) > 2, "all end together: nothing was tried"
     assert choices == [ids[: len(found)] for ids, found in zip(whole, choices, strict=True)]
@@ -93,16 +93,16 @@ def test_choices_ending_early_leave_their_siblings_unchanged(new_engine: NewEngi
 
 
 def test_aborted_choices_leave_other_answers_unchanged(
-    new_engine: NewEngine, greedy: Callable[[str], list[int]]
+    new_engine: NewEngine, greedy_answer: Callable[[str], list[int]]
 ):
     engine = new_engine()
-    engine.add(asked("long", LONGER))
-    engine.add(asked("picture", several(LONGER, 4)))
-    engine.step_until(lambda: len(engine.tokens.get("picture", [])) >= 5)
-    engine.abort("picture")
+    engine.add(prompt_request("long", LONGER))
+    engine.add(prompt_request("image", with_choices(LONGER, 4)))
+    engine.step_until(lambda: len(engine.tokens.get("image", [])) >= 5)
+    engine.abort("image")
     engine.run()
-    assert engine.tokens["long"] == greedy("long")
-    assert tokens_of(engine, "picture", 4) == [greedy("picture")[:5]] * 4
+    assert engine.tokens["long"] == greedy_answer("long")
+    assert tokens_of(engine, "image", 4) == [greedy_answer("image")[:5]] * 4
 
 
 # ---- one family ----------------------------------------------------------------------
@@ -114,19 +114,19 @@ def engine_of(load_tiny: Callable[[str], Served]) -> Callable[..., EngineHarness
 
 
 @pytest.mark.parametrize("max_num_seqs", [5, 8, 16])
-def test_seeded_choices_do_not_depend_on_the_batch(
+def test_seeded_choices_do_not_depend_on_batch(
     engine_of: Callable[..., EngineHarness], max_num_seqs: int
 ):
     parts = (random_image(1), "what?")
     alone = engine_of()
-    alone.answer(ask("a", *parts, sampling=drawn(7, n=4)))
+    alone.answer(ask("a", *parts, sampling=sampled_params(7, n=4)))
     expected = tokens_of(alone, "a", 4)
     beside = engine_of(max_num_seqs=max_num_seqs, chunk_tokens=16)
     beside.add(ask("greedy", "a text", sampling=GREEDY))
     beside.step(3)
-    beside.add(ask("other", random_image(2), "and?", sampling=drawn(None, n=3)))
-    beside.add(ask("a", *parts, sampling=drawn(7, n=4)))
-    beside.add(ask("sibling", *parts, sampling=drawn(8, n=2)))
+    beside.add(ask("other", random_image(2), "and?", sampling=sampled_params(None, n=3)))
+    beside.add(ask("a", *parts, sampling=sampled_params(7, n=4)))
+    beside.add(ask("sibling", *parts, sampling=sampled_params(8, n=2)))
     beside.run()
     assert tokens_of(beside, "a", 4) == expected
     assert not [tokens for tokens in tokens_of(beside, "sibling", 2) if tokens in expected]
@@ -135,7 +135,7 @@ def test_seeded_choices_do_not_depend_on_the_batch(
 @pytest.mark.parametrize("seed", [0, 1, 7, -1, -(2**63), 2**63 - 1, None])
 def test_sampled_choices_differ(engine_of: Callable[..., EngineHarness], seed: int | None):
     engine = engine_of()
-    engine.answer(ask("a", "a text", sampling=drawn(seed, n=8)))
+    engine.answer(ask("a", "a text", sampling=sampled_params(seed, n=8)))
     assert len({tuple(tokens) for tokens in tokens_of(engine, "a", 8)}) == 8
 
 
@@ -145,17 +145,17 @@ def test_consecutive_seeds_share_no_choice():
     assert len(set(seeds)) == len(seeds)
 
 
-def test_first_choice_equals_a_single_choice_request(engine_of: Callable[..., EngineHarness]):
-    one = engine_of().answer(ask("a", "a text", sampling=drawn(5)))
-    assert engine_of().answer(ask("a", "a text", sampling=drawn(5, n=3))) == one
+def test_first_choice_equals_single_choice_request(engine_of: Callable[..., EngineHarness]):
+    one = engine_of().answer(ask("a", "a text", sampling=sampled_params(5)))
+    assert engine_of().answer(ask("a", "a text", sampling=sampled_params(5, n=3))) == one
 
 
 def test_penalties_are_counted_per_choice(engine_of: Callable[..., EngineHarness]):
-    params = drawn(5, n=3, frequency_penalty=1.5, repetition_penalty=1.5)
+    params = sampled_params(5, n=3, frequency_penalty=1.5, repetition_penalty=1.5)
     engine = engine_of()
     engine.answer(ask("a", "a text", sampling=params))
     for choice, tokens in enumerate(tokens_of(engine, "a", 3)):
-        alone = several(choice_params(params, choice), 1)
+        alone = with_choices(choice_params(params, choice), 1)
         assert tokens == engine_of().answer(ask("b", "a text", sampling=alone))
 
 
@@ -163,7 +163,7 @@ def test_choice_with_nan_logits_fails_only_its_request(
     engine_of: Callable[..., EngineHarness],
 ):
     """A token that one choice draws has an embedding of NaN."""
-    params = drawn(7, n=3)
+    params = sampled_params(7, n=3)
     well = engine_of()
     healthy = well.answer(ask("healthy", "another text", sampling=LONGER))
     well.answer(ask("sick", "a text", sampling=params))
@@ -189,7 +189,7 @@ def test_choices_return_their_device_memory(engine_of: Callable[..., EngineHarne
     engine = engine_of()
 
     def held_after(name: str, n: int, steps: int | None = None) -> int:
-        engine.add(ask(name, random_image(1), "Hello", sampling=drawn(1, n=n)))
+        engine.add(ask(name, random_image(1), "Hello", sampling=sampled_params(1, n=n)))
         if steps is not None:
             engine.step(steps)
             engine.abort(name)

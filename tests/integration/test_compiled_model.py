@@ -20,7 +20,7 @@ from mlx_vlm.models.cache import make_prompt_cache
 
 from tests.integration.harness import EngineHarness, ask, conversation, load_model
 from tests.integration.oracle import Oracle
-from tests.integration.prompts import LONGER, PROMPTS, asked
+from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.integration.segments import attend_everywhere, attend_to_segments
 from tests.integration.test_caches import cached_tokens, caches_of
 from tests.support.images import random_image
@@ -113,7 +113,7 @@ def compiled(
 
 def run_all(engine: EngineHarness, params: SamplingParams, stagger: int) -> Mapping[str, list[int]]:
     for name in PROMPTS:
-        engine.add(asked(name, params))
+        engine.add(prompt_request(name, params))
         engine.step(stagger)
     engine.run()
     return engine.tokens
@@ -141,17 +141,17 @@ READ_BESIDE = {
 """What of which families' prompts is read in the pass of a decode step."""
 
 
-def learn(engine: EngineHarness) -> None:
+def learn_step_times(engine: EngineHarness) -> None:
     """Run the steps that a compiled model learns from before mixed steps."""
     for words in ("Hello.", "Good morning."):
         engine.answer(ask(words, words))
 
 
-def decoding(served: Served, **limits: Any) -> tuple[EngineHarness, Compiled]:
+def decoding_engine(served: Served, **limits: Any) -> tuple[EngineHarness, Compiled]:
     """An engine that answers "long", and reads other prompts beside that."""
     engine, model = compiled(served, 24, **limits)
-    learn(engine)
-    engine.add(asked("long", LONGER))
+    learn_step_times(engine)
+    engine.add(prompt_request("long", LONGER))
     engine.step(4)
     return engine, model
 
@@ -161,7 +161,7 @@ def test_prompts_are_piggybacked_on_decode_steps(
     served: Served, answered: EngineHarness, mixed_step_tokens: int
 ):
     engine, model = compiled(served, mixed_step_tokens)
-    learn(engine)
+    learn_step_times(engine)
     found = run_all(engine, LONGER, 4)
     assert {name: found[name] for name in PROMPTS} == answered.tokens
     name = served[0].family.name
@@ -172,7 +172,7 @@ def test_prompts_are_piggybacked_on_decode_steps(
 
 
 @pytest.fixture(params=["qwen2_5_vl", "smolvlm", "llava"])
-def some(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
+def some_family(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
     """Families with M-RoPE, with tiles, and with heads that share no keys."""
     return load_tiny(request.param)
 
@@ -182,16 +182,16 @@ def some(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
     "rate", [pytest.param(0.0, marks=pytest.mark.whole, id="right"), pytest.param(0.5, id="mixed")]
 )
 def test_compiled_steps_verify_drafts_without_changing_answers(
-    some: Served, monkeypatch: pytest.MonkeyPatch, rate: float, mixed_step_tokens: int
+    some_family: Served, monkeypatch: pytest.MonkeyPatch, rate: float, mixed_step_tokens: int
 ):
-    plain = EngineHarness(*some)
+    plain = EngineHarness(*some_family)
     run_all(plain, LONGER, 0)
     answers = {
         tuple(plain.prompts[name].token_ids.tolist()): [tokens]
         for name, tokens in plain.tokens.items()
     }
-    engine, model = compiled(some, mixed_step_tokens, num_draft_tokens=7)
-    learn(engine)
+    engine, model = compiled(some_family, mixed_step_tokens, num_draft_tokens=7)
+    learn_step_times(engine)
     monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
     found = run_all(engine, LONGER, 2)
     assert {name: found[name][: LONGER.max_tokens] for name in PROMPTS} == plain.tokens
@@ -201,46 +201,46 @@ def test_compiled_steps_verify_drafts_without_changing_answers(
 
 
 @pytest.mark.whole
-def test_answers_stay_equal_while_compiled_buffers_grow(some: Served):
+def test_answers_stay_equal_while_compiled_buffers_grow(some_family: Served):
     params = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
-    engines = compiled(some)[0], EngineHarness(*some)
+    engines = compiled(some_family)[0], EngineHarness(*some_family)
     for engine in engines:
-        engine.add(asked("text", params))
+        engine.add(prompt_request("text", params))
         engine.step(200)
-        engine.add(asked("long", params))
+        engine.add(prompt_request("long", params))
         engine.run()
     assert engines[0].tokens == engines[1].tokens
     assert len(engines[0].tokens["text"]) == 300
 
 
 @pytest.mark.parametrize("mixed_step_tokens", [0, 24])
-def test_choices_and_aborts_answer_as_uncompiled(some: Served, mixed_step_tokens: int):
+def test_choices_and_aborts_answer_as_uncompiled(some_family: Served, mixed_step_tokens: int):
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, n=3)
-    engines = compiled(some, mixed_step_tokens)[0], EngineHarness(*some)
-    learn(engines[0])
+    engines = compiled(some_family, mixed_step_tokens)[0], EngineHarness(*some_family)
+    learn_step_times(engines[0])
     for engine in engines:
-        engine.add(asked("text", params))
-        engine.add(asked("long", LONGER))
+        engine.add(prompt_request("text", params))
+        engine.add(prompt_request("long", LONGER))
         engine.step(8)
         engine.abort("long")
-        engine.add(asked("picture", LONGER))
+        engine.add(prompt_request("image", LONGER))
         engine.run()
     first, second = (
-        {seq: each.seqs[seq] for seq in each.seqs if seq.request_id in ("text", "picture")}
+        {seq: each.seqs[seq] for seq in each.seqs if seq.request_id in ("text", "image")}
         for each in engines
     )
     assert first == second
     assert len(first) == 4
 
 
-def test_uncached_prompt_tail_is_prefilled_by_compiled_chunks(some: Served):
+def test_uncached_prompt_tail_is_prefilled_by_compiled_chunks(some_family: Served):
     image = random_image(1)
     first = ask("first", image, "What is this?")
     again = ask("again", image, "What is this?")
     other = ask("other", image, "And which colour has it?")
     turns = ("user", (image, "What is this?")), ("assistant", ("It.",)), ("user", ("Sure?",))
-    engine, model = compiled(some, caches=caches_of(some))
-    plain = EngineHarness(*some, caches=caches_of(some))
+    engine, model = compiled(some_family, caches=caches_of(some_family))
+    plain = EngineHarness(*some_family, caches=caches_of(some_family))
     for submit in (first, again, other, conversation("next", *turns)):
         assert engine.answer(submit) == plain.answer(submit)
     assert len(model.chunks) >= 3  # the first finds no buffers to learn from
@@ -263,7 +263,7 @@ def chunk_of(loaded: LoadedModel, cache: list[Any], token_ids: list[int]) -> Pro
 
 
 @pytest.fixture(params=[mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-def typed(request: pytest.FixtureRequest, tiny_model: TinyModel) -> LoadedModel:
+def typed_model(request: pytest.FixtureRequest, tiny_model: TinyModel) -> LoadedModel:
     """A model in float32 and in half precision, as far as the device's kernels take it."""
     if request.param == mx.float32 and mx.cuda.is_available():
         pytest.skip("our kernels take half precision")
@@ -281,11 +281,11 @@ def check_alike(found: mx.array, wanted: mx.array) -> None:
 
 
 @pytest.mark.parametrize("count", few_of([129, 700, 1280], [129]))
-def test_long_compiled_chunk_equals_the_eager_model(
-    typed: LoadedModel, tiny_model: TinyModel, count: int
+def test_long_compiled_chunk_equals_eager_model(
+    typed_model: LoadedModel, tiny_model: TinyModel, count: int
 ):
     """In half precision, both are equally far from the float32 logits."""
-    loaded, language_model = typed, typed.language_model
+    loaded, language_model = typed_model, typed_model.language_model
     model = new_model(CompiledModel, loaded, 0)
     row = make_prompt_cache(language_model)
     mx.eval(language_model(mx.array([[1, 2]]), cache=row, **of_prompt(loaded, [1, 2], 0)).logits)
@@ -296,7 +296,7 @@ def test_long_compiled_chunk_equals_the_eager_model(
     start, token_ids = list(range(4, 24)), [number % 50 + 3 for number in range(count)]
 
     def cache_of(loaded: LoadedModel) -> list[Any]:
-        """With the tokens of `start`."""
+        """A cache with the tokens of `start`."""
         cache = make_prompt_cache(loaded.language_model)
         inputs = of_prompt(loaded, start, 0)
         mx.eval(loaded.language_model(mx.array([start]), cache=cache, **inputs).logits)
@@ -322,7 +322,7 @@ def test_long_compiled_chunk_equals_the_eager_model(
 @pytest.mark.skipif(mx.cuda.is_available(), reason="our kernels take half precision")
 @pytest.mark.parametrize("is_precompiled", [True, False])
 def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
-    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_precompiled: bool
+    some_family: Served, monkeypatch: pytest.MonkeyPatch, *, is_precompiled: bool
 ):
     monkeypatch.setattr(compiled_model, "_MAX_KEYS", 600)
     monkeypatch.setattr(
@@ -331,9 +331,9 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     monkeypatch.setattr(CpuAttention, "is_precompiled", lambda *_: is_precompiled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
-    engine, model = compiled(some, caches=caches_of(some))
-    plain = EngineHarness(*some, caches=caches_of(some))
-    learn(engine)
+    engine, model = compiled(some_family, caches=caches_of(some_family))
+    plain = EngineHarness(*some_family, caches=caches_of(some_family))
+    learn_step_times(engine)
     del model.chunks[:]
     for number in (1, 3):
         submit = conversation(f"turn {number}", *turns[:number])
@@ -344,8 +344,8 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     assert len(long) == (1 if is_precompiled else 2)
 
 
-def test_mixed_step_equals_separate_decode_and_prefill(typed: LoadedModel):
-    loaded, language_model = typed, typed.language_model
+def test_mixed_step_equals_separate_decode_and_prefill(typed_model: LoadedModel):
+    loaded, language_model = typed_model, typed_model.language_model
     model = new_model(CompiledModel, loaded, 64)
 
     def logits(*, is_one_pass: bool) -> list[mx.array]:
@@ -374,12 +374,12 @@ def test_mixed_step_equals_separate_decode_and_prefill(typed: LoadedModel):
         check_alike(one, two)
 
 
-def test_eager_chunk_after_a_mixed_step_writes_in_place(
+def test_eager_chunk_after_mixed_step_writes_in_place(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
-    engine, model = decoding(served)
-    engine.add(asked("pictures", LONGER))
+    engine, model = decoding_engine(served)
+    engine.add(prompt_request("images", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
     (prefill,) = engine.runner._prefills.values()
     layer = prefill.kv.cache[0]
@@ -388,40 +388,42 @@ def test_eager_chunk_after_a_mixed_step_writes_in_place(
     engine.abort("long")
     engine.step_until(lambda: "columns" not in vars(layer))
     engine.run()
-    assert engine.tokens["pictures"] == EngineHarness(*served).answer(asked("pictures", LONGER))
+    assert engine.tokens["images"] == EngineHarness(*served).answer(
+        prompt_request("images", LONGER)
+    )
 
 
-def test_aborted_piggybacked_prompt_leaves_decoding_answers_unchanged(some: Served):
-    engine, model = decoding(some)
-    engine.add(asked("pictures", LONGER))
+def test_aborted_piggybacked_prompt_leaves_decoding_answers_unchanged(some_family: Served):
+    engine, model = decoding_engine(some_family)
+    engine.add(prompt_request("images", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
-    engine.abort("pictures")
-    engine.add(asked("text", LONGER))
+    engine.abort("images")
+    engine.add(prompt_request("text", LONGER))
     engine.run()
-    plain = EngineHarness(*some)
-    assert engine.tokens["long"] == plain.answer(asked("long", LONGER))
-    assert engine.tokens["text"] == plain.answer(asked("text", LONGER))
+    plain = EngineHarness(*some_family)
+    assert engine.tokens["long"] == plain.answer(prompt_request("long", LONGER))
+    assert engine.tokens["text"] == plain.answer(prompt_request("text", LONGER))
     assert engine.num_tracked == 0
 
 
-def test_cancelled_piggybacked_prompt_is_stored(some: Served):
-    engine, model = decoding(some, caches=caches_of(some))
-    engine.add(asked("pictures", LONGER))
+def test_cancelled_piggybacked_prompt_is_stored(some_family: Served):
+    engine, model = decoding_engine(some_family, caches=caches_of(some_family))
+    engine.add(prompt_request("images", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
     progress = {each.request_id: each.done for each in engine.scheduler.stats().progress}
-    engine.abort("pictures")
+    engine.abort("images")
     engine.run()
-    again = msgspec.structs.replace(asked("pictures", LONGER), request_id="again")
-    assert engine.answer(again) == EngineHarness(*some).answer(again)
+    again = msgspec.structs.replace(prompt_request("images", LONGER), request_id="again")
+    assert engine.answer(again) == EngineHarness(*some_family).answer(again)
     key = engine.prompts["again"].key
-    assert cached_tokens(engine, "again") == key.floor(progress["pictures"])
+    assert cached_tokens(engine, "again") == key.floor(progress["images"])
 
 
 def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
-    some: Served, monkeypatch: pytest.MonkeyPatch
+    some_family: Served, monkeypatch: pytest.MonkeyPatch
 ):
     """The state of the prompt's chunk is unknown, so the request fails and stores nothing."""
-    engine, model = decoding(some, caches=caches_of(some))
+    engine, model = decoding_engine(some_family, caches=caches_of(some_family))
     known = engine.caches.prefixes.stats().entries
     read = decode_batch.DecodeBatch.result
 
@@ -432,28 +434,28 @@ def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
         raise RuntimeError("the device stopped")
 
     monkeypatch.setattr(decode_batch.DecodeBatch, "result", fail)
-    engine.add(asked("pictures", LONGER))
+    engine.add(prompt_request("images", LONGER))
     engine.run()
     assert isinstance(engine.ends["long"], Failed)
-    assert isinstance(engine.ends["pictures"], Failed)
+    assert isinstance(engine.ends["images"], Failed)
     assert engine.caches.prefixes.stats().entries == known
 
 
-def test_cached_prefix_is_continued_in_mixed_steps(some: Served):
+def test_cached_prefix_is_continued_in_mixed_steps(some_family: Served):
     image = random_image(1)
     turns = ("user", (image, "What is this?")), ("assistant", ("It.",)), ("user", ("Sure?",))
-    engine, model = compiled(some, 24, caches=caches_of(some))
-    plain = EngineHarness(*some)
-    learn(engine)
+    engine, model = compiled(some_family, 24, caches=caches_of(some_family))
+    plain = EngineHarness(*some_family)
+    learn_step_times(engine)
     engine.answer(conversation("first", *turns[:1]))
-    engine.add(asked("long", LONGER))
+    engine.add(prompt_request("long", LONGER))
     engine.step(4)
     engine.add(conversation("next", *turns))
     engine.run()
     assert model.piggybacked
     assert sum(model.piggybacked) < engine.prompts["next"].num_tokens  # the rest was cached
     assert engine.tokens["next"] == plain.answer(conversation("next", *turns))
-    assert engine.tokens["long"] == plain.answer(asked("long", LONGER))
+    assert engine.tokens["long"] == plain.answer(prompt_request("long", LONGER))
 
 
 @pytest.mark.parametrize(
@@ -464,7 +466,7 @@ def test_failed_mixed_step_is_repeated_as_two_steps(
 ):
     served = load_tiny("qwen2_5_vl")
     engine, model = compiled(served, 24)
-    learn(engine)
+    learn_step_times(engine)
     launch, num_failed = mx.async_eval, 0
 
     def fail(*arrays: Any) -> None:
@@ -486,16 +488,16 @@ def test_failed_piggybacked_chunk_fails_only_its_prompt(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
-    engine, model = decoding(served)
+    engine, model = decoding_engine(served)
 
     def fail(*_: Any) -> None:
-        raise RuntimeError("no such picture")
+        raise RuntimeError("no such image")
 
     monkeypatch.setattr(Prefill, "chunk", fail)
-    engine.add(asked("text", LONGER))
+    engine.add(prompt_request("text", LONGER))
     engine.run()
     assert isinstance(engine.ends["text"], Failed)
-    assert engine.tokens["long"] == EngineHarness(*served).answer(asked("long", LONGER))
+    assert engine.tokens["long"] == EngineHarness(*served).answer(prompt_request("long", LONGER))
     assert not model.piggybacked
 
 
@@ -516,7 +518,9 @@ def test_shapes_of_one_request_are_precompiled_first(load_tiny: Load):
 def test_uncompilable_model_runs_uncompiled(load_tiny: Load):
     served = load_tiny("paddleocr_vl")
     engine, model = compiled(served)
-    assert engine.answer(asked("text")) == EngineHarness(*served).answer(asked("text"))
+    assert engine.answer(prompt_request("text")) == EngineHarness(*served).answer(
+        prompt_request("text")
+    )
     assert not model.can_compile
     assert not model.precompile_next()
 
@@ -553,7 +557,9 @@ def test_failing_kernels_turn_compilation_off(load_tiny: Load):
         loaded.language_model, attention, loaded.decode_positions, (4,), arguments
     )
     engine = EngineHarness(replace(loaded, text=model), preparer)
-    assert engine.answer(asked("text")) == EngineHarness(loaded, preparer).answer(asked("text"))
+    assert engine.answer(prompt_request("text")) == EngineHarness(loaded, preparer).answer(
+        prompt_request("text")
+    )
     assert not model.can_compile
 
 
@@ -571,21 +577,23 @@ def test_compiled_step_out_of_memory_once_is_retried(
         evaluate(*arrays)
 
     monkeypatch.setattr(mx, "eval", fail_once)
-    assert engine.answer(asked("text")) == EngineHarness(*served).answer(asked("text"))
+    assert engine.answer(prompt_request("text")) == EngineHarness(*served).answer(
+        prompt_request("text")
+    )
     assert failed
     assert model.can_compile
     assert model.num_steps
 
 
-def by_mlx(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
+def arrange_by_mlx(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
     """The reference for `arrange_rows`."""
     runs = [Run(row, 1, start, n, to, source) for source, row, start, n, to, _ in places.tolist()]
     keys, values = zip(*sources, strict=True)
     return kv_rows._arranged(keys, runs, capacity), kv_rows._arranged(values, runs, capacity)
 
 
-def swapped(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
-    return by_mlx(sources[::-1], places, capacity)
+def arrange_swapped(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
+    return arrange_by_mlx(sources[::-1], places, capacity)
 
 
 def rotated(
@@ -607,7 +615,7 @@ def rotated_back(
     return rotated(queries, keys, cosines, -sines)
 
 
-def without_the_last(
+def multiply_without_last(
     x: mx.array,
     weight: mx.array,
     bias: mx.array | None,
@@ -623,9 +631,9 @@ def without_the_last(
     [
         (None, None),
         ("attend_to_segments", attend_everywhere),
-        ("arrange_rows", swapped),
+        ("arrange_rows", arrange_swapped),
         ("rotate_heads", rotated_back),
-        ("skinny_linear", without_the_last),
+        ("skinny_linear", multiply_without_last),
     ],
 )
 def test_kernels_differing_from_mlx_are_not_used(
@@ -634,7 +642,7 @@ def test_kernels_differing_from_mlx_are_not_used(
     gpu = Device(DeviceKind.CUDA, "a GPU", 1, 1, runs_our_kernels=True)
     monkeypatch.setattr(kernels, "current_device", lambda: gpu)
     monkeypatch.setattr(kernels, "skinny_linear", multiply)
-    monkeypatch.setattr(kernels, "arrange_rows", by_mlx)
+    monkeypatch.setattr(kernels, "arrange_rows", arrange_by_mlx)
     monkeypatch.setattr(kernels, "rotate_heads", rotated)
     monkeypatch.setattr(kernels, "gated_delta", gated_delta_in_chunks)
     monkeypatch.setattr(kernels, "attend_to_segments", attend_to_segments)
@@ -644,7 +652,7 @@ def test_kernels_differing_from_mlx_are_not_used(
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="asks where there is no CUDA GPU")
-def test_kernels_are_not_used_without_a_cuda_gpu():
+def test_kernels_are_not_used_without_cuda_gpu():
     assert not kernels.can_be_used()
 
 
@@ -731,7 +739,7 @@ def test_qkv_projections_of_few_rows_are_one_product(
     assert len(calls) == is_shared
 
 
-def test_combined_product_is_bypassed_for_a_different_input():
+def test_combined_product_is_bypassed_for_different_input():
     layers = [Linear(64, size, bias=False) for size in (8, 4)]
     for layer in layers:
         layer.set_dtype(mx.bfloat16)

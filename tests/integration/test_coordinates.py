@@ -45,7 +45,7 @@ def screenshot() -> PillowImage.Image:
     return PillowImage.fromarray(pixels)
 
 
-def shown(inputs: Any, patch_size: int, merged: int) -> NDArray[np.float64]:
+def encoder_input(inputs: Any, patch_size: int, merged: int) -> NDArray[np.float64]:
     """The vision encoder's input, (height, width), assembled from its patches."""
     _, rows, columns = inputs["image_grid_thw"].reshape(3)
     side = patch_size
@@ -72,7 +72,7 @@ def test_scaled_mark_maps_back_to_its_screen_position(
     (use,) = made.prompt.images
     (inputs,) = made.inputs.values()
     processor = loaded.processor.image_processor
-    image = shown(inputs, processor.patch_size, processor.merge_size)
+    image = encoder_input(inputs, processor.patch_size, processor.merge_size)
     assert image.shape == (use.height, use.width)
     weights = image / image.sum()
     y, x = (float((weights * (axis + 0.5)).sum()) for axis in np.indices(image.shape))
@@ -92,7 +92,7 @@ def test_documented_coordinate_table_has_three_screenshots():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}x{row[1]}")
 @pytest.mark.parametrize(("factor", "first"), [(28, 2), (32, 5)])
-def test_documented_screenshot_sizes_follow_the_resize_rule(
+def test_documented_screenshot_sizes_follow_resize_rule(
     row: tuple[str, ...], factor: int, first: int
 ):
     width, height, tokens = map(int, row[first : first + 3])

@@ -28,14 +28,14 @@ def test_core_families_cover_every_mechanism(column: str):
         )
 
 
-def test_core_families_each_have_a_unique_mechanism():
+def test_core_families_each_have_unique_mechanism():
     """Each has a mechanism that the others lack, so that the default run stays short."""
     for name in CORE:
         others = {value for core in CORE if core != name for value in mechanisms_of(core)}
         assert mechanisms_of(name) - others, f"{name} has nothing of its own"
 
 
-def test_cover_contains_the_mechanisms_of_all_families():
+def test_chosen_core_covers_mechanisms_of_all_families():
     for columns in (["rope", "caches"], ["tiling"], COLUMNS):
         wanted = {value for name in FAMILIES for value in mechanisms_of(name, columns)}
         found = {v for name in cover(FAMILIES, columns) for v in mechanisms_of(name, columns)}
@@ -46,19 +46,19 @@ def test_test_without_columns_runs_for_two_families():
     assert len(choose(FAMILIES, [])) == MIN_FAMILIES
 
 
-def test_chosen_families_keep_the_mechanisms_of_a_tests_list():
+def test_test_list_of_families_keeps_its_mechanisms():
     assert choose(["pixtral", "llava"], None) >= {"pixtral", "llava"}, "none of them is core"
     assert choose(["qwen2_5_vl", "llava", "qwen3_vl_moe"], ["batches"]) >= {"qwen3_vl_moe"}
 
 
-def test_rotation_reaches_all_families_outside_the_core():
+def test_rotation_reaches_all_families_outside_core():
     found = {rotating(f"{number:040x}") for number in range(1000)}
     assert found == set(FAMILIES) - set(CORE)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", FAMILIES)
-def test_mechanism_lists_match_the_loaded_models(name: str, tiny_model: TinyModel):
+def test_mechanism_lists_match_loaded_models(name: str, tiny_model: TinyModel):
     """Mechanisms that the family table lacks are checked against loaded models."""
     loaded = load_model(tiny_model(name))
     language: nn.Module = loaded.language_model

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from tests.integration.harness import EngineHarness
-from tests.integration.prompts import in_pairs
+from tests.integration.prompts import answer_in_pairs
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.backends import cpu
@@ -22,7 +22,7 @@ MASKED_THEMSELVES = frozenset({"paddleocr_vl"})
 """Families that hand their attention a mask of their own, so that it stays mlx-vlm's."""
 
 
-class TakesNothing(cpu.CpuAttention):
+class UnsupportingAttention(cpu.CpuAttention):
     """Leaves all to mlx-vlm."""
 
     def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
@@ -48,8 +48,10 @@ def test_cpu_attention_answers_equal_mlx_vlms(
     served: Served, answered_in_pairs: list[list[int]], shapes: list[tuple[int, int]]
 ):
     loaded, preparer = served
-    mlx_vlms = replace(loaded, attention=ModelAttention(loaded.language_model, TakesNothing()))
-    assert in_pairs(EngineHarness(mlx_vlms, preparer)) == answered_in_pairs
+    mlx_vlms = replace(
+        loaded, attention=ModelAttention(loaded.language_model, UnsupportingAttention())
+    )
+    assert answer_in_pairs(EngineHarness(mlx_vlms, preparer)) == answered_in_pairs
     assert not shapes
 
 
@@ -63,7 +65,8 @@ def test_cpu_attention_answers_are_equal_in_chunks(
 ):
     caches = {"caches": caches_of(served)} if is_cached else {}
     assert (
-        in_pairs(EngineHarness(*served, chunk_tokens=chunk_tokens, **caches)) == answered_in_pairs
+        answer_in_pairs(EngineHarness(*served, chunk_tokens=chunk_tokens, **caches))
+        == answered_in_pairs
     )
     assert bool(shapes) == (served[0].family.name not in MASKED_THEMSELVES)
     if chunk_tokens < 30 and shapes:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from tests.integration.harness import EngineHarness
-from tests.integration.prompts import in_pairs
+from tests.integration.prompts import answer_in_pairs
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.backends.cuda import attention as cuda_attention
@@ -40,6 +40,6 @@ def test_cuda_attention_answers_equal_mlx_vlms_before_and_after_planning(
     cached = caches_of(as_on_cuda)
     for caches in (cached, cached, caches_of(as_on_cuda)):
         engine = EngineHarness(*as_on_cuda, chunk_tokens=chunk_tokens, caches=caches)
-        assert in_pairs(engine) == answered_in_pairs
+        assert answer_in_pairs(engine) == answered_in_pairs
         while engine.runner.precompile_next():
             pass

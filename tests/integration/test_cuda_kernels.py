@@ -27,7 +27,7 @@ def normal(*shape: int, dtype: mx.Dtype) -> mx.array:
     return mx.random.normal(shape).astype(dtype)
 
 
-def distance(found: mx.array, expected: mx.array) -> float:
+def relative_distance(found: mx.array, expected: mx.array) -> float:
     found = found.astype(mx.float32)
     return float((mx.linalg.norm(found - expected) / mx.linalg.norm(expected)).item())
 
@@ -42,7 +42,7 @@ def test_few_row_products_match_float32(dtype: mx.Dtype, depth: int, columns: in
         expected = expected if bias is None else expected + bias
         found = kernels.skinny_linear(x, weight, bias, (columns,))[0]
         assert found.shape == (rows, columns)
-        assert distance(found, expected) < 0.004
+        assert relative_distance(found, expected) < 0.004
         alone = kernels.skinny_linear(x[None, rows - 1 :], weight, bias, (columns,))[0]
         assert mx.array_equal(alone[0, 0], found[rows - 1])
         of_one = kernels.skinny_linear(x[:, None], weight, bias, (columns,))[0]
@@ -69,7 +69,7 @@ def test_few_row_quantized_products_match_float32(
         expected = x.astype(mx.float32) @ weight.T
         expected = expected if bias is None else expected + bias
         found = kernels.skinny_linear(x, packed, bias, (columns,), packing)[0]
-        assert distance(found, expected) < 0.006
+        assert relative_distance(found, expected) < 0.006
         alone = kernels.skinny_linear(x[rows - 1 :], packed, bias, (columns,), packing)[0]
         assert mx.array_equal(alone[0], found[rows - 1])
         parts = kernels.skinny_linear(x, packed, bias, (3, columns - 3), packing)
@@ -94,7 +94,7 @@ def test_gated_delta_kernel_equals_single_steps(
     assert found[0].dtype == dtype
     assert found[1].dtype == mx.float32
     for mine, other in zip(found, expected, strict=True):
-        assert distance(mine, other) < 0.004
+        assert relative_distance(mine, other) < 0.004
     alone = kernels.gated_delta(*(each[rows - 1 :] for each in (q, k, v, g, beta, state)))
     assert mx.array_equal(alone[0][0], found[0][rows - 1])
 
@@ -112,7 +112,7 @@ def test_rope_kernel_rotates_heads_as_float32(dtype: mx.Dtype, dim: int, rows: i
         assert mine.dtype == dtype
         first, second, rest = mx.split(x.astype(mx.float32), [dim // 2, dim], axis=-1)
         pairs = first * cosines - second * sines, second * cosines + first * sines
-        assert distance(mine, mx.concatenate([*pairs, rest], axis=-1)) < 0.004
+        assert relative_distance(mine, mx.concatenate([*pairs, rest], axis=-1)) < 0.004
     shared = kernels.rotate_heads(queries, keys, cosines[:1], sines[:1])
     for mine, whole in zip(shared, found, strict=True):
         assert mx.array_equal(mine[0], whole[0])
@@ -144,7 +144,7 @@ def attend_in_float32(
     bounds: list[tuple[int, int, int]],
     window: int,
 ) -> mx.array:
-    """By matrix products; `keys` and `values` have the new ones."""
+    """Attention by matrix products in float32; `keys` and `values` have the new ones."""
     count, share = queries.shape[2], queries.shape[1] // keys.shape[1]
     queries, keys, values = (each.astype(mx.float32) for each in (queries, keys, values))
     keys, values = mx.repeat(keys, share, axis=1), mx.repeat(values, share, axis=1)
@@ -192,7 +192,7 @@ def test_decode_kernel_writes_and_attends_to_new_tokens(
             assert mx.array_equal(each[row, :, kept], side[row, :, kept])
     num_real = min(num_new for *_, num_new in bounds)
     wanted = attend_in_float32(queries, *expected, bounds, window)
-    assert distance(found[:, :, :num_real], wanted[:, :, :num_real]) < 0.006
+    assert relative_distance(found[:, :, :num_real], wanted[:, :, :num_real]) < 0.006
 
     last = slice(len(bounds) - 1, None)
     alone = attention_kernels.append_and_attend(
@@ -260,7 +260,7 @@ def test_mixed_step_rows_equal_rows_computed_alone(
 
 
 SEGMENTS = {
-    "windows of a picture": [(63, 64), (7, 48), (9, 16), (1, 12)],
+    "windows of an image": [(63, 64), (7, 48), (9, 16), (1, 12)],
     "one that is short": [(1, 4)],
     "long ones": [(2, 300), (1, 65)],
 }
@@ -290,7 +290,7 @@ def test_segment_kernel_attends_within_segments(
             expected.append((weights @ v).swapaxes(1, 2))
             start += length
     assert found.dtype == dtype
-    assert distance(found, mx.concatenate(expected, axis=1)) < 0.006
+    assert relative_distance(found, mx.concatenate(expected, axis=1)) < 0.006
 
 
 RUNS = {
@@ -319,7 +319,7 @@ def test_rows_without_wide_alignment_are_left_to_mlx():
     assert not kernels.takes_rows([(side, side)])
 
 
-def test_mlx_loads_the_code_that_is_compiled_here():
+def test_mlx_loads_code_compiled_by_server():
     """MLX would compile it in seconds, if it looked for another file."""
     x, weight = normal(3, 128, dtype=mx.bfloat16), normal(72, 128, dtype=mx.bfloat16)
     mx.eval(x, weight)

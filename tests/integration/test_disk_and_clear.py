@@ -32,5 +32,5 @@ while thread.is_alive():
 """
 
 
-def test_record_is_read_while_memory_is_cleared():
+def test_disk_record_is_read_while_memory_is_cleared():
     subprocess.run([sys.executable, "-c", READ_AND_CLEAR], timeout=60, check=True)

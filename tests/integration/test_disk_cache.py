@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.integration.harness import EngineHarness, ask, conversation, load_model, new_preparer
+from tests.support.disk_writes import wait_until_written
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
@@ -101,7 +101,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def alone(served: Served) -> Callable[[int], list[int]]:
+def answers_alone(served: Served) -> Callable[[int], list[int]]:
     """Answers of a conversation without any cache."""
     return cache(lambda turns: EngineHarness(*served).answer(talk(turns)))
 
@@ -111,8 +111,8 @@ def qwen(load_tiny: Callable[[str], Served]) -> Served:
     return load_tiny("qwen3_vl")
 
 
-def test_conversation_is_cached_across_a_restart(
-    served: Served, alone: Callable[[int], list[int]], tmp_path: Path
+def test_conversation_is_cached_across_restart(
+    served: Served, answers_alone: Callable[[int], list[int]], tmp_path: Path
 ):
     """As many tokens are cached as with everything in memory."""
     with engine_on(served, tmp_path / "of one that runs on") as engine:
@@ -123,7 +123,7 @@ def test_conversation_is_cached_across_a_restart(
     assert expected[0] == 0 < expected[2]
     for number, (submit, count) in enumerate(zip(asked, expected, strict=True)):
         with engine_on(served, tmp_path / "of one that restarts") as engine:
-            assert engine.answer(submit) == alone(len(submit.messages))
+            assert engine.answer(submit) == answers_alone(len(submit.messages))
             assert cached_tokens(engine, submit) == count
             reading = disk_of(engine)
             assert bool(reading.hits) == bool(number)
@@ -131,7 +131,7 @@ def test_conversation_is_cached_across_a_restart(
     assert not engine.preparers.num_uncached_spans["again"]
 
 
-def test_picture_is_cached_for_other_prompts_across_a_restart(served: Served, tmp_path: Path):
+def test_image_is_cached_for_other_prompts_across_restart(served: Served, tmp_path: Path):
     plain = EngineHarness(*served)
     with engine_on(served, tmp_path) as engine:
         engine.answer(ask("first", random_image(1), QUESTION, sampling=GREEDY))
@@ -266,7 +266,7 @@ def test_conversation_ends_are_evicted_from_disk_first(qwen: Served, tmp_path: P
         assert engine.prompts["again"].num_tokens > cached_tokens(engine, again) + 1
 
 
-def test_prefix_larger_than_the_disk_limit_is_not_stored(qwen: Served, tmp_path: Path):
+def test_prefix_larger_than_disk_limit_is_not_stored(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path, 1000) as engine:
         engine.answer(talk(4))
         assert engine.answer(talk(4, "again")) == EngineHarness(*qwen).answer(talk(4))
@@ -288,14 +288,14 @@ def test_vanished_cache_folder_is_recreated_and_fails_no_request(qwen: Served, t
     with engine_on(qwen, folder) as engine:
         shutil.rmtree(folder.parent)
         assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
-        wait_until_written(engine)
+        wait_until_disk_is_written(engine)
         engine.answer(talk(4, "later"))
     with engine_on(qwen, folder) as engine:
         assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
         assert cached_tokens(engine, talk(4)) > 0, "it is stored as before"
 
 
-class Tight(DiskStore):
+class FullDiskStore(DiskStore):
     """A store on a disk with room for `room_bytes`, which fails with `error` beyond."""
 
     room_bytes = 0
@@ -311,8 +311,8 @@ class Tight(DiskStore):
 
 
 @pytest.fixture
-def tight_disk(monkeypatch: pytest.MonkeyPatch) -> type[Tight]:
-    class Own(Tight):
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> type[FullDiskStore]:
+    class Own(FullDiskStore):
         pass
 
     monkeypatch.setattr(runner_caches, "DiskStore", Own)
@@ -323,22 +323,22 @@ def tight_disk(monkeypatch: pytest.MonkeyPatch) -> type[Tight]:
 def test_full_disk_evicts_and_warns_once(
     qwen: Served,
     tmp_path: Path,
-    tight_disk: type[Tight],
+    full_disk: type[FullDiskStore],
     error: int,
     caplog: pytest.LogCaptureFixture,
 ):
-    tight_disk.error, tight_disk.room_bytes = error, LOTS
+    full_disk.error, full_disk.room_bytes = error, LOTS
     with engine_on(qwen, tmp_path / "whole") as engine:
         engine.answer(talk(4))
-    tight_disk.room_bytes = sum(path.stat().st_size for path in files_in(tmp_path / "whole"))
+    full_disk.room_bytes = sum(path.stat().st_size for path in files_in(tmp_path / "whole"))
     with engine_on(qwen, tmp_path / "tight") as engine:
         for number in range(6):
             parts = (f"Number {number}", random_image(10 + number), QUESTION)
             engine.answer(ask(f"{number}", *parts, sampling=GREEDY))
-            wait_until_written(engine)
+            wait_until_disk_is_written(engine)
         assert disk_of(engine).evictions > 0
         assert disk_of(engine).damaged == 0
-        assert sum(p.stat().st_size for p in files_in(tmp_path / "tight")) <= tight_disk.room_bytes
+        assert sum(p.stat().st_size for p in files_in(tmp_path / "tight")) <= full_disk.room_bytes
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
     with engine_on(qwen, tmp_path / "tight") as engine:
         last = ask("5", *parts, sampling=GREEDY)
@@ -347,15 +347,15 @@ def test_full_disk_evicts_and_warns_once(
 
 
 def test_unwritable_disk_warns_once_and_fails_no_request(
-    qwen: Served, tmp_path: Path, tight_disk: type[Tight], caplog: pytest.LogCaptureFixture
+    qwen: Served, tmp_path: Path, full_disk: type[FullDiskStore], caplog: pytest.LogCaptureFixture
 ):
-    tight_disk.error = errno.EROFS
+    full_disk.error = errno.EROFS
     with engine_on(qwen, tmp_path) as engine:
         for turns in (2, 4):
             assert engine.answer(talk(turns)) == EngineHarness(*qwen).answer(talk(turns))
-            wait_until_written(engine)
+            wait_until_disk_is_written(engine)
         assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
-        tight_disk.room_bytes = LOTS
+        full_disk.room_bytes = LOTS
         engine.answer(talk(4, "again"))
         engine.answer(ask("other", "Something else", random_image(3), sampling=GREEDY))
     assert files_in(tmp_path), "it is used again once it can be"
@@ -412,14 +412,10 @@ def test_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
     assert work.disk_read.transient_bytes == 2 * largest < work.disk_read.size_bytes
 
 
-def wait_until_written(engine: EngineHarness) -> None:
-    """Until nothing waits for the disk."""
+def wait_until_disk_is_written(engine: EngineHarness) -> None:
     cache = engine.caches.disk
     assert isinstance(cache, disk_cache.DiskCache)
-    deadline = time.monotonic() + 30
-    while cache.writer.num_queued:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until_written(cache)
 
 
 def test_vanished_disk_files_fail_no_request(qwen: Served, tmp_path: Path):
@@ -438,7 +434,7 @@ def test_vanished_disk_files_fail_no_request(qwen: Served, tmp_path: Path):
 def test_records_are_read_back_unchanged(dtype: mx.Dtype, tmp_path: Path):
     array = mx.random.normal((1, 2, 3, 8)).astype(dtype)
     states = LayerStates(((array, None), (array + 1,)), (("4", "8"), ()))
-    prompt_key = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
+    prompt_key = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "an image"),))
     block = block_after(BlockHashChain("salt"), prompt_key)
     written = prefix_record("f", block, KVSegment((array, array * 2)), states)
     path = tmp_path / "file.safetensors"
@@ -463,14 +459,14 @@ def test_features_are_read_back_unchanged(deepstack: bool, tmp_path: Path):
     rows = mx.random.normal((5, 8)).astype(mx.bfloat16)
     mask, layers = mx.array([True, False, True, True, False]), mx.stack([rows, rows])
     features = ImageFeatures(rows, mask, layers) if deepstack else ImageFeatures(rows, None, None)
-    written = features_record("f", "a picture", features)
+    written = features_record("f", "an image", features)
     path = tmp_path / "file.safetensors"
     written.write(path)
     assert path.stat().st_size <= written.size_bytes
     read = Record.read(path.read_bytes())
-    assert read.header.is_of("f", "a picture")
-    assert not read.header.is_of("f", "another picture")
-    assert not read.header.is_of("other", "a picture")
+    assert read.header.is_of("f", "an image")
+    assert not read.header.is_of("f", "another image")
+    assert not read.header.is_of("other", "an image")
     assert_same([read.features.arrays], [features.arrays])
 
 
@@ -481,7 +477,7 @@ def assert_same(read: Iterable[Iterable[Any]], written: Iterable[Iterable[Any]])
             assert a is None or (a.dtype == b.dtype and mx.array_equal(a, b))
 
 
-def test_disk_loads_follow_the_resized_prefix_cache_limit(served: Served, tmp_path: Path):
+def test_disk_loads_follow_resized_prefix_cache_limit(served: Served, tmp_path: Path):
     """The front may change it while the engine runs."""
     with engine_on(served, tmp_path) as engine:
         engine.answer(talk(2))
@@ -495,7 +491,7 @@ def test_disk_loads_follow_the_resized_prefix_cache_limit(served: Served, tmp_pa
         assert disk_of(engine).hits > 0
 
 
-def test_relative_disk_path_is_inside_the_system_cache_folder(tmp_path: Path):
+def test_relative_disk_path_is_inside_system_cache_folder(tmp_path: Path):
     assert disk_folder(CacheSettings(disk_path="model-1")) == default_folder() / "model-1"
     assert disk_folder(CacheSettings(disk_path=str(tmp_path))) == tmp_path
     assert disk_folder(CacheSettings()) == default_folder()

@@ -19,7 +19,7 @@ from tests.integration.test_disk_cache import (
     engine_on,
     files_in,
     talk,
-    wait_until_written,
+    wait_until_disk_is_written,
 )
 from tests.support.images import random_image
 from vlm_server.protocol import Submit
@@ -49,18 +49,18 @@ def test_conversation_moves_between_engines_by_shared_disk(
         for submit, count, engine in zip(asked, expected, (one, other, one), strict=True):
             assert engine.answer(submit) == EngineHarness(*served).answer(submit)
             assert cached_tokens(engine, submit) == count
-            wait_until_written(engine)
+            wait_until_disk_is_written(engine)
         assert disk_of(other).hits > 0
         assert disk_of(one).damaged == disk_of(other).damaged == 0
-    assert other.preparers.num_uncached_spans[asked[1].request_id] == 1, "the new picture"
+    assert other.preparers.num_uncached_spans[asked[1].request_id] == 1, "the new image"
 
 
-def test_picture_encoded_by_another_engine_is_found_on_disk(qwen: Served, tmp_path: Path):
+def test_image_encoded_by_another_engine_is_found_on_disk(qwen: Served, tmp_path: Path):
     other_prompt = ask("second", "Something else", random_image(1), "and what?", sampling=GREEDY)
     wanted = EngineHarness(*qwen).answer(other_prompt)
     with engine_on(qwen, tmp_path) as one, engine_on(qwen, tmp_path) as other:
         one.answer(ask("first", random_image(1), QUESTION, sampling=GREEDY))
-        wait_until_written(one)
+        wait_until_disk_is_written(one)
         assert other.answer(other_prompt) == wanted
         assert other.preparers.num_read["second"] == 0
 
@@ -69,7 +69,7 @@ def test_salts_share_nothing_between_engines(qwen: Served, tmp_path: Path):
     mine, theirs = (msgspec.structs.replace(talk(2), cache_salt=salt) for salt in ("mine", "their"))
     with engine_on(qwen, tmp_path) as one, engine_on(qwen, tmp_path) as other:
         one.answer(mine)
-        wait_until_written(one)
+        wait_until_disk_is_written(one)
         other.answer(theirs)
         assert cached_tokens(other, theirs) == disk_of(other).hits == 0
 
@@ -83,11 +83,11 @@ def test_prefix_computed_by_two_engines_is_stored_once(qwen: Served, tmp_path: P
     with engine_on(qwen, shared) as one, engine_on(qwen, shared) as other:
         one.answer(talk(2))
         other.answer(talk(2))
-        wait_until_written(one)
-        wait_until_written(other)
+        wait_until_disk_is_written(one)
+        wait_until_disk_is_written(other)
         assert [path.name.rpartition("-")[0] for path in files_in(shared)] == expected
         other.answer(talk(4))
-        wait_until_written(other)
+        wait_until_disk_is_written(other)
         again = talk(4, "again")
         one.answer(again)
         assert cached_tokens(one, again) > cached_tokens(other, talk(4))
@@ -111,12 +111,12 @@ def test_prefix_evicted_before_its_disk_read_is_recomputed(
         patch.setattr(Path, "read_bytes", evicted)
         assert engine.answer(talk(2)) == wanted
         assert cached_tokens(engine, talk(2)) == 0
-        wait_until_written(engine)
+        wait_until_disk_is_written(engine)
         assert (disk_of(engine).damaged, disk_of(engine).hits) == (0, 0)
 
 
 def size_of(folder: Path) -> int:
-    """Of its files; one that is renamed or evicted meanwhile does not count."""
+    """The bytes of its files, without those renamed or evicted meanwhile."""
     size = 0
     for path in files_in(folder):
         with suppress(FileNotFoundError):
@@ -141,7 +141,7 @@ def test_engines_evicting_each_others_files_answer_as_alone(qwen: Served, tmp_pa
                     assert engine.answer(asked) == wanted[number]
                     engine.caches.drop()  # only the disk has it
         for engine in engines:
-            wait_until_written(engine)
+            wait_until_disk_is_written(engine)
         assert size_of(tmp_path / "shared") <= limit
         assert sum(disk_of(engine).evictions for engine in engines) > 3
         assert sum(disk_of(engine).damaged for engine in engines) == 0

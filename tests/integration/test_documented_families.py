@@ -21,7 +21,7 @@ from vlm_server.runner.loading.facts import model_facts
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 
 
-def test_documented_families_are_the_checked_families():
+def test_documented_families_are_checked_families():
     checked = TABLE.read_text().partition("## Others")[0]
     names = {family.name for family in ROWS.values()}
     assert set(re.findall(r"^\| `(\w+)`", checked, re.MULTILINE)) == names
@@ -34,7 +34,7 @@ def test_documented_families_are_the_checked_families():
             assert f"`{family.name}` (`{alias}`)" in checked
 
 
-def test_documented_capabilities_match_the_family_table():
+def test_documented_capabilities_match_family_table():
     table = TABLE.read_text().partition("## What each family supports")[2].partition("## ")[0]
     seen = set[str]()
     for line in table.splitlines():
@@ -49,7 +49,7 @@ def test_documented_capabilities_match_the_family_table():
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "pixtral"])
-def test_checked_family_loads_without_a_warning(
+def test_checked_family_loads_without_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
 ):
     with caplog.at_level(logging.WARNING, "vlm_server"):
@@ -80,7 +80,7 @@ def test_unchecked_family_loads_with_warning_only_if_allowed(
 @pytest.mark.parametrize(
     "family", ["deepseekocr", "idefics2", "paligemma", "mllama", "llava-qwen2", "molmo", "phi3_v"]
 )
-def test_known_wrong_family_is_refused_with_the_reason(tmp_path: Path, family: str):
+def test_known_wrong_family_is_refused_with_reason(tmp_path: Path, family: str):
     folder = build("llava", tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"model_type": family}
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""A picture that is encoded in parts, between decode steps, is as one that is encoded at once."""
+"""An image that is encoded in parts, between decode steps, is as one that is encoded at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.integration.harness import EngineHarness, ask, encode_works
-from tests.integration.prompts import LONGER, asked
+from tests.integration.prompts import LONGER, prompt_request
 from tests.integration.test_compiled_model import Load, Served, run_all
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.families("tower", "tiling")
 
 
 @pytest.fixture(autouse=True)
-def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that encodes in turns, and takes long for each layer."""
+def encodes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encodes in parts, as on a device that encodes in turns and takes long for each layer."""
     monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
 
 
-class Counting:
+class PartCountingEncoder:
     """An encoder that notes in how many parts each call was launched."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -50,9 +50,9 @@ class Counting:
         return encoding
 
 
-def in_turns(served: Served) -> tuple[EngineHarness, Counting]:
+def engine_in_turns(served: Served) -> tuple[EngineHarness, PartCountingEncoder]:
     engine = EngineHarness(*served)
-    counting = Counting(ImageEncoder(served[0], engine.caches.tiles))
+    counting = PartCountingEncoder(ImageEncoder(served[0], engine.caches.tiles))
     engine.loop.encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
     return engine, counting
 
@@ -61,7 +61,7 @@ def in_turns(served: Served) -> tuple[EngineHarness, Counting]:
 def test_encode_in_turns_answers_equal_single_encode(
     served: Served, answered: EngineHarness, stagger: int
 ):
-    engine, counting = in_turns(served)
+    engine, counting = engine_in_turns(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
     assert counting.num_parts
     assert all(number > 1 for number in counting.num_parts)
@@ -70,16 +70,16 @@ def test_encode_in_turns_answers_equal_single_encode(
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_sequences_decode_between_encode_parts(load_tiny: Load, family: str):
-    engine, counting = in_turns(load_tiny(family))
-    engine.add(asked("long", LONGER))
+    engine, counting = engine_in_turns(load_tiny(family))
+    engine.add(prompt_request("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", ())) >= 2)
-    engine.add(ask("picture", random_image(1, 200, 140), "what?"))
+    engine.add(ask("image", random_image(1, 200, 140), "what?"))
     engine.step_until(lambda: bool(counting.num_parts))
     before = len(engine.tokens["long"])
     engine.step_until(lambda: not engine.loop.encoder.needs_turns)
     assert len(engine.tokens["long"]) - before >= counting.num_parts[0] > 1
     engine.run()
-    assert isinstance(engine.ends["picture"], Finished)
+    assert isinstance(engine.ends["image"], Finished)
 
 
 def test_encode_in_turns_has_one_part_per_tower_layer(load_tiny: Load):
@@ -92,9 +92,7 @@ def test_encode_in_turns_has_one_part_per_tower_layer(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
-def test_fast_encode_is_a_single_part(
-    load_tiny: Load, monkeypatch: pytest.MonkeyPatch, family: str
-):
+def test_fast_encode_is_single_part(load_tiny: Load, monkeypatch: pytest.MonkeyPatch, family: str):
     monkeypatch.setattr(encoder, "_TURN_SECONDS", math.inf)
     loaded, preparer = load_tiny(family)
     (work,) = encode_works(preparer, ask("a", random_image(1, 200, 140), "what?"))

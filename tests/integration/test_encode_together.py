@@ -1,4 +1,4 @@
-"""Features of pictures encoded in one call equal those of pictures encoded alone."""
+"""Features of images encoded in one call equal those of images encoded alone."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 
 def works_of(served: Served, size: tuple[int, int], count: int) -> list[EncodeWork]:
-    pictures = [random_image(seed, *size) for seed in range(count)]
-    return encode_works(served[1], ask("a", *pictures, "what?"))
+    images = [random_image(seed, *size) for seed in range(count)]
+    return encode_works(served[1], ask("a", *images, "what?"))
 
 
 def assert_equal(features: ImageFeatures, alone: ImageFeatures) -> None:
@@ -91,8 +91,8 @@ def test_image_with_nan_pixels_fails_alone_in_its_batch(served: Served):
     assert [isinstance(one, InternalError) for one in done.outcomes] == [False, True, False]
 
 
-class Counting:
-    """An encoder that notes how many pictures each call has."""
+class ImageCountingEncoder:
+    """An encoder that notes how many images each call has."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -107,7 +107,7 @@ def test_batched_encode_answers_equal_encodes_in_turn(served: Served):
     """The engine measures two alone, tries two at once, and then four."""
     in_turn = EngineHarness(*served)
     together = EngineHarness(*served, max_images_per_encode=8)
-    together.encoder.encoder = counting = Counting(together.encoder.encoder)
+    together.encoder.encoder = counting = ImageCountingEncoder(together.encoder.encoder)
     together.encoder.seconds = 0.001  # however many there are: so it pays
     expected = in_turn.answer(ask("a", *MANY))
     assert together.answer(ask("a", *MANY)) == expected

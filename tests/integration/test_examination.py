@@ -35,7 +35,7 @@ def plan_of(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_examination_figures_equal_the_engines(
+def test_examination_figures_equal_engines(
     family: str, load_tiny: Callable[[str], Any], tiny_model: TinyModel
 ) -> None:
     found = examine(
@@ -124,7 +124,7 @@ def test_examination_without_hub_figures_uses_file_sizes() -> None:
         ({"model_type": "florence2", "vision_config": {}}, "encoder-decoder"),
     ],
 )
-def test_examination_refuses_unsupported_config_with_the_reason(
+def test_examination_refuses_unsupported_config_with_reason(
     config: dict[str, Any], words: str
 ) -> None:
     assert (

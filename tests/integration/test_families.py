@@ -25,7 +25,7 @@ from tests.integration.harness import (
     for_mlx_vlm,
     prepare,
 )
-from tests.integration.prompts import LONGER, PROMPTS, asked
+from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.support.active_memory import active_bytes
 from tests.support.image_files import image_of, submitted
 from tests.support.images import random_image
@@ -52,7 +52,7 @@ ONE_IMAGE_IS_RIGHT = {
 
 
 @pytest.fixture(scope="session")
-def alone(answered: EngineHarness) -> Callable[[str], list[int]]:
+def tokens_alone(answered: EngineHarness) -> Callable[[str], list[int]]:
     """The 24 tokens of a prompt that runs alone and is prefilled whole."""
     return lambda name: answered.tokens[name]
 
@@ -61,76 +61,76 @@ def alone(answered: EngineHarness) -> Callable[[str], list[int]]:
 
 
 def test_batched_answers_equal_answers_alone(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
     for name in PROMPTS:
-        engine.add(asked(name))
+        engine.add(prompt_request(name))
     engine.run()
-    assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[:10] for name in PROMPTS}
 
 
 def test_staggered_answers_equal_answers_alone(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
     for number, name in enumerate(PROMPTS):
-        engine.add(asked(name, SamplingParams(max_tokens=6 + 4 * number, temperature=0.0)))
+        engine.add(prompt_request(name, SamplingParams(max_tokens=6 + 4 * number, temperature=0.0)))
         engine.step(3 + number)
     engine.run()
     lengths = {name: 6 + 4 * number for number, name in enumerate(PROMPTS)}
-    assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[: lengths[name]] for name in PROMPTS}
 
 
 def test_joining_request_changes_no_running_answer(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=16)
-    engine.add(asked("long", LONGER))
-    engine.add(asked("picture", LONGER))
-    engine.step_until(lambda: len(engine.tokens.get("picture", [])) >= 8)
-    engine.add(asked("pictures"))
+    engine.add(prompt_request("long", LONGER))
+    engine.add(prompt_request("image", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("image", [])) >= 8)
+    engine.add(prompt_request("images"))
     engine.run()
-    assert engine.tokens["long"] == alone("long")
-    assert engine.tokens["picture"] == alone("picture")
-    assert engine.tokens["pictures"] == alone("pictures")[:10]
+    assert engine.tokens["long"] == tokens_alone("long")
+    assert engine.tokens["image"] == tokens_alone("image")
+    assert engine.tokens["images"] == tokens_alone("images")[:10]
 
 
 def test_rows_ending_in_any_order_leave_other_answers_unchanged(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     lengths = dict(zip(PROMPTS, (5, 20, 1, 12, 9), strict=True))
     engine = new_engine()
     for name in PROMPTS:
-        engine.add(asked(name, SamplingParams(max_tokens=lengths[name], temperature=0.0)))
+        engine.add(prompt_request(name, SamplingParams(max_tokens=lengths[name], temperature=0.0)))
     engine.run()
-    assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[: lengths[name]] for name in PROMPTS}
 
 
 @pytest.mark.families("caches", "prompts", "deepstack", "rope")
 @pytest.mark.parametrize("chunk", few_of([7, 16], [7]))
 def test_chunked_prefill_answers_equal_whole_prefill(
-    new_engine: NewEngine, alone: Callable[[str], list[int]], chunk: int
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]], chunk: int
 ):
     engine = new_engine(chunk_tokens=chunk)
     for name in PROMPTS:
-        engine.add(asked(name))
+        engine.add(prompt_request(name))
     engine.run()
-    assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name)[:10] for name in PROMPTS}
 
 
 @pytest.mark.families("caches")
 @pytest.mark.parametrize("state", ["encoding", "prefill", "decode", "first token"])
 def test_abort_leaves_other_answers_unchanged(
-    new_engine: NewEngine, alone: Callable[[str], list[int]], state: str
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]], state: str
 ):
     engine = new_engine(chunk_tokens=9)
-    engine.add(asked("long", LONGER))
+    engine.add(prompt_request("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", [])) >= 3)
-    engine.add(asked("pictures"))
-    engine.add(asked("picture"))
+    engine.add(prompt_request("images"))
+    engine.add(prompt_request("image"))
     engine.step()
-    request = engine.scheduler._requests["pictures"]
+    request = engine.scheduler._requests["images"]
     reached = {
         "encoding": lambda: request.state is State.ENCODING and request.is_begun,
         "prefill": lambda: request.num_prefilled > 0,
@@ -138,53 +138,53 @@ def test_abort_leaves_other_answers_unchanged(
         "first token": lambda: request.state is State.DECODE,
     }
     engine.step_until(reached[state])
-    engine.abort("pictures")
+    engine.abort("images")
     engine.run()
-    assert engine.tokens["long"] == alone("long")
-    assert engine.tokens["picture"] == alone("picture")[:10]
-    ended = engine.ends["pictures"]
+    assert engine.tokens["long"] == tokens_alone("long")
+    assert engine.tokens["image"] == tokens_alone("image")[:10]
+    ended = engine.ends["images"]
     assert isinstance(ended, Finished)
     assert ended.is_aborted
 
 
-def test_broken_picture_fails_only_its_request(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+def test_broken_image_fails_only_its_request(
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
-    for name in ("text", "picture"):
-        engine.add(asked(name))
+    for name in ("text", "image"):
+        engine.add(prompt_request(name))
     engine.add(ask("broken", broken, "what?"))
     engine.run()
     failed = engine.ends["broken"]
     assert isinstance(failed, Failed)
     assert failed.code == "invalid_image"
-    assert engine.tokens == {name: alone(name)[:10] for name in ("text", "picture")}
+    assert engine.tokens == {name: tokens_alone(name)[:10] for name in ("text", "image")}
 
 
 def test_failed_encode_fails_only_its_request(
-    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
     """Pixels of a wrong shape fail in the tower; other answers are unchanged."""
     engine = new_engine()
-    engine.add(asked("text", LONGER))
+    engine.add(prompt_request("text", LONGER))
     engine.step(4)
     add_changed(engine, served[1], with_pixels(lambda pixels: pixels.reshape(-1)[:7]))
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
-    assert engine.tokens["text"] == alone("text")
+    assert engine.tokens["text"] == tokens_alone("text")
 
 
 @pytest.mark.families("caches", "batches")
 def test_nan_logits_fail_only_their_request(
-    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
-    """NaN in a picture's features comes out as NaN in the logits of every token after it."""
+    """NaN in an image's features comes out as NaN in the logits of every token after it."""
 
     def with_nans(made: Prepared) -> Prepared:
-        work = EncodeWork("picture", 0, made.prompt, made.inputs[0])
+        work = EncodeWork("image", 0, made.prompt, made.inputs[0])
         (features,) = ImageEncoder(served[0]).encode([work])
         lease = LruCache[Any]("none", 0).put("", replace(features, rows=features.rows * mx.nan), 1)
         made.references.add_features(0, lease)
@@ -193,18 +193,18 @@ def test_nan_logits_fail_only_their_request(
     with_snapshots = needs_snapshots(served[0].language_model)
     caches = Caches(encoder_bytes=1 << 20, prefix_bytes=64 << 20, needs_snapshots=with_snapshots)
     engine = new_engine(caches=caches)
-    engine.add(asked("text", LONGER))
-    engine.add(asked("pictures", LONGER))
-    engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 4)
+    engine.add(prompt_request("text", LONGER))
+    engine.add(prompt_request("images", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("images", [])) >= 4)
     kept = caches.prefixes.stats().entries
     add_changed(engine, served[1], with_nans)
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert (failed.code, "NaN" in failed.message) == ("internal_error", True)
-    assert "picture" not in engine.tokens
+    assert "image" not in engine.tokens
     assert caches.prefixes.stats().entries <= kept + 2, "only the answers of the others are kept"
-    assert engine.tokens == {name: alone(name) for name in ("text", "pictures")}
+    assert engine.tokens == {name: tokens_alone(name) for name in ("text", "images")}
 
 
 def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngine, served: Served):
@@ -212,41 +212,41 @@ def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngin
     engine = new_engine(caches=caches)
     add_changed(engine, served[1], with_pixels(lambda pixels: np.full_like(pixels, np.nan)))
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert (failed.code, "not finite" in failed.message) == ("internal_error", True)
     assert not caches.features.stats().entries
 
 
 def test_more_placeholders_than_features_fail_only_their_request(
-    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
-    """A processor that counts a picture's tokens in another way than the model does."""
+    """A processor that counts an image's tokens in another way than the model does."""
     if served[0].family.name in ("gemma4", "granite4_vision", "kimi_vl"):
         pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
     image_token_id = served[0].spec.image_token_id
 
-    def add_placeholder(made: Prepared) -> Prepared:
-        (span,) = made.prompt.spans
-        last = np.flatnonzero(made.prompt.token_ids == image_token_id)[-1]
-        ids = np.insert(made.prompt.token_ids, last, image_token_id)
+    def add_placeholder(prepared: Prepared) -> Prepared:
+        (span,) = prepared.prompt.spans
+        last = np.flatnonzero(prepared.prompt.token_ids == image_token_id)[-1]
+        ids = np.insert(prepared.prompt.token_ids, last, image_token_id)
         longer = replace(span, end=span.end + 1)
-        return replace(made, prompt=replace(made.prompt, token_ids=ids, spans=(longer,)))
+        return replace(prepared, prompt=replace(prepared.prompt, token_ids=ids, spans=(longer,)))
 
     engine = new_engine()
-    engine.add(asked("text", LONGER))
+    engine.add(prompt_request("text", LONGER))
     engine.step(4)
     add_changed(engine, served[1], add_placeholder)
     engine.run()
-    failed = engine.ends["picture"]
+    failed = engine.ends["image"]
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
-    assert engine.tokens == {"text": alone("text")}
+    assert engine.tokens == {"text": tokens_alone("text")}
 
 
-def test_encoder_with_too_many_feature_rows_is_an_error(served: Served):
+def test_encoder_with_too_many_feature_rows_is_error(served: Served):
     """LLaVA-NeXT's merge does: one placeholder becomes a whole tile."""
-    (work,) = encode_works(served[1], asked("picture"))
+    (work,) = encode_works(served[1], prompt_request("image"))
     if served[0].family.tower is not None:
         pytest.skip("its images go through our tower alone")
 
@@ -254,21 +254,23 @@ def test_encoder_with_too_many_feature_rows_is_an_error(served: Served):
         language_model = served[0].language_model
 
         def get_input_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-            made = served[0].model.get_input_embeddings(*args, **kwargs)
-            made.inputs_embeds = mx.concatenate([made.inputs_embeds] * 2, axis=1)
-            return made
+            prepared = served[0].model.get_input_embeddings(*args, **kwargs)
+            prepared.inputs_embeds = mx.concatenate([prepared.inputs_embeds] * 2, axis=1)
+            return prepared
 
     with pytest.raises(InternalError, match="rows of features"):
         ImageEncoder(replace(served[0], model=Lengthening())).encode([work])
 
 
 def with_pixels(change: Callable[[Any], Any]) -> Callable[[Prepared], Prepared]:
-    """The prompt's only picture with other pixel values than the processor made."""
+    """The prompt's only image with other pixel values than the processor made."""
 
-    def changed(made: Prepared) -> Prepared:
-        inputs = made.inputs[0]
+    def changed(prepared: Prepared) -> Prepared:
+        inputs = prepared.inputs[0]
         key = "pixel_bytes" if "pixel_bytes" in inputs else "pixel_values"
-        return replace(made, inputs={0: {**inputs, key: change(inputs[key].astype(np.float32))}})
+        return replace(
+            prepared, inputs={0: {**inputs, key: change(inputs[key].astype(np.float32))}}
+        )
 
     return changed
 
@@ -278,28 +280,28 @@ def add_changed(
     preparer: MultimodalPreparer,
     change: Callable[[Prepared], Prepared],
 ) -> None:
-    """Add the request "picture" with a changed preparer result."""
-    engine.preparers.outcomes["picture"] = change(prepare(preparer, asked("picture")))
-    engine.add(asked("picture"))
+    """Add the request "image" with a changed preparer result."""
+    engine.preparers.outcomes["image"] = change(prepare(preparer, prompt_request("image")))
+    engine.add(prompt_request("image"))
 
 
-# ---- pictures are looked at ----------------------------------------------------------
+# ---- images are looked at ----------------------------------------------------------
 
 
-def test_different_pictures_get_different_answers(new_engine: NewEngine):
+def test_different_images_get_different_answers(new_engine: NewEngine):
     engine = new_engine()
     first = engine.answer(ask("a", random_image(1), "what?"))
     assert engine.answer(ask("b", random_image(2), "what?")) != first
     assert engine.answer(ask("c", random_image(1), "what?")) == first
 
 
-def test_answer_depends_on_the_order_of_pictures(new_engine: NewEngine):
+def test_answer_depends_on_order_of_images(new_engine: NewEngine):
     engine = new_engine()
     a, b = random_image(1), random_image(2)
     assert engine.answer(ask("ab", a, b, "what?")) != engine.answer(ask("ba", b, a, "what?"))
 
 
-def test_answer_depends_on_the_pictures_position_in_text(new_engine: NewEngine, served: Served):
+def test_answer_depends_on_images_position_in_text(new_engine: NewEngine, served: Served):
     if served[0].family.name == "llava":
         pytest.skip("its template puts all pictures first")
     engine = new_engine()
@@ -308,7 +310,7 @@ def test_answer_depends_on_the_pictures_position_in_text(new_engine: NewEngine, 
 
 
 @pytest.mark.families
-def test_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEngine):
+def test_equal_pixels_in_other_format_get_equal_answer(new_engine: NewEngine):
     engine = new_engine()
     png = engine.answer(ask("png", submitted(random_image(1)), "what?"))
     webp = submitted(random_image(1), "WEBP", lossless=True)
@@ -319,11 +321,11 @@ SHAPES = [(1, 1), (1, 90), (90, 1), (3000, 10), (2, 500)]
 
 
 @pytest.mark.parametrize(("width", "height"), few_of(SHAPES, [(1, 1), (3000, 10)]))
-def test_odd_shapes_get_an_answer_or_a_clear_refusal(
-    new_engine: NewEngine, alone: Callable[[str], list[int]], width: int, height: int
+def test_odd_shapes_get_answer_or_clear_refusal(
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]], width: int, height: int
 ):
     engine = new_engine()
-    engine.add(asked("text"))
+    engine.add(prompt_request("text"))
     engine.add(ask("odd", random_image(1, width, height), "what?"))
     engine.run()
     end = engine.ends["odd"]
@@ -331,22 +333,22 @@ def test_odd_shapes_get_an_answer_or_a_clear_refusal(
         assert end.code == "invalid_image"
         assert f"{width}x{height}" in end.message
         assert end.param == "messages[0]"
-    assert engine.tokens["text"] == alone("text")[:10]
+    assert engine.tokens["text"] == tokens_alone("text")[:10]
 
 
 # ---- the same as mlx-vlm -------------------------------------------------------------
 
 
-def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]:
+def mlx_vlm_tokens(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]:
     """mlx-vlm's own greedy tokens; a BOS that the template wrote is not added once more."""
-    pictures: list[Any] = []
+    images: list[Any] = []
     messages = []
     for role, parts in turns:
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
             for part in parts
         ]
-        pictures += [part for part in parts if not isinstance(part, str)]
+        images += [part for part in parts if not isinstance(part, str)]
         messages.append({"role": role, "content": content})
     text = rendered(loaded, messages)
     with mlx_vlms_gated_delta():
@@ -354,8 +356,8 @@ def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]
             stream_generate(
                 loaded.model,
                 loaded.processor,
-                for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
-                image=pictures or None,
+                for_mlx_vlm(loaded, text, has_images=bool(images)),
+                image=images or None,
                 max_tokens=24,
                 temperature=0.0,
             )
@@ -373,7 +375,10 @@ def mlx_vlms_gated_delta() -> Iterator[None]:
 
 
 def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
-    """By mlx-vlm, but for a family whose template takes texts only: it would put images first."""
+    """The prompt rendered by mlx-vlm.
+
+    Not for a family whose template takes texts only: mlx-vlm would put images first.
+    """
     if image_text := loaded.family.image_text:
         texts = [
             {
@@ -393,11 +398,11 @@ def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy_tokens_equal_mlx_vlms(
-    mlx_vlms: LoadedModel, alone: Callable[[str], list[int]], name: str
+    mlx_vlms: LoadedModel, tokens_alone: Callable[[str], list[int]], name: str
 ):
-    if name == "pictures" and (reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name)):
+    if name == "images" and (reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name)):
         pytest.skip(reason)
-    assert alone(name) == gold(mlx_vlms, ("user", PROMPTS[name]))
+    assert tokens_alone(name) == mlx_vlm_tokens(mlx_vlms, ("user", PROMPTS[name]))
 
 
 def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):
@@ -411,7 +416,7 @@ def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: N
     )
     sampling = msgspec.structs.replace(GREEDY, max_tokens=24)
     ours = new_engine().answer(conversation("a", *turns, sampling=sampling))
-    assert ours == gold(mlx_vlms, *turns)
+    assert ours == mlx_vlm_tokens(mlx_vlms, *turns)
 
 
 # ---- nothing stays -------------------------------------------------------------------
@@ -424,7 +429,7 @@ def test_device_memory_returns_to_baseline_after_request_bursts(new_engine: NewE
 
     def run_burst(number: int) -> None:
         for name in burst:
-            parts = PROMPTS.get(name, PROMPTS["pictures"])
+            parts = PROMPTS.get(name, PROMPTS["images"])
             engine.add(ask(f"{name} {number}", *parts))
         engine.step(6)
         engine.abort(f"abort me {number}")

@@ -112,7 +112,7 @@ def test_family_without_row_is_probed_and_warned_about(
     assert answers((loaded, new_preparer(loaded))) == answers(load_tiny("qwen2_vl"))
 
 
-def test_family_is_added_by_its_row_alone(
+def test_family_needs_only_its_table_row(
     new_family: Path,
     load_tiny: Callable[[str], Served],
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def changed(loaded: LoadedModel, preparer: MultimodalPreparer, part: object) -> 
     return [".".join(key) for key in written if key[1] not in WRITTEN_ALIKE]
 
 
-def test_encoding_writes_nothing_on_the_model(served: Served):
+def test_encoding_writes_nothing_on_model(served: Served):
     """Another thread runs the language model meanwhile."""
     for part in (random_image(1), SMALL):
         assert changed(*served, part) == []
@@ -178,7 +178,7 @@ def test_positions_written_by_mlx_vlm_are_detected_and_cleared(
     assert any("_position_ids" in name for name in names)
 
 
-def test_position_writing_encode_excludes_the_language_model(
+def test_position_writing_encode_excludes_language_model(
     tiny_model: TinyModel, load_tiny: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
 ):
     """As of a family without a row: its `get_input_embeddings` writes on the shared module."""
@@ -205,7 +205,7 @@ def test_position_writing_encode_excludes_the_language_model(
     assert found == answers(load_tiny("glm4v"))
 
 
-def test_language_model_is_locked_by_position_writing_encodes_alone(served: Served):
+def test_language_model_is_locked_only_by_position_writing_encodes(served: Served):
     family = served[0].family
     writes = family.tower is None and bool(family.position_state)
     assert isinstance(served[0].position_lock, nullcontext) != writes

@@ -82,7 +82,7 @@ def with_template(loaded: LoadedModel, **changes: Any) -> EngineHarness:
 
 
 def tools(*names: str, **changes: Any) -> Tools:
-    """Those of `TOOLS`, all if there is no name; one must be called."""
+    """The named tools of `TOOLS`, or all; one must be called."""
     listed = [
         {"type": "function", "function": {"name": name, "parameters": TOOLS[name]}}
         for name in names or TOOLS
@@ -186,7 +186,7 @@ def test_unenforceable_tools_fail_only_their_request(load_tiny: Load):
     check_calls(answers(engine, "right")[0], tools())
 
 
-def test_stuck_tool_grammar_error_names_the_tools_field(load_tiny: Load):
+def test_stuck_tool_grammar_error_names_tools_field(load_tiny: Load):
     ways = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in range(700)]}
     definitions = [{"type": "function", "function": {"name": "f", "parameters": ways}}]
     engine = with_template(load_tiny("qwen3_vl")[0])
@@ -202,13 +202,13 @@ def test_stuck_tool_grammar_error_names_the_tools_field(load_tiny: Load):
 
 
 @pytest.fixture
-def thinker(load_tiny: Load) -> EngineHarness:
+def reasoning_engine(load_tiny: Load) -> EngineHarness:
     """A model with reasoning marks, which it never samples by chance."""
     loaded, _ = load_tiny("qwen3_5")
     return with_template(loaded, reasoning_format=THINK, tool_parser=HERMES)
 
 
-def add_in_thought(engine: EngineHarness, submit: Submit) -> None:
+def add_inside_reasoning(engine: EngineHarness, submit: Submit) -> None:
     """Add a request whose prompt ends inside reasoning."""
     made = prepare(engine.preparer, submit)
     marks = engine.preparer._marks
@@ -230,28 +230,32 @@ def raw_texts(engine: EngineHarness, request_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 17])
-def test_reasoning_budget_closes_the_reasoning(thinker: EngineHarness, budget: int):
+def test_reasoning_budget_closes_reasoning(reasoning_engine: EngineHarness, budget: int):
     params = sampling(1, max_tokens=40, n=2, max_reasoning_tokens=budget)
-    add_in_thought(thinker, ask("a", "what?", sampling=params))
-    thinker.run()
-    end = thinker.preparer._spec.backend.token_to_id("</think>")
+    add_inside_reasoning(reasoning_engine, ask("a", "what?", sampling=params))
+    reasoning_engine.run()
+    end = reasoning_engine.preparer._spec.backend.token_to_id("</think>")
     for choice in range(2):
-        drawn = thinker.seqs[SeqId("a", choice)]
+        drawn = reasoning_engine.seqs[SeqId("a", choice)]
         assert drawn.index(end) == budget
         assert drawn.count(end) == 1
         assert len(drawn) == 40
 
 
-def test_required_calls_come_after_reasoning(thinker: EngineHarness):
+def test_required_calls_come_after_reasoning(reasoning_engine: EngineHarness):
     offered = tools(parallel=False)
     for seed in range(8):
         params = sampling(seed, n=2, max_reasoning_tokens=5 * seed)
-        add_in_thought(thinker, with_tools(ask(f"{seed}", "what?", sampling=params), offered))
-        thinker.step(3)
-    thinker.run()
+        add_inside_reasoning(
+            reasoning_engine, with_tools(ask(f"{seed}", "what?", sampling=params), offered)
+        )
+        reasoning_engine.step(3)
+    reasoning_engine.run()
     for seed in range(8):
         for text, calls in zip(
-            raw_texts(thinker, f"{seed}"), answers(thinker, f"{seed}"), strict=True
+            raw_texts(reasoning_engine, f"{seed}"),
+            answers(reasoning_engine, f"{seed}"),
+            strict=True,
         ):
             thought, mark, _ = text.partition("</think>")
             assert mark
@@ -259,48 +263,50 @@ def test_required_calls_come_after_reasoning(thinker: EngineHarness):
             check_calls(calls, offered)
 
 
-def test_required_answer_may_begin_with_reasoning(thinker: EngineHarness):
-    bias = {thinker.preparer._spec.backend.token_to_id("<think>"): 1000.0}
+def test_required_answer_may_begin_with_reasoning(reasoning_engine: EngineHarness):
+    bias = {reasoning_engine.preparer._spec.backend.token_to_id("<think>"): 1000.0}
     params = sampling(1, logit_bias=bias, max_reasoning_tokens=10)
     asked = with_tools(ask("a", "what?", sampling=params), tools(parallel=False))
-    thinker.add(msgspec.structs.replace(asked, template=TemplateOptions(enable_thinking=True)))
-    thinker.run()
-    (text,) = raw_texts(thinker, "a")
+    reasoning_engine.add(
+        msgspec.structs.replace(asked, template=TemplateOptions(enable_thinking=True))
+    )
+    reasoning_engine.run()
+    (text,) = raw_texts(reasoning_engine, "a")
     assert text.startswith("<think>")
-    check_calls(answers(thinker, "a")[0], tools(parallel=False))
+    check_calls(answers(reasoning_engine, "a")[0], tools(parallel=False))
 
 
-def test_schema_is_followed_after_reasoning(thinker: EngineHarness):
+def test_schema_is_followed_after_reasoning(reasoning_engine: EngineHarness):
     schema = json.dumps({"enum": ["a", "b"]})
     params = sampling(3, json_schema=schema, max_reasoning_tokens=6)
-    add_in_thought(thinker, ask("a", "what?", sampling=params))
-    thinker.run()
-    (text,) = raw_texts(thinker, "a")
+    add_inside_reasoning(reasoning_engine, ask("a", "what?", sampling=params))
+    reasoning_engine.run()
+    (text,) = raw_texts(reasoning_engine, "a")
     assert json.loads(text.partition("</think>")[2]) in ("a", "b")
 
 
-def test_reasoning_does_not_depend_on_the_batch(thinker: EngineHarness, load_tiny: Load):
+def test_reasoning_does_not_depend_on_batch(reasoning_engine: EngineHarness, load_tiny: Load):
     params = sampling(7, max_reasoning_tokens=12)
     thought = with_tools(ask("thought", "what?", sampling=params), tools("count", parallel=False))
     free = ask("free", "a text", sampling=SamplingParams(max_tokens=50, temperature=1.1, seed=2))
     alone = EngineHarness(*load_tiny("qwen3_5")).answer(free)
-    add_in_thought(thinker, thought)
-    thinker.run()
-    drawn = thinker.tokens["thought"]
-    both = EngineHarness(thinker.runner._loaded, thinker.preparer)
+    add_inside_reasoning(reasoning_engine, thought)
+    reasoning_engine.run()
+    drawn = reasoning_engine.tokens["thought"]
+    both = EngineHarness(reasoning_engine.runner._loaded, reasoning_engine.preparer)
     both.add(free)
-    add_in_thought(both, thought)
+    add_inside_reasoning(both, thought)
     both.run()
     assert both.tokens == {"free": alone, "thought": drawn}
 
 
-def test_strict_arguments_conform_in_automatic_calls(thinker: EngineHarness):
+def test_strict_arguments_conform_in_automatic_calls(reasoning_engine: EngineHarness):
     """A random model, biased to begin a call, finishes the call by its schema."""
     offered = tools("count", choice="auto", strict=("count",), parallel=False)
-    backend = thinker.preparer._spec.backend
+    backend = reasoning_engine.preparer._spec.backend
     schema = json.dumps({"const": 1})
     first = backend.encode("<tool_call>", add_special_tokens=False).ids[0]
     params = sampling(2, logit_bias={first: 1000.0}, json_schema=schema)
-    thinker.add(with_tools(ask("a", "what?", sampling=params), offered))
-    thinker.run()
-    check_calls(answers(thinker, "a")[0], offered)
+    reasoning_engine.add(with_tools(ask("a", "what?", sampling=params), offered))
+    reasoning_engine.run()
+    check_calls(answers(reasoning_engine, "a")[0], offered)

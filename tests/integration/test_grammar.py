@@ -37,13 +37,13 @@ DEEP: Any = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in 
 """Compiles, but has too many ways to go on after the first brace."""
 
 
-def held_to(schema: Any, seed: int | None = None, **changes: Any) -> SamplingParams:
+def schema_sampling(schema: Any, seed: int | None = None, **changes: Any) -> SamplingParams:
     """Greedy without a seed."""
     fields = {"max_tokens": 100, "temperature": 0.0 if seed is None else 1.5, "seed": seed}
     return SamplingParams(json_schema=json.dumps(schema), **fields | changes)
 
 
-def conforming(engine: EngineHarness, request_id: str, schema: Any) -> Any:
+def conforming_answer(engine: EngineHarness, request_id: str, schema: Any) -> Any:
     """The answer of a request, checked against its schema."""
     end = engine.ends[request_id]
     assert isinstance(end, Finished), end
@@ -53,46 +53,45 @@ def conforming(engine: EngineHarness, request_id: str, schema: Any) -> Any:
     return answer
 
 
-@pytest.fixture
-def engine(load_tiny: Load) -> Callable[[], EngineHarness]:
-    return lambda: EngineHarness(*load_tiny("qwen3_vl"))
-
-
 # ---- in the engine -------------------------------------------------------------------
 
 
 def test_json_answer_conforms_to_schema_in_every_family(new_engine: NewEngine):
-    made = new_engine()
-    made.add(ask("a", random_image(1), "what?", sampling=held_to(SHAPE)))
-    made.add(ask("b", "what?", sampling=held_to(SHAPE, seed=1)))
-    made.run()
-    conforming(made, "a", SHAPE)
-    conforming(made, "b", SHAPE)
+    engine = new_engine()
+    engine.add(ask("a", random_image(1), "what?", sampling=schema_sampling(SHAPE)))
+    engine.add(ask("b", "what?", sampling=schema_sampling(SHAPE, seed=1)))
+    engine.run()
+    conforming_answer(engine, "a", SHAPE)
+    conforming_answer(engine, "b", SHAPE)
 
 
-def test_constrained_and_free_rows_answer_as_alone(engine: Callable[[], EngineHarness]):
+def test_constrained_and_free_rows_answer_as_alone(new_qwen_engine: Callable[[], EngineHarness]):
     free = SamplingParams(max_tokens=40, temperature=1.2, top_p=0.9, seed=5, logprobs=2)
     asked = {
-        "greedy": ask("greedy", "a text", sampling=held_to(SHAPE)),
+        "greedy": ask("greedy", "a text", sampling=schema_sampling(SHAPE)),
         "free": ask("free", "a text", sampling=replace_tokens(GREEDY, 60)),
-        "drawn": ask("drawn", random_image(2), "and?", sampling=held_to(SHAPE, seed=7)),
+        "drawn": ask("drawn", random_image(2), "and?", sampling=schema_sampling(SHAPE, seed=7)),
         "free drawn": ask("free drawn", random_image(1), sampling=free),
-        "other": ask("other", "a text", sampling=held_to({"type": "integer", "maximum": 5})),
+        "other": ask(
+            "other", "a text", sampling=schema_sampling({"type": "integer", "maximum": 5})
+        ),
         "penalized": ask(
             "penalized",
             "a text",
-            sampling=held_to(SHAPE, seed=3, top_p=0.8, repetition_penalty=1.3, logit_bias={9: 50}),
+            sampling=schema_sampling(
+                SHAPE, seed=3, top_p=0.8, repetition_penalty=1.3, logit_bias={9: 50}
+            ),
         ),
     }
-    alone = {name: engine().answer(each) for name, each in asked.items()}
-    together = engine()
+    alone = {name: new_qwen_engine().answer(each) for name, each in asked.items()}
+    together = new_qwen_engine()
     for each in asked.values():
         together.add(each)
         together.step(4)
     together.run()
     assert together.tokens == alone
     for name in ("greedy", "drawn", "penalized"):
-        conforming(together, name, SHAPE)
+        conforming_answer(together, name, SHAPE)
     assert alone["greedy"] != alone["drawn"]
 
 
@@ -101,74 +100,80 @@ def replace_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
 
 
 @pytest.mark.whole
-def test_ended_constrained_row_leaves_other_answers_unchanged(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("a", "a text", sampling=held_to(SHAPE, seed=2)))
-    made = engine()
+def test_ended_constrained_row_leaves_other_answers_unchanged(
+    new_qwen_engine: Callable[[], EngineHarness],
+):
+    alone = new_qwen_engine().answer(ask("a", "a text", sampling=schema_sampling(SHAPE, seed=2)))
+    engine = new_qwen_engine()
     for name in ("first", "a", "last"):
-        made.add(ask(name, "a text", sampling=held_to(SHAPE, seed=2)))
-    made.step_until(lambda: len(made.tokens.get("a", ())) > 5)
-    made.abort("first")
-    made.step(2)
-    made.abort("last")
-    made.run()
-    assert made.tokens["a"] == alone
+        engine.add(ask(name, "a text", sampling=schema_sampling(SHAPE, seed=2)))
+    engine.step_until(lambda: len(engine.tokens.get("a", ())) > 5)
+    engine.abort("first")
+    engine.step(2)
+    engine.abort("last")
+    engine.run()
+    assert engine.tokens["a"] == alone
 
 
-def test_constrained_answer_ends_at_max_tokens(engine: Callable[[], EngineHarness]):
-    made = engine()
-    assert len(made.answer(ask("a", "a text", sampling=held_to(SHAPE, max_tokens=6)))) == 6
-    assert made.finish_reasons[SeqId("a")] == "length"
+def test_constrained_answer_ends_at_max_tokens(new_qwen_engine: Callable[[], EngineHarness]):
+    engine = new_qwen_engine()
+    assert (
+        len(engine.answer(ask("a", "a text", sampling=schema_sampling(SHAPE, max_tokens=6)))) == 6
+    )
+    assert engine.finish_reasons[SeqId("a")] == "length"
 
 
-def test_const_schema_yields_its_only_value(engine: Callable[[], EngineHarness]):
+def test_const_schema_yields_its_only_value(new_qwen_engine: Callable[[], EngineHarness]):
     schema = {"const": {"a\n": ["é\u2028", 1.5, None, "<|im_end|>"]}}
-    made = engine()
-    made.add(ask("a", "a text", sampling=held_to(schema)))
-    made.run()
-    assert made.texts["a"] == json.dumps(schema["const"], ensure_ascii=False)
-    conforming(made, "a", schema)
+    engine = new_qwen_engine()
+    engine.add(ask("a", "a text", sampling=schema_sampling(schema)))
+    engine.run()
+    assert engine.texts["a"] == json.dumps(schema["const"], ensure_ascii=False)
+    conforming_answer(engine, "a", schema)
 
 
-def test_stop_string_ends_a_constrained_answer(engine: Callable[[], EngineHarness]):
-    made = engine()
-    made.add(ask("a", "a text", sampling=held_to(SHAPE, stop=('"count"',))))
-    made.run()
-    assert made.texts["a"].endswith('", ')
-    assert isinstance(made.ends["a"], Finished)
+def test_stop_string_ends_constrained_answer(new_qwen_engine: Callable[[], EngineHarness]):
+    engine = new_qwen_engine()
+    engine.add(ask("a", "a text", sampling=schema_sampling(SHAPE, stop=('"count"',))))
+    engine.run()
+    assert engine.texts["a"].endswith('", ')
+    assert isinstance(engine.ends["a"], Finished)
 
 
-def test_constrained_logprobs_are_the_models_own(engine: Callable[[], EngineHarness]):
-    made = engine()
-    made.add(ask("free", "a text", sampling=GREEDY_SCORED))
-    made.add(ask("held", "a text", sampling=held_to(SHAPE, max_tokens=1, logprobs=3)))
-    made.run()
-    (free,), (held,) = made.logprobs["free"], made.logprobs["held"]
+def test_constrained_logprobs_equal_unconstrained_ones(
+    new_qwen_engine: Callable[[], EngineHarness],
+):
+    engine = new_qwen_engine()
+    engine.add(ask("free", "a text", sampling=GREEDY_SCORED))
+    engine.add(ask("held", "a text", sampling=schema_sampling(SHAPE, max_tokens=1, logprobs=3)))
+    engine.run()
+    (free,), (held,) = engine.logprobs["free"], engine.logprobs["held"]
     assert held.top == free.top
     assert held.token.text == "{"
     assert held.token.logprob < free.token.logprob
 
 
-def test_stuck_grammar_fails_only_its_request(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("free", "a text"))
-    made = engine()
-    made.add(ask("free", "a text"))
-    made.step(2)
-    made.add(ask("stuck", "a text", sampling=held_to(DEEP)))
-    made.add(ask("held", "a text", sampling=held_to(SHAPE)))
-    made.run()
-    end = made.ends["stuck"]
+def test_stuck_grammar_fails_only_its_request(new_qwen_engine: Callable[[], EngineHarness]):
+    alone = new_qwen_engine().answer(ask("free", "a text"))
+    engine = new_qwen_engine()
+    engine.add(ask("free", "a text"))
+    engine.step(2)
+    engine.add(ask("stuck", "a text", sampling=schema_sampling(DEEP)))
+    engine.add(ask("held", "a text", sampling=schema_sampling(SHAPE)))
+    engine.run()
+    end = engine.ends["stuck"]
     assert isinstance(end, Failed)
     assert (end.code, end.param) == ("invalid_value", SCHEMA_PARAM)
-    assert made.tokens["free"] == alone
-    conforming(made, "held", SHAPE)
+    assert engine.tokens["free"] == alone
+    conforming_answer(engine, "held", SHAPE)
 
 
-def test_invalid_schema_fails_only_its_request(engine: Callable[[], EngineHarness]):
-    made = engine()
-    made.add(ask("free", "a text"))
-    made.add(ask("wrong", "a text", sampling=held_to({"type": "text"})))
-    made.run()
-    end = made.ends["wrong"]
+def test_invalid_schema_fails_only_its_request(new_qwen_engine: Callable[[], EngineHarness]):
+    engine = new_qwen_engine()
+    engine.add(ask("free", "a text"))
+    engine.add(ask("wrong", "a text", sampling=schema_sampling({"type": "text"})))
+    engine.run()
+    end = engine.ends["wrong"]
     assert isinstance(end, Failed)
     assert (end.code, end.param) == ("invalid_value", SCHEMA_PARAM)
-    assert isinstance(made.ends["free"], Finished)
+    assert isinstance(engine.ends["free"], Finished)

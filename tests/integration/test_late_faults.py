@@ -47,8 +47,8 @@ def served(
 
 
 @pytest.fixture(params=[OutOfMemory, StepTooLong])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The error's kind."""
+def error_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class of the late error."""
     name = "_ALLOCATIONS" if request.param is OutOfMemory else "_TIME_OUTS"
     monkeypatch.setattr(arrays, name, (WORDS,))
     return request.param
@@ -59,7 +59,7 @@ def failing() -> mx.array:
     return 0 * mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)[0, 0]  # type: ignore[arg-type]
 
 
-def spoil(
+def fail_next_call(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, spoiled: Callable[[Any], Any]
 ) -> list[int]:
     """Make the next call return a failing array; returns the number of such calls left."""
@@ -80,7 +80,7 @@ def add(result: Any) -> Any:
     return result + failing().astype(result.dtype)
 
 
-def in_turns(served: Served, chunk_tokens: int = 512) -> EngineHarness:
+def engine_in_turns(served: Served, chunk_tokens: int = 512) -> EngineHarness:
     caches = caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS)
     engine = EngineHarness(*served, chunk_tokens, caches=caches)
     in_parts = ImageEncoder(served[0], engine.caches.tiles)
@@ -88,22 +88,25 @@ def in_turns(served: Served, chunk_tokens: int = 512) -> EngineHarness:
     return engine
 
 
-def first(name: str = "first") -> Submit:
+def first_request(name: str = "first") -> Submit:
     return ask(name, "tell me about", random_image(1))
 
 
-def second(name: str = "second") -> Submit:
+def second_request(name: str = "second") -> Submit:
     return ask(name, random_image(2), "and what is this?")
 
 
 @pytest.fixture
-def alone(served: Served) -> dict[str, list[int]]:
-    return {each.request_id: EngineHarness(*served).answer(each) for each in (first(), second())}
+def answers_alone(served: Served) -> dict[str, list[int]]:
+    return {
+        each.request_id: EngineHarness(*served).answer(each)
+        for each in (first_request(), second_request())
+    }
 
 
-def check(engine: EngineHarness, alone: dict[str, list[int]]) -> None:
+def check(engine: EngineHarness, answers_alone: dict[str, list[int]]) -> None:
     """Answers are right, no request is left, and the caches are intact."""
-    for name, tokens in alone.items():
+    for name, tokens in answers_alone.items():
         if name not in engine.ends:
             continue
         told = engine.tokens.get(name, [])
@@ -112,89 +115,108 @@ def check(engine: EngineHarness, alone: dict[str, list[int]]) -> None:
     assert engine.num_tracked == 0
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
-    assert engine.answer(first("again")) == alone["first"], "something wrong was stored"
-    assert engine.answer(second("both again")) == alone["second"], "something wrong was stored"
+    assert engine.answer(first_request("again")) == answers_alone["first"], (
+        "something wrong was stored"
+    )
+    assert engine.answer(second_request("both again")) == answers_alone["second"], (
+        "something wrong was stored"
+    )
 
 
 def run(engine: EngineHarness) -> None:
     """The second comes while the first one's answer is written."""
-    engine.add(first())
+    engine.add(first_request())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
-    engine.add(second())
+    engine.add(second_request())
     engine.run()
 
 
 @pytest.mark.parametrize("at", few_of([1, 4, 7], [4]))
-def test_late_decode_error_fails_only_the_steps_requests(
-    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any, at: int
+def test_late_decode_error_fails_only_steps_requests(
+    served: Served,
+    answers_alone: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    error_kind: Any,
+    at: int,
 ):
-    engine = in_turns(served)
-    engine.add(first())
+    engine = engine_in_turns(served)
+    engine.add(first_request())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= at)
-    left = spoil(monkeypatch, decode_batch, "sample_next", lambda made: (add(made[0]), made[1]))
+    left = fail_next_call(
+        monkeypatch, decode_batch, "sample_next", lambda made: (add(made[0]), made[1])
+    )
     engine.run()
     assert left == [0]
     end = engine.ends["first"]
     assert isinstance(end, Failed)
-    assert end.code == kind.code
-    check(engine, alone)
+    assert end.code == error_kind.code
+    check(engine, answers_alone)
 
 
-def test_late_prefill_error_repeats_the_prompt_and_spares_others(
-    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
+def test_late_prefill_error_repeats_prompt_and_spares_others(
+    served: Served,
+    answers_alone: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    error_kind: Any,
 ):
-    engine = in_turns(served)
-    engine.add(first())
+    engine = engine_in_turns(served)
+    engine.add(first_request())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
-    left = spoil(monkeypatch, Prefill, "_forward_eager", add)
-    engine.add(second())
+    left = fail_next_call(monkeypatch, Prefill, "_forward_eager", add)
+    engine.add(second_request())
     engine.run()
     assert left == [0]
     assert all(isinstance(engine.ends[name], Finished) for name in ("first", "second"))
-    check(engine, alone)
+    check(engine, answers_alone)
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_late_encode_error_repeats_the_encode_and_spares_others(
+def test_late_encode_error_repeats_encode_and_spares_others(
     served: Served,
-    alone: dict[str, list[int]],
+    answers_alone: dict[str, list[int]],
     monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
+    error_kind: Any,
     part: int,
 ):
-    engine = in_turns(served)
-    engine.add(first())
+    engine = engine_in_turns(served)
+    engine.add(first_request())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
-    engine.add(second())
+    engine.add(second_request())
     engine.step_until(lambda: engine.loop.encoder.needs_turns)
     for _ in range(part - 1):
         engine.step()
-    left = spoil(monkeypatch, ImageEncoding, "_next_part", lambda made: [*made, failing()])
+    left = fail_next_call(monkeypatch, ImageEncoding, "_next_part", lambda made: [*made, failing()])
     engine.run()
     assert left == [0]
     assert all(isinstance(engine.ends[name], Finished) for name in ("first", "second"))
-    check(engine, alone)
+    check(engine, answers_alone)
 
 
 def test_prefix_with_late_copy_error_is_not_stored(
-    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
+    served: Served,
+    answers_alone: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    error_kind: Any,
 ):
-    engine = in_turns(served)
-    left = spoil(monkeypatch, segments, "_copy", add)
+    engine = engine_in_turns(served)
+    left = fail_next_call(monkeypatch, segments, "_copy", add)
     run(engine)
     assert left == [0]
-    check(engine, alone)
+    check(engine, answers_alone)
 
 
 def test_cancelled_prefix_with_late_copy_error_is_not_stored(
-    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
+    served: Served,
+    answers_alone: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    error_kind: Any,
 ):
-    engine = in_turns(served, chunk_tokens=8)
-    engine.add(first("left"))
+    engine = engine_in_turns(served, chunk_tokens=8)
+    engine.add(first_request("left"))
     engine.step_until(lambda: any(each.done >= 16 for each in engine.scheduler.stats().progress))
-    left = spoil(monkeypatch, segments, "_copy", add)
+    left = fail_next_call(monkeypatch, segments, "_copy", add)
     engine.abort("left")
     engine.run()
     assert left == [0]
-    check(engine, alone)
+    check(engine, answers_alone)
     assert cached_tokens(engine, "again") == 0

@@ -54,13 +54,13 @@ def answer_of(tiny_model: TinyModel) -> Callable[[str], list[int]]:
 
 
 def answers(folder: Path) -> list[int]:
-    """Greedy tokens of a text long enough for rotations and windows to tell, and of a picture."""
+    """Greedy tokens of a text long enough for rotations and windows to tell, and of an image."""
     loaded = load_model(folder)
     engine = EngineHarness(loaded, new_preparer(loaded))
     text = "Look at the second button" + ", and read the number" * 12
     first = engine.answer(ask("text", text, sampling=GREEDY))
     return first + engine.answer(
-        ask("picture", random_image(1), "Describe this image.", sampling=GREEDY)
+        ask("image", random_image(1), "Describe this image.", sampling=GREEDY)
     )
 
 
@@ -93,11 +93,11 @@ def as_transformers_5_saves(config: Json) -> Json:
     if config["model_type"] == "pixtral":  # transformers has its parts alone
         parts = {key: of_transformers_5(config[key]) for key in ("text_config", "vision_config")}
         return config | parts
-    made = of_transformers_5(config)
-    text = made.get("text_config", {})
+    saved = of_transformers_5(config)
+    text = saved.get("text_config", {})
     for name in ("sliding_window_pattern", "_sliding_window_pattern"):
         text.pop(name, None)
-    return made
+    return saved
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in NOT_IN_TRANSFORMERS])
@@ -208,7 +208,7 @@ RENAMED = {
 
 
 @pytest.mark.parametrize("family", RENAMED)
-def test_weights_with_transformers_4_52_names_answer_the_same(
+def test_weights_with_transformers_4_52_names_give_equal_answer(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]], family: str
 ):
     folder = copy_of(family)
@@ -218,17 +218,17 @@ def test_weights_with_transformers_4_52_names_answer_the_same(
         new = next(((a, b) for a, b in RENAMED[family] if name.startswith(a)), ("", ""))
         return new[1] + name[len(new[0]) :]
 
-    made = {renamed(name): array for name, array in weights.items()}
-    assert len(made) == len(weights)
-    assert made.keys() != weights.keys()
-    save_file(made, folder / "model.safetensors", {"format": "pt"})
+    saved = {renamed(name): array for name, array in weights.items()}
+    assert len(saved) == len(weights)
+    assert saved.keys() != weights.keys()
+    save_file(saved, folder / "model.safetensors", {"format": "pt"})
     assert answers(folder) == answer_of(family)
 
 
 # ---- files that are none of the model's ----------------------------------------------
 
 
-def test_macos_metadata_files_in_a_checkpoint_are_ignored(
+def test_macos_metadata_files_in_checkpoint_are_ignored(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]]
 ):
     folder = copy_of("qwen2_5_vl")
@@ -282,7 +282,7 @@ def prompt_text(folder: Path, *parts: Any, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_missing_chat_template_gets_turn_marks_and_a_warning(
+def test_missing_chat_template_gets_turn_marks_and_warning(
     copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, family: str
 ):
     folder = without_template(copy_of(family))
@@ -298,10 +298,10 @@ def test_missing_chat_template_gets_turn_marks_and_a_warning(
     assert model_facts(loaded, folder).warnings == (told,)
     engine = EngineHarness(loaded, new_preparer(loaded))
     first, second = (engine.answer(ask(str(n), random_image(n), "What?")) for n in (1, 2))
-    assert first != second, "the picture is seen"
+    assert first != second, "the image is seen"
 
 
-def test_end_of_turn_of_fallback_template_ends_the_answer(copy_of: Callable[[str], Path]):
+def test_end_of_turn_of_fallback_template_ends_answer(copy_of: Callable[[str], Path]):
     folder = without_template(copy_of("qwen2_5_vl"))
     for name in ("config.json", "generation_config.json"):
         content = json.loads((folder / name).read_text()) | {"eos_token_id": 3}
@@ -312,7 +312,7 @@ def test_end_of_turn_of_fallback_template_ends_the_answer(copy_of: Callable[[str
     assert host.tokenizer.convert_tokens_to_ids("<|im_end|>") in host.eos_token_ids
 
 
-def test_chat_template_setting_replaces_the_checkpoints_template(
+def test_chat_template_setting_replaces_checkpoints_template(
     copy_of: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     file = tmp_path / "template.jinja"

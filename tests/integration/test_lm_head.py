@@ -47,7 +47,7 @@ class _Model:
         self.model = _Text(embeddings)
 
 
-def test_quantized_lm_head_computes_only_the_last_token():
+def test_quantized_lm_head_computes_only_last_token():
     x = mx.random.normal((2, 3, 64))
     head, embeddings = nn.Linear(64, 32).to_quantized(32, 4), nn.Embedding(32, 64).to_quantized(32)
     expected = head(x)[:, -1:], embeddings.as_linear(x)[:, -1:]

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from tests.integration.checkpoint_files import edit_json
 from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
@@ -41,11 +42,6 @@ def plant(checkpoint: Path, tmp_path: Path) -> Callable[[], Path]:
     return planted
 
 
-def edit(file: Path, **changes: Any) -> None:
-    content = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(content | changes))
-
-
 def refusal(folder: Path, **settings: Any) -> str:
     with pytest.raises(ModelLoadError) as caught:
         load_model(folder, **settings)
@@ -60,7 +56,7 @@ def test_model_file_is_refused_before_it_runs(
     checkpoint: Path, plant: Callable[[], Path], name: str | None
 ):
     mark = plant()
-    edit(checkpoint / "config.json", model_file=name)
+    edit_json(checkpoint / "config.json", model_file=name)
     assert "model_file" in refusal(checkpoint)
     assert not mark.exists()
 
@@ -72,8 +68,8 @@ def test_family_running_checkpoint_code_is_refused(
     """mlx-vlm's processors of these families always trust remote code."""
     mark = plant()
     automatic = {"AutoTokenizer": [EVIL, EVIL]}
-    edit(checkpoint / "config.json", model_type=family, auto_map=automatic)
-    edit(checkpoint / "tokenizer_config.json", tokenizer_class="Evil", auto_map=automatic)
+    edit_json(checkpoint / "config.json", model_type=family, auto_map=automatic)
+    edit_json(checkpoint / "tokenizer_config.json", tokenizer_class="Evil", auto_map=automatic)
     assert "runs code" in refusal(checkpoint)
     assert not mark.exists()
 
@@ -98,7 +94,7 @@ def test_family_running_checkpoint_code_is_refused(
 def test_auto_map_code_never_runs(tmp_path: Path, family: str, file: str, changes: dict[str, Any]):
     folder, mark = build(family, tmp_path / "model"), tmp_path / "mark"
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n")
-    edit(folder / file, **changes)
+    edit_json(folder / file, **changes)
     with contextlib.suppress(ModelLoadError):
         load_model(folder)
     assert not mark.exists()
@@ -126,24 +122,24 @@ def test_unusable_config_is_refused(checkpoint: Path, content: str):
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_directory_in_place_of_a_file_is_refused(checkpoint: Path, file: str):
+def test_directory_in_place_of_file_is_refused(checkpoint: Path, file: str):
     (checkpoint / file).unlink()
     (checkpoint / file).mkdir()
     assert file in refusal(checkpoint)
 
 
 def test_encoder_decoder_model_is_refused(checkpoint: Path):
-    edit(checkpoint / "config.json", is_encoder_decoder=True)
+    edit_json(checkpoint / "config.json", is_encoder_decoder=True)
     assert "encoder-decoder" in refusal(checkpoint)
 
 
 def test_florence_is_refused_as_encoder_decoder(checkpoint: Path):
-    edit(checkpoint / "config.json", model_type="florence2")
+    edit_json(checkpoint / "config.json", model_type="florence2")
     assert "encoder-decoder" in refusal(checkpoint)
 
 
 def test_unknown_family_is_refused(checkpoint: Path):
-    edit(checkpoint / "config.json", model_type="no_such_family")
+    edit_json(checkpoint / "config.json", model_type="no_such_family")
     assert "no_such_family" in refusal(checkpoint)
 
 
@@ -187,14 +183,16 @@ def test_invalid_weights_file_is_refused(checkpoint: Path, content: bytes, reaso
 
 
 def test_missing_weight_shard_is_refused(checkpoint: Path):
-    edit(checkpoint / "model.safetensors.index.json", weight_map={"x": "model-2-of-2.safetensors"})
+    edit_json(
+        checkpoint / "model.safetensors.index.json", weight_map={"x": "model-2-of-2.safetensors"}
+    )
     load_model(checkpoint)  # the index is old: all the weights are there
-    edit(checkpoint / "config.json", num_hidden_layers=9)
+    edit_json(checkpoint / "config.json", num_hidden_layers=9)
     assert "no model-2-of-2.safetensors, which its index names" in refusal(checkpoint)
 
 
 def test_weights_of_another_configuration_are_refused(checkpoint: Path):
-    edit(checkpoint / "config.json", num_hidden_layers=9)
+    edit_json(checkpoint / "config.json", num_hidden_layers=9)
     message = refusal(checkpoint)
     assert "Missing 60 parameters: language_model.model.layers.4" in message
     assert len(message) < 400
@@ -239,7 +237,7 @@ def test_truncated_json_file_is_refused(checkpoint: Path, file: str):
 def test_default_sampling_comes_from_generation_config(
     checkpoint: Path, changes: dict[str, Any], temperature: float, top_p: float
 ):
-    edit(checkpoint / "generation_config.json", **changes)
+    edit_json(checkpoint / "generation_config.json", **changes)
     loaded = load_model(checkpoint)
     assert (loaded.default_temperature, loaded.default_top_p) == (temperature, top_p)
 
@@ -251,12 +249,12 @@ def test_missing_generation_config_defaults_to_plain_sampling(checkpoint: Path):
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, 8192), (100, 100), (10**9, 8192)])
-def test_context_is_the_smaller_of_model_and_settings(checkpoint: Path, limit: int, expected: int):
+def test_context_is_smaller_of_model_and_settings(checkpoint: Path, limit: int, expected: int):
     loaded = load_model(checkpoint, max_context_tokens=limit)
     assert loaded.spec.context_tokens == expected
 
 
-def test_vocabulary_size_equals_the_width_of_logits(served: tuple[LoadedModel, MultimodalPreparer]):
+def test_vocabulary_size_equals_width_of_logits(served: tuple[LoadedModel, MultimodalPreparer]):
     """For any name in the configuration, and without a forward pass."""
     loaded, _ = served
     output = loaded.language_model(mx.array([[1, 2]]))
@@ -266,8 +264,8 @@ def test_vocabulary_size_equals_the_width_of_logits(served: tuple[LoadedModel, M
 
 
 def test_eos_tokens_of_all_config_files_are_used(checkpoint: Path):
-    edit(checkpoint / "generation_config.json", eos_token_id=[3, 4])
-    edit(checkpoint / "config.json", eos_token_id=5)
+    edit_json(checkpoint / "generation_config.json", eos_token_id=[3, 4])
+    edit_json(checkpoint / "config.json", eos_token_id=5)
     loaded = load_model(checkpoint)
     assert {3, 4, 5, loaded.spec.tokenizer.eos_token_id} <= loaded.spec.eos_token_ids
 
@@ -276,7 +274,7 @@ def test_eos_tokens_of_all_config_files_are_used(checkpoint: Path):
     ("name", "expected"),
     [("auto", mx.float32), ("float32", mx.float32), ("bfloat16", mx.bfloat16)],
 )
-def test_weights_have_the_requested_dtype(checkpoint: Path, name: str, expected: mx.Dtype):
+def test_weights_have_requested_dtype(checkpoint: Path, name: str, expected: mx.Dtype):
     loaded = load_model(checkpoint, dtype=name)  # type: ignore[arg-type]
     types = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
     assert types == {expected}

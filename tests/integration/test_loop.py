@@ -58,7 +58,7 @@ class Served:
 
 
 @pytest.fixture
-def crowded(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
+def crowded_engine(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
     start = Start(
         model=settings.ModelSettings(),
         scheduler=settings.SchedulerSettings(
@@ -70,37 +70,37 @@ def crowded(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
     return Served(served[0], start)
 
 
-def test_threaded_loop_answers_a_crowd_as_alone(
-    served: tuple[LoadedModel, MultimodalPreparer], crowded: Served
+def test_threaded_loop_answers_crowd_as_alone(
+    served: tuple[LoadedModel, MultimodalPreparer], crowded_engine: Served
 ):
     alone = EngineHarness(*served)
     for name, parts in PROMPTS.items():
         alone.answer(ask(name, *parts))
     for number in range(4):
         for name, parts in PROMPTS.items():
-            crowded.inbox.put(ask(f"{name} {number}", *parts, sampling=GREEDY))
+            crowded_engine.inbox.put(ask(f"{name} {number}", *parts, sampling=GREEDY))
     for _ in range(6):
-        crowded.loop.step()
+        crowded_engine.loop.step()
     for name in PROMPTS:
-        crowded.inbox.put(Abort(f"{name} 1"))
-    crowded.loop.run_until_idle()
-    texts = crowded.texts
+        crowded_engine.inbox.put(Abort(f"{name} 1"))
+    crowded_engine.loop.run_until_idle()
+    texts = crowded_engine.texts
     told = {name: {texts[f"{name} {number}"] for number in (0, 2, 3)} for name in PROMPTS}
     assert told == {name: {alone.texts[name]} for name in PROMPTS}
-    assert len(crowded.ends) == 4 * len(PROMPTS)
-    assert all(isinstance(end, Finished) for end in crowded.ends.values())
+    assert len(crowded_engine.ends) == 4 * len(PROMPTS)
+    assert all(isinstance(end, Finished) for end in crowded_engine.ends.values())
 
 
-def test_threaded_loop_releases_memory_of_a_crowd(crowded: Served):
+def test_threaded_loop_releases_memory_of_crowd(crowded_engine: Served):
     def crowd(name: str) -> int:
         for number in range(6):
-            crowded.inbox.put(ask(f"{name} {number}", *PROMPTS["pictures"], sampling=GREEDY))
-        crowded.loop.run_until_idle()
+            crowded_engine.inbox.put(ask(f"{name} {number}", *PROMPTS["images"], sampling=GREEDY))
+        crowded_engine.loop.run_until_idle()
         return active_bytes()
 
     baseline = crowd("first")
     assert crowd("second") <= baseline * 1.01
-    assert not [e for e in crowded.events if isinstance(e, Stats) and e.tracked > 6]
+    assert not [e for e in crowded_engine.events if isinstance(e, Stats) and e.tracked > 6]
 
 
 def test_prefill_seconds_include_time_between_launch_and_result(

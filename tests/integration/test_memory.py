@@ -45,7 +45,7 @@ def memory():
     mx.set_cache_limit(limits[1])
 
 
-def test_freed_arrays_go_to_the_pool_and_clear_empties_it(memory: MlxMemory):
+def test_freed_arrays_go_to_pool_and_clear_empties_it(memory: MlxMemory):
     memory.clear()
     before = memory.read()
     array = mx.zeros((MIB,))
@@ -107,7 +107,7 @@ def test_process_footprint_includes_held_arrays():
 # ---- what a row holds --------------------------------------------------------------------
 
 
-def prefilled(served: Served, chunk_tokens: int) -> tuple[EngineHarness, list[Any]]:
+def prefilled_engine(served: Served, chunk_tokens: int) -> tuple[EngineHarness, list[Any]]:
     """An engine in which one long prompt has just joined, and that row's layers."""
     engine = EngineHarness(*served, chunk_tokens=chunk_tokens)
     engine.add(ask("a", LONG, random_image(1), LONG))
@@ -116,7 +116,7 @@ def prefilled(served: Served, chunk_tokens: int) -> tuple[EngineHarness, list[An
 
 
 def test_row_bytes_are_predicted_before_allocation(served: Served):
-    engine, _ = prefilled(served, 512)
+    engine, _ = prefilled_engine(served, 512)
     engine.step()  # windows are cut back when a token follows the prompt
     layers = engine.runner._groups._batch._cache
     num_tokens = engine.prompts["a"].num_tokens
@@ -146,7 +146,7 @@ def test_prompt_buffers_are_allocated_once(served: Served, monkeypatch: pytest.M
         return logits
 
     monkeypatch.setattr(Prefill, "launch", watched)
-    engine, layers = prefilled(served, 48)
+    engine, layers = prefilled_engine(served, 48)
     assert len(sizes) <= 1
     assert sizes <= {buffer_capacity(engine.prompts["a"].num_tokens)}
     assert not any("step" in vars(layer) for layer in layers), "an answer grows by its own step"
@@ -178,7 +178,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int = 1
     monkeypatch.setattr(owner, name, failing(times)(getattr(owner, name)))
 
 
-def comes_back_to(baseline: int) -> bool:
+def returns_to(baseline: int) -> bool:
     """Whether active bytes are within 1 % of `baseline` two seconds after the last answer.
 
     MLX's own threads let go of a step's arrays a moment after its results are there.
@@ -190,7 +190,7 @@ def comes_back_to(baseline: int) -> bool:
 
 
 @pytest.fixture
-def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineHarness, int]:
+def decoding_engine(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineHarness, int]:
     """An engine that decodes one request, and what was held before it.
 
     It logs no tracebacks: pytest would keep them, and what their frames hold.
@@ -213,29 +213,29 @@ WORK = pytest.mark.parametrize(
 
 @WORK
 def test_out_of_memory_work_is_retried_once(
-    busy: tuple[EngineHarness, int],
+    decoding_engine: tuple[EngineHarness, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
     owner: Any,
     name: str,
 ):
-    engine, baseline = busy
+    engine, baseline = decoding_engine
     engine.add(ask("a", "what?", random_image(1)))
     patch(monkeypatch, owner, name)
     engine.run()
     assert engine.tokens["a"] == alone_tokens
-    assert comes_back_to(baseline)
+    assert returns_to(baseline)
 
 
 @WORK
 def test_request_out_of_memory_twice_fails_alone(
-    busy: tuple[EngineHarness, int],
+    decoding_engine: tuple[EngineHarness, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
     owner: Any,
     name: str,
 ):
-    engine, baseline = busy
+    engine, baseline = decoding_engine
     patch(monkeypatch, owner, name, times=2)
     engine.add(ask("a", "what?", random_image(1)))
     engine.run()
@@ -243,16 +243,16 @@ def test_request_out_of_memory_twice_fails_alone(
     assert isinstance(end, Failed)
     assert end.code == OutOfMemory.code
     assert isinstance(engine.ends["other"], Finished)
-    assert comes_back_to(baseline)
+    assert returns_to(baseline)
     assert engine.answer(ask("again", "what?", random_image(1))) == alone_tokens
 
 
 def test_decode_out_of_memory_ends_rows_and_admits_later_requests(
-    busy: tuple[EngineHarness, int],
+    decoding_engine: tuple[EngineHarness, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
 ):
-    engine, baseline = busy
+    engine, baseline = decoding_engine
     patch(monkeypatch, DecodeBatch, "forward")
     engine.add(ask("a", "what?", random_image(1)))
     engine.run()
@@ -260,7 +260,7 @@ def test_decode_out_of_memory_ends_rows_and_admits_later_requests(
     assert isinstance(other, Failed)
     assert other.code == OutOfMemory.code
     assert engine.tokens["a"] == alone_tokens
-    assert comes_back_to(baseline)
+    assert returns_to(baseline)
 
 
 @pytest.fixture

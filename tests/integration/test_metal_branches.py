@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.harness import EngineHarness, ask, new_preparer
-from tests.integration.prompts import LONGER, PROMPTS, asked
+from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.integration.test_caches import caches_of
 from tests.integration.test_compiled_model import Served
 from tests.support.selection import CORE
@@ -39,19 +39,19 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
 
 
-def in_turns(engine: EngineHarness) -> EngineHarness:
-    """As the program does where `Backend.encodes_in_turns`."""
+def encode_in_turns(engine: EngineHarness) -> EngineHarness:
+    """Make `engine` encode in turns, as where `Backend.encodes_in_turns`."""
     in_parts = ImageEncoder(engine.loaded, engine.caches.tiles)
     engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
 
 
 @pytest.fixture(scope="module")
-def alone(served: Served) -> dict[str, list[int]]:
-    return {name: EngineHarness(*served).answer(asked(name, LONGER)) for name in PROMPTS}
+def answers_alone(served: Served) -> dict[str, list[int]]:
+    return {name: EngineHarness(*served).answer(prompt_request(name, LONGER)) for name in PROMPTS}
 
 
-def test_served_model_uses_the_metal_branches(served: Served):
+def test_served_model_uses_metal_branches(served: Served):
     loaded = served[0]
     assert isinstance(loaded.attention.attention, MetalAttention)
     assert loaded.tiling is loaded.family.tiling
@@ -61,31 +61,33 @@ def test_served_model_uses_the_metal_branches(served: Served):
 @pytest.mark.parametrize("chunk_tokens", few_of([512, 21], [21]))
 @pytest.mark.parametrize("stagger", few_of([0, 3], [3]))
 def test_metal_batched_and_chunked_answers_equal_answers_alone(
-    served: Served, alone: dict[str, list[int]], chunk_tokens: int, stagger: int
+    served: Served, answers_alone: dict[str, list[int]], chunk_tokens: int, stagger: int
 ):
-    engine = in_turns(EngineHarness(*served, chunk_tokens=chunk_tokens))
+    engine = encode_in_turns(EngineHarness(*served, chunk_tokens=chunk_tokens))
     for name in PROMPTS:
-        engine.add(asked(name, LONGER))
+        engine.add(prompt_request(name, LONGER))
         engine.step(stagger)
     engine.run()
-    assert engine.tokens == alone
+    assert engine.tokens == answers_alone
     assert engine.num_tracked == 0
 
 
-def test_metal_cached_answers_equal_uncached_answers(served: Served, alone: dict[str, list[int]]):
-    engine = in_turns(EngineHarness(*served, caches=caches_of(served)))
+def test_metal_cached_answers_equal_uncached_answers(
+    served: Served, answers_alone: dict[str, list[int]]
+):
+    engine = encode_in_turns(EngineHarness(*served, caches=caches_of(served)))
     for name in PROMPTS:
-        assert engine.answer(asked(name, LONGER)) == alone[name]
+        assert engine.answer(prompt_request(name, LONGER)) == answers_alone[name]
     for name in PROMPTS:
         again = ask(f"{name} again", *PROMPTS[name], sampling=LONGER)
-        assert engine.answer(again) == alone[name]
+        assert engine.answer(again) == answers_alone[name]
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
 
 
-def test_metal_drafts_change_no_answer(served: Served, alone: dict[str, list[int]]):
-    engine = in_turns(EngineHarness(*served, num_draft_tokens=7))
+def test_metal_drafts_change_no_answer(served: Served, answers_alone: dict[str, list[int]]):
+    engine = encode_in_turns(EngineHarness(*served, num_draft_tokens=7))
     for name in PROMPTS:
-        engine.add(asked(name, LONGER))
+        engine.add(prompt_request(name, LONGER))
     engine.run()
-    assert engine.tokens == alone
+    assert engine.tokens == answers_alone

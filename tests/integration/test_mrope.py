@@ -55,7 +55,7 @@ def embedding(style: str, rotated: int = HEAD) -> Any:
     return MRoPERotaryEmbedding(rotated, base=1e4, mrope_section=sections, style=style)
 
 
-def shared(own: Any, num_layers: int = 1) -> SharedMRope:
+def shared_mrope(own: Any, num_layers: int = 1) -> SharedMRope:
     return SharedMRope(own, num_layers)
 
 
@@ -73,14 +73,14 @@ def test_shared_mrope_rotates_as_mlx_vlm(style: str, rotated: int, dtype: Any):
     own = embedding(style, rotated)
     for tokens, rows in [(7, 1), (33, 1), (1, 3), (5, 2)]:  # compiled at the first, once
         q, k, positions = inputs(tokens, rows, dtype)
-        found = shared(own).apply_rotary(q, k, positions)
+        found = shared_mrope(own).apply_rotary(q, k, positions)
         for mine, theirs in zip(found, own.apply_rotary(q, k, positions), strict=True):
             assert mine.dtype == dtype
             size = mx.abs(theirs).max()
             assert mx.abs(mine - theirs).max() <= 4 * size * mx.finfo(dtype).eps
 
 
-def test_mrope_kernel_gets_the_angles_of_all_layers():
+def test_mrope_kernel_gets_angles_of_all_layers():
     calls = []
 
     def rotate(*arguments: mx.array) -> tuple[mx.array, mx.array]:
@@ -112,15 +112,15 @@ def test_text_token_has_one_mrope_position(rows: int):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc what is in use")
 def test_new_prompt_lengths_leave_no_mrope_memory():
-    rotary = shared(embedding("interleaved"))
+    rotary = shared_mrope(embedding("interleaved"))
     apply(rotary, range(1, 50))
     before = heap_bytes()
     apply(rotary, range(50, 150))
     assert heap_bytes() - before < 100 * 1000
 
 
-def test_mrope_positions_are_dropped_after_the_last_layer():
-    rotary = shared(embedding("interleaved"), num_layers=2)
+def test_mrope_positions_are_dropped_after_last_layer():
+    rotary = shared_mrope(embedding("interleaved"), num_layers=2)
     q, k, positions = inputs(1000)
     apply_layer(rotary, q, k, positions)
     apply_layer(rotary, q, k, positions)

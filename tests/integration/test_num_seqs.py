@@ -33,7 +33,7 @@ def test_planned_sequence_bytes_match_use_and_change_no_answer(
     assert EngineHarness(loaded, preparer).answer(ask("a", "what?", random_image(1))) == tokens
 
 
-def start(limit_bytes: int, **scheduler: int) -> Start:
+def start_with_limit(limit_bytes: int, **scheduler: int) -> Start:
     return Start(
         settings.ModelSettings(),
         settings.SchedulerSettings(**scheduler),  # type: ignore[arg-type]
@@ -43,8 +43,8 @@ def start(limit_bytes: int, **scheduler: int) -> Start:
     )
 
 
-def told(engine: Served) -> int:
-    """By the last statistics."""
+def reported_max_num_seqs(engine: Served) -> int:
+    """The `max_num_seqs` of the last statistics."""
     return next(e for e in reversed(engine.events) if isinstance(e, Stats)).max_num_seqs
 
 
@@ -63,7 +63,7 @@ def test_automatic_max_num_seqs_follows_memory_and_is_reported(
     free = 2 * wanted * seq_bytes + seq_bytes
     eight = SamplingParams(n=8, max_tokens=40, temperature=1.0, seed=1)
     try:
-        engine = Served(loaded, start(mx.get_active_memory() + free))
+        engine = Served(loaded, start_with_limit(mx.get_active_memory() + free))
         for name in "abc":
             engine.inbox.put(ask(name, "what?", sampling=eight))
         most = 0
@@ -72,13 +72,13 @@ def test_automatic_max_num_seqs_follows_memory_and_is_reported(
         engine.loop.run_until_idle()
     finally:
         MlxMemory(settings.MemorySettings(), loaded.device)
-    assert told(engine) == pytest.approx(wanted, abs=1)
+    assert reported_max_num_seqs(engine) == pytest.approx(wanted, abs=1)
     assert all(isinstance(end, Finished) for end in engine.ends.values())
     assert most == together
 
 
 def test_explicit_max_num_seqs_is_kept(loaded: LoadedModel) -> None:
-    engine = Served(loaded, start(0, max_num_seqs=3))
+    engine = Served(loaded, start_with_limit(0, max_num_seqs=3))
     engine.inbox.put(ask("a", "what?", sampling=GREEDY))
     engine.loop.run_until_idle()
-    assert told(engine) == 3
+    assert reported_max_num_seqs(engine) == 3

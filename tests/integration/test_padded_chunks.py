@@ -9,7 +9,7 @@ import pytest
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
 from tests.integration.harness import EngineHarness, new_preparer
-from tests.integration.prompts import in_pairs
+from tests.integration.prompts import answer_in_pairs
 from tests.integration.test_caches import caches_of
 from tests.support.whole_run import few_of
 from vlm_server.interfaces.model_spec import ChunkPolicy
@@ -42,7 +42,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
     return padded
 
 
-def as_on(kind: DeviceKind, served: Served) -> Served:
+def served_on(kind: DeviceKind, served: Served) -> Served:
     loaded, preparer = served
     return replace(loaded, device=replace(loaded.device, kind=kind)), preparer
 
@@ -57,8 +57,8 @@ def test_padded_chunk_answers_equal_unpadded_answers(
     is_cached: bool,
 ):
     caches = {"caches": caches_of(served)} if is_cached else {}
-    engine = EngineHarness(*as_on(DeviceKind.CUDA, served), chunk_tokens=chunk_tokens, **caches)
-    assert in_pairs(engine) == answered_in_pairs
+    engine = EngineHarness(*served_on(DeviceKind.CUDA, served), chunk_tokens=chunk_tokens, **caches)
+    assert answer_in_pairs(engine) == answered_in_pairs
     layers = make_prompt_cache(served[0].language_model)
     by_place = served[0].family.deepstack is Deepstack.BY_PLACE
     if by_place or any(type(layer) is not KVCache for layer in layers):
@@ -77,8 +77,8 @@ def test_cpu_prefill_has_no_padded_chunks(
     chunks: list[PaddedChunk],
     chunk_tokens: int,
 ):
-    engine = EngineHarness(*as_on(DeviceKind.CPU, served), chunk_tokens=chunk_tokens)
-    assert in_pairs(engine) == answered_in_pairs
+    engine = EngineHarness(*served_on(DeviceKind.CPU, served), chunk_tokens=chunk_tokens)
+    assert answer_in_pairs(engine) == answered_in_pairs
     assert not chunks
 
 
@@ -86,10 +86,10 @@ def test_atomic_prompts_are_not_padded(
     chunks: list[PaddedChunk], load_tiny: Callable[[str], Served]
 ):
     """As in families that allow no chunks: all tokens see each other."""
-    loaded, _ = as_on(DeviceKind.CUDA, load_tiny("qwen3_vl"))
+    loaded, _ = served_on(DeviceKind.CUDA, load_tiny("qwen3_vl"))
     loaded = replace(loaded, spec=replace(loaded.spec, chunk_policy=ChunkPolicy.NOWHERE))
     engine = EngineHarness(loaded, new_preparer(loaded))
-    in_pairs(engine)
+    answer_in_pairs(engine)
     assert all(prompt.is_atomic for prompt in engine.prompts.values())
     assert not chunks
 
@@ -101,7 +101,7 @@ def test_padded_chunk_is_minimal_around_its_tokens():
     assert PaddedChunk.around(70, 400, 1).is_exact
 
 
-def test_padded_chunk_fits_the_prompts_buffer_capacity():
+def test_padded_chunk_fits_prompts_buffer_capacity():
     for num_tokens in range(1, 2000):
         chunk = PaddedChunk.around(num_tokens // 2, num_tokens, CudaBackend.prefill_padding_tokens)
         assert chunk.last <= buffer_capacity(num_tokens)

@@ -1,4 +1,4 @@
-"""Qwen's pictures become the same bits on the device as mlx-vlm makes of them."""
+"""Qwen's images become the same bits on the device as mlx-vlm makes of them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def test_patch_processor_pixels_equal_mlx_vlms_bit_for_bit(
 
 
 def test_patch_processor_batches_equal_mlx_vlms():
-    pictures = [random_image(1, 84, 84), random_image(2, 56, 112)]
+    images = [random_image(1, 84, 84), random_image(2, 56, 112)]
     own, ours = Qwen3VLImageProcessor(patch_size=14), PatchProcessor(patch_size=14)
-    values = PixelValues(own)(ours(pictures)["pixel_bytes"])
-    assert np.array_equal(np.array(values), own(pictures)["pixel_values"])
+    values = PixelValues(own)(ours(images)["pixel_bytes"])
+    assert np.array_equal(np.array(values), own(images)["pixel_values"])
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_pictures_without_tokenizing_equal_processor_output(load_tiny: LoadTiny, family: str):
-    """Their placeholder tokens come from the first picture, without tokenizing."""
+def test_images_without_tokenizing_equal_processor_output(load_tiny: LoadTiny, family: str):
+    """Their placeholder tokens come from the first image, without tokenizing."""
     loaded, preparer = load_tiny(family)
     placeholder = preparer._prompts.template.placeholder
     ours = ModelProcessor(loaded.processor, loaded.spec.image_token_id)
@@ -74,7 +74,7 @@ class _Processor:
         self.image_processor = image_processor
 
 
-def test_patch_processor_keeps_the_processors_settings(tiny_model: TinyModel):
+def test_patch_processor_keeps_processors_settings(tiny_model: TinyModel):
     model = load_model(tiny_model("qwen2_vl")).model
     processor = _Processor(Qwen3VLImageProcessor(**KINDS["small"]))
     before = dict(vars(processor.image_processor))
@@ -115,5 +115,5 @@ def test_family_without_own_tower_keeps_its_image_processor(
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_loaded_qwen_models_use_the_patch_processor(load_tiny: LoadTiny, family: str):
+def test_loaded_qwen_models_use_patch_processor(load_tiny: LoadTiny, family: str):
     assert type(load_tiny(family)[0].processor.image_processor) is PatchProcessor

@@ -35,7 +35,7 @@ def loaded(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 
 def grid_of(loaded: LoadedModel, groups: int, shape: tuple[int, int]) -> Grid:
-    """In patches; `shape` is in tokens."""
+    """A grid in patches; `shape` is in tokens."""
     rule = loaded.spec.mrope
     assert isinstance(rule, MRope)
     return groups, shape[0] * rule.merge_size, shape[1] * rule.merge_size
@@ -44,7 +44,10 @@ def grid_of(loaded: LoadedModel, groups: int, shape: tuple[int, int]) -> Grid:
 def media_ids(
     loaded: LoadedModel, token_id: int, groups: int, shape: tuple[int, int], gap: int
 ) -> list[int]:
-    """As the processor writes them: with text between the groups where the family has some."""
+    """The token ids of media as the processor writes them.
+
+    There is text between the groups where the family has some.
+    """
     begin = media_start(loaded.model.config)
     own = [token_id] * (shape[0] * shape[1])
     rule = loaded.spec.mrope
@@ -65,7 +68,7 @@ def check(loaded: LoadedModel, ids: list[int], token_id: int, grid: Grid, name: 
 
 @QUICK
 @given(shape=SHAPES)
-def test_mrope_positions_of_an_image_equal_mlx_vlms(loaded: LoadedModel, shape: tuple[int, int]):
+def test_mrope_positions_of_image_equal_mlx_vlms(loaded: LoadedModel, shape: tuple[int, int]):
     token_id = loaded.spec.image_token_id
     ids = media_ids(loaded, token_id, 1, shape, 0)
     check(loaded, ids, token_id, grid_of(loaded, 1, shape), "image_grid_thw")
@@ -73,7 +76,7 @@ def test_mrope_positions_of_an_image_equal_mlx_vlms(loaded: LoadedModel, shape: 
 
 @QUICK
 @given(shape=SHAPES, groups=st.integers(1, 6), gap=st.integers(0, 9))
-def test_mrope_positions_of_a_video_equal_mlx_vlms(
+def test_mrope_positions_of_video_equal_mlx_vlms(
     loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: int
 ):
     token_id = loaded.spec.video_token_id

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.harness import EngineHarness, ask
 from tests.integration.test_caches import caches_of
 from tests.integration.test_cuda_attention import as_on_cuda
-from tests.integration.test_grammar import SHAPE, conforming, held_to
+from tests.integration.test_grammar import SHAPE, conforming_answer, schema_sampling
 from tests.support.whole_run import few_of
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import SeqId
@@ -64,7 +64,7 @@ def eligible(served: Served) -> None:
 
 
 def new_engine_of(served: Served, most: int = 8, **options: Any) -> EngineHarness:
-    """One that was told that several prompts take as long as one."""
+    """An engine that was told that several prompts take as long as one."""
     engine = EngineHarness(*served, max_prompts_per_prefill=most, max_num_seqs=64, **options)
     engine.runner.prefill_seconds = 0.001
     # Two alone, beside nobody and beside others, of each size; then two at once, and four.
@@ -92,8 +92,8 @@ def scores(engine: EngineHarness) -> dict[str, list[Any]]:
 
 
 @pytest.fixture(scope="session")
-def in_turn(served: Served) -> EngineHarness:
-    """One that has answered all, each prompt alone."""
+def engine_in_turn(served: Served) -> EngineHarness:
+    """An engine that has answered all questions, each prefilled alone."""
     engine = EngineHarness(*served, max_num_seqs=64)
     for question in questions():
         engine.answer(question)
@@ -103,7 +103,7 @@ def in_turn(served: Served) -> EngineHarness:
 @pytest.mark.usefixtures("eligible")
 @pytest.mark.parametrize("num_draft_tokens", few_of([0, 7], [7]))
 def test_batched_prefill_answers_equal_prefill_in_turn(
-    served: Served, in_turn: EngineHarness, num_draft_tokens: int
+    served: Served, engine_in_turn: EngineHarness, num_draft_tokens: int
 ):
     engine = new_engine_of(served, num_draft_tokens=num_draft_tokens)
     for question in questions():
@@ -111,10 +111,10 @@ def test_batched_prefill_answers_equal_prefill_in_turn(
     engine.run()
     assert max(engine.runner.prompts_at_once) > 1
     assert {seq: text for seq, text in engine.seq_texts.items() if seq.request_id[0] == "q"} == (
-        in_turn.seq_texts
+        engine_in_turn.seq_texts
     )
-    assert engine.finish_reasons.items() >= in_turn.finish_reasons.items()
-    for name, expected in scores(in_turn).items():
+    assert engine.finish_reasons.items() >= engine_in_turn.finish_reasons.items()
+    for name, expected in scores(engine_in_turn).items():
         found = scores(engine)[name]
         assert len(found) == len(expected)
         assert [each.token.logprob for each in found] == pytest.approx(
@@ -123,7 +123,7 @@ def test_batched_prefill_answers_equal_prefill_in_turn(
 
 
 @pytest.mark.usefixtures("eligible")
-def test_batched_prompts_join_running_sequences(served: Served, in_turn: EngineHarness):
+def test_batched_prompts_join_running_sequences(served: Served, engine_in_turn: EngineHarness):
     engine = new_engine_of(served)
     first, *others = questions()
     engine.add(first)
@@ -132,11 +132,11 @@ def test_batched_prompts_join_running_sequences(served: Served, in_turn: EngineH
         engine.add(question)
     engine.run()
     assert max(engine.runner.prompts_at_once) > 1
-    assert answers(engine) == answers(in_turn)
+    assert answers(engine) == answers(engine_in_turn)
 
 
 @pytest.mark.usefixtures("eligible")
-def test_batched_prompts_use_and_fill_the_prefix_cache(served: Served, in_turn: EngineHarness):
+def test_batched_prompts_use_and_fill_prefix_cache(served: Served, engine_in_turn: EngineHarness):
     """Also if cached lengths differ by chance; and answers continue from cached prefixes."""
     caches = caches_of(served)
     engine = new_engine_of(served, caches=caches)
@@ -144,12 +144,12 @@ def test_batched_prompts_use_and_fill_the_prefix_cache(served: Served, in_turn: 
         engine.add(question)
     engine.run()
     assert max(engine.runner.prompts_at_once) > 1
-    assert answers(engine) == answers(in_turn)
+    assert answers(engine) == answers(engine_in_turn)
     engine.runner.prompts_at_once.clear()
     for number, question in enumerate(questions()):
         again = ask(f"again {number}", *[TEXTS[number]], sampling=question.sampling)
         tokens = engine.answer(again)
-        assert tokens == in_turn.tokens[f"q{number}"]
+        assert tokens == engine_in_turn.tokens[f"q{number}"]
         end = engine.ends[again.request_id]
         assert isinstance(end, Finished)
         assert end.usage.cached_tokens == end.usage.prompt_tokens - 1
@@ -157,7 +157,7 @@ def test_batched_prompts_use_and_fill_the_prefix_cache(served: Served, in_turn: 
 
 
 @pytest.mark.usefixtures("eligible")
-def test_abort_within_a_batch_changes_no_other_answer(served: Served, in_turn: EngineHarness):
+def test_abort_within_batch_changes_no_other_answer(served: Served, engine_in_turn: EngineHarness):
     engine = new_engine_of(served)
     for question in questions():
         engine.add(question)
@@ -165,7 +165,7 @@ def test_abort_within_a_batch_changes_no_other_answer(served: Served, in_turn: E
     engine.abort("q3")
     engine.abort("q7")
     engine.run()
-    expected = answers(in_turn)
+    expected = answers(engine_in_turn)
     for seq, tokens in answers(engine).items():
         assert tokens == expected[seq][: len(tokens)]
         assert seq.request_id in ("q3", "q7") or len(tokens) == len(expected[seq])
@@ -173,7 +173,7 @@ def test_abort_within_a_batch_changes_no_other_answer(served: Served, in_turn: E
 
 @pytest.mark.usefixtures("eligible")
 def test_cuda_attention_batched_prefill_answers_equal_prefill_in_turn(
-    as_on_cuda: Served, in_turn: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    as_on_cuda: Served, engine_in_turn: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ):
     rows = list[int]()
     masked = cuda_attention.masked_attention
@@ -190,7 +190,7 @@ def test_cuda_attention_batched_prefill_answers_equal_prefill_in_turn(
     engine.run()
     assert max(engine.runner.prompts_at_once) > 1
     assert max(rows, default=1) > 1 or as_on_cuda[0].family.name in NOT_TAKEN
-    assert answers(engine) == answers(in_turn)
+    assert answers(engine) == answers(engine_in_turn)
 
 
 def test_cuda_attention_takes_no_rows_with_too_many_scores():
@@ -204,31 +204,31 @@ def test_cuda_attention_takes_no_rows_with_too_many_scores():
 
 
 @pytest.fixture
-def one(load_tiny: Load) -> Served:
+def qwen(load_tiny: Load) -> Served:
     return load_tiny("qwen2_5_vl")
 
 
-def test_batched_prompts_follow_their_grammars(one: Served):
-    asks = [ask(f"q{i}", f"{i} what?", sampling=held_to(SHAPE, seed=i)) for i in range(6)]
-    alone = EngineHarness(*one)
+def test_batched_prompts_follow_their_grammars(qwen: Served):
+    asks = [ask(f"q{i}", f"{i} what?", sampling=schema_sampling(SHAPE, seed=i)) for i in range(6)]
+    alone = EngineHarness(*qwen)
     for each in asks:
         alone.answer(each)
-    together = new_engine_of(one)
+    together = new_engine_of(qwen)
     for each in asks:
         together.add(each)
     together.run()
     assert max(together.runner.prompts_at_once) > 1
     for each in asks:
-        conforming(together, each.request_id, SHAPE)
+        conforming_answer(together, each.request_id, SHAPE)
     assert together.texts.items() >= alone.texts.items()
 
 
 @pytest.mark.parametrize("fails_at_launch", [True, False])
 def test_failed_batched_prefill_is_repeated_one_by_one(
-    one: Served, monkeypatch: pytest.MonkeyPatch, fails_at_launch: bool
+    qwen: Served, monkeypatch: pytest.MonkeyPatch, fails_at_launch: bool
 ):
     """As if the model could not take several, and one of them not even alone."""
-    engine, alone = new_engine_of(one), EngineHarness(*one, max_num_seqs=64)
+    engine, alone = new_engine_of(qwen), EngineHarness(*qwen, max_num_seqs=64)
     bad = ask("bad", "What is this again?", sampling=KINDS[0])
 
     def failing(*_: Any) -> None:
@@ -258,8 +258,8 @@ def test_failed_batched_prefill_is_repeated_one_by_one(
     assert answers(engine) == answers(alone)
 
 
-def test_unreadable_logits_leave_no_sequence_behind(one: Served, monkeypatch: pytest.MonkeyPatch):
-    engine, alone = new_engine_of(one), EngineHarness(*one)
+def test_unreadable_logits_leave_no_sequence_behind(qwen: Served, monkeypatch: pytest.MonkeyPatch):
+    engine, alone = new_engine_of(qwen), EngineHarness(*qwen)
     asks = [ask(f"q{number}", text, sampling=KINDS[1]) for number, text in enumerate(TEXTS[3:7])]
     for each in asks:
         alone.answer(each)

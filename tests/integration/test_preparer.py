@@ -18,7 +18,7 @@ from vlm_server.runner.loaded import LoadedModel
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
-def test_pictures_beyond_the_context_are_not_even_decoded(load_tiny: Load):
+def test_images_beyond_context_are_not_even_decoded(load_tiny: Load):
     loaded, whole = load_tiny("qwen3_vl")
     good = submitted(random_image(1))
     (span,) = prompt_of(whole, ask("one", good)).spans

@@ -36,61 +36,61 @@ def row_of(
     return SequenceSampler(sampling, prompt, eos_token_ids, vocabulary_size)
 
 
-def draw(row: SequenceSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
+def sample_row(row: SequenceSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
     """Token ids that `row` draws in a run, from the same logits each time."""
     tokens = [sample_and_advance(logits[None], [row]) for _ in range(count)]
     return [int(i) for i in np.array(mx.concatenate(tokens))]
 
 
-def draws(temperature: float, top_p: float, seed: int = 0, count: int = DRAWS) -> list[int]:
+def sample_tokens(temperature: float, top_p: float, seed: int = 0, count: int = DRAWS) -> list[int]:
     row = row_of(len(PROBABILITIES), temperature=temperature, top_p=top_p, seed=seed)
-    return draw(row, count=count)
+    return sample_row(row, count=count)
 
 
-def shares(tokens: list[int]) -> np.ndarray:
+def token_shares(tokens: list[int]) -> np.ndarray:
     counts = Counter(tokens)
     return np.array([counts[i] / len(tokens) for i in range(len(PROBABILITIES))])
 
 
 @pytest.mark.parametrize("temperature", few_of([0.5, 1.0, 2.0], [0.5]))
-def test_token_frequencies_follow_the_temperature(temperature: float):
+def test_token_frequencies_follow_temperature(temperature: float):
     expected = PROBABILITIES ** (1 / temperature)
     expected /= expected.sum()
-    assert shares(draws(temperature, 1.0)) == pytest.approx(expected, abs=0.04)
+    assert token_shares(sample_tokens(temperature, 1.0)) == pytest.approx(expected, abs=0.04)
 
 
 NUCLEI = [(0.0, 1), (0.39, 1), (0.41, 2), (0.71, 3), (0.9, 4), (0.96, 5), (1e-9, 1)]
 
 
 @pytest.mark.parametrize(("top_p", "kept"), few_of(NUCLEI, NUCLEI[1:4]))
-def test_top_p_keeps_the_nucleus_in_proportion(top_p: float, kept: int):
+def test_top_p_keeps_nucleus_in_proportion(top_p: float, kept: int):
     least = np.sort(PROBABILITIES)[-kept]
     expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
-    found = shares(draws(1.0, top_p))
+    found = token_shares(sample_tokens(1.0, top_p))
     assert found == pytest.approx(expected / expected.sum(), abs=0.04)
     assert not found[expected == 0].any()
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-38, 1e-45, 1e-60])
 def test_tiny_temperature_is_greedy(temperature: float):
-    assert set(draws(temperature, 1.0, count=50)) == {LIKELIEST}
-    assert set(draws(temperature, 0.5, count=50)) == {LIKELIEST}
+    assert set(sample_tokens(temperature, 1.0, count=50)) == {LIKELIEST}
+    assert set(sample_tokens(temperature, 0.5, count=50)) == {LIKELIEST}
 
 
 def test_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
     for logits in ([79.0, 80.0, 5.0], [-6.0, -5.0, -80.0]):
         row = row_of(3, temperature=1e-37, seed=0)
-        assert set(draw(row, mx.array(logits), 20)) == {1}
+        assert set(sample_row(row, mx.array(logits), 20)) == {1}
 
 
-def test_temperature_0_takes_the_largest_logit():
+def test_temperature_0_takes_largest_logit():
     rows = [row_of(temperature=0.0, seed=seed) for seed in range(8)]
     logits = mx.array(np.random.default_rng(0).normal(size=(8, 50)).astype(np.float32))
     assert sample(logits, rows).tolist() == mx.argmax(logits, axis=-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_greedy_and_sampled_rows_share_a_batch(dtype: mx.Dtype):
+def test_greedy_and_sampled_rows_share_batch(dtype: mx.Dtype):
     logits = mx.array(np.random.default_rng(0).normal(size=(4, 50)), dtype=dtype)
     params = [
         {"temperature": 0.0},
@@ -105,58 +105,70 @@ def test_greedy_and_sampled_rows_share_a_batch(dtype: mx.Dtype):
 
 
 @pytest.mark.parametrize("top_k", few_of([1, 2, 4], [2]))
-def test_top_k_keeps_the_likeliest(top_k: int):
-    found = shares(draw(row_of(5, temperature=1.0, seed=1, top_k=top_k)))
+def test_top_k_keeps_likeliest(top_k: int):
+    found = token_shares(sample_row(row_of(5, temperature=1.0, seed=1, top_k=top_k)))
     least = np.sort(PROBABILITIES)[-top_k]
     expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
     assert found == pytest.approx(expected / expected.sum(), abs=0.04)
 
 
-def test_min_p_is_relative_to_the_likeliest():
-    found = shares(draw(row_of(5, temperature=1.0, seed=1, min_p=0.3)))
+def test_min_p_is_relative_to_likeliest():
+    found = token_shares(sample_row(row_of(5, temperature=1.0, seed=1, min_p=0.3)))
     assert (found > 0).tolist() == (0.3 * PROBABILITIES.max() <= PROBABILITIES).tolist()
 
 
 def test_logit_bias_forces_and_bans_tokens():
-    assert set(draw(row_of(5, temperature=0.0, logit_bias={1: 100.0}), count=5)) == {1}
-    banned = draw(row_of(5, temperature=1.0, seed=1, logit_bias={LIKELIEST: -100.0}))
+    assert set(sample_row(row_of(5, temperature=0.0, logit_bias={1: 100.0}), count=5)) == {1}
+    banned = sample_row(row_of(5, temperature=1.0, seed=1, logit_bias={LIKELIEST: -100.0}))
     assert LIKELIEST not in banned
 
 
-def test_frequency_and_presence_penalties_count_the_answer():
+def test_frequency_and_presence_penalties_count_answer():
     """Greedy from fixed logits: each draw lowers its own token by the penalty."""
     logits = mx.array([0.0, 1.0, -9.0, 1.5, 0.9])
-    assert draw(row_of(5, temperature=0.0, presence_penalty=1.0), logits, 5) == [3, 1, 4, 3, 3]
-    assert draw(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [3, 1, 4, 3, 0]
+    assert sample_row(row_of(5, temperature=0.0, presence_penalty=1.0), logits, 5) == [
+        3,
+        1,
+        4,
+        3,
+        3,
+    ]
+    assert sample_row(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [
+        3,
+        1,
+        4,
+        3,
+        0,
+    ]
 
 
-def test_repetition_penalty_counts_the_prompt_too():
+def test_repetition_penalty_counts_prompt_too():
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, temperature=0.0, repetition_penalty=2.0)
-    assert draw(row, logits, 2) == [3, 0]
+    assert sample_row(row, logits, 2) == [3, 0]
     lower = mx.array([-1.0, -1.1, -9.0, -1.5, -4.0])
-    assert draw(row_of(5, temperature=0.0, repetition_penalty=2.0), lower, 1) == [3]
+    assert sample_row(row_of(5, temperature=0.0, repetition_penalty=2.0), lower, 1) == [3]
 
 
 def test_min_tokens_delays_eos():
     logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
-    assert draw(row_of(5, temperature=0.0, min_tokens=2), logits, 4) == [1, 1, 2, 2]
+    assert sample_row(row_of(5, temperature=0.0, min_tokens=2), logits, 4) == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("strangers", [(), (-1,), (5,), (2**31 - 1, 2**40)])
 def test_min_tokens_ignores_eos_tokens_without_logits(strangers: tuple[int, ...]):
     logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
     row = row_of(5, eos_token_ids=frozenset(strangers), temperature=0.0, min_tokens=9)
-    assert draw(row, logits, 2) == [2, 2]
+    assert sample_row(row, logits, 2) == [2, 2]
     row = row_of(5, eos_token_ids=frozenset({2, *strangers}), temperature=0.0, min_tokens=9)
-    assert draw(row, logits, 2) == [1, 1]
+    assert sample_row(row, logits, 2) == [1, 1]
 
 
 def test_prompt_tokens_without_logits_are_not_penalized():
-    """The placeholders of some families' pictures stand beyond the logits."""
+    """The placeholders of some families' images stand beyond the logits."""
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, prompt_ids=(0, 5, 2**31 - 1), temperature=0.0, repetition_penalty=2.0)
-    assert draw(row, logits, 2) == [1, 3]
+    assert sample_row(row, logits, 2) == [1, 3]
 
 
 @pytest.mark.parametrize("penalty", [1e-5, 1e-30, 5e-324])
@@ -164,21 +176,21 @@ def test_prompt_tokens_without_logits_are_not_penalized():
 def test_tiny_repetition_penalty_does_not_overflow(penalty: float, temperature: float):
     logits = mx.array([50.0, 49.0, -9.0, 60.0, -90.0])
     row = row_of(5, temperature=temperature, repetition_penalty=penalty, seed=1)
-    assert set(draw(row, logits, 5)) == {0}
+    assert set(sample_row(row, logits, 5)) == {0}
 
 
 def test_seeds_and_steps_give_different_samples():
-    runs = {tuple(draws(2.0, 1.0, seed, 30)) for seed in (0, 1, 2, 2**31, 2**32, 2**63 - 1)}
+    runs = {tuple(sample_tokens(2.0, 1.0, seed, 30)) for seed in (0, 1, 2, 2**31, 2**32, 2**63 - 1)}
     assert len(runs) == 6
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**63, 2**64 - 1, 2**70])
 def test_any_integer_is_accepted_as_seed(seed: int):
-    assert draws(1.0, 1.0, seed, 5) == draws(1.0, 1.0, seed, 5)
+    assert sample_tokens(1.0, 1.0, seed, 5) == sample_tokens(1.0, 1.0, seed, 5)
 
 
 def test_unseeded_runs_differ():
-    assert len({tuple(draw(row_of(5, temperature=2.0), count=30)) for _ in range(4)}) == 4
+    assert len({tuple(sample_row(row_of(5, temperature=2.0), count=30)) for _ in range(4)}) == 4
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -215,49 +227,44 @@ def test_row_with_failing_logit_adjustment_draws_no_token():
 # ---- in the engine -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def engine(
-    load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]],
-) -> Callable[[], EngineHarness]:
-    return lambda: EngineHarness(*load_tiny("qwen3_vl"))
-
-
-def drawn(seed: int | None, **changes: float) -> SamplingParams:
+def sampled_params(seed: int | None, **changes: float) -> SamplingParams:
     values = {"temperature": 1.5, "top_p": 0.95} | changes
     return SamplingParams(max_tokens=20, seed=seed, **values)
 
 
-def test_seeded_tokens_do_not_depend_on_the_batch(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("a", random_image(1), "what?", sampling=drawn(7)))
-    beside = engine()
+def test_seeded_tokens_do_not_depend_on_batch(new_qwen_engine: Callable[[], EngineHarness]):
+    alone = new_qwen_engine().answer(ask("a", random_image(1), "what?", sampling=sampled_params(7)))
+    beside = new_qwen_engine()
     beside.add(ask("greedy", "a text", sampling=GREEDY))
     beside.step(3)
-    beside.add(ask("other", random_image(2), "and?", sampling=drawn(None)))
-    beside.add(ask("a", random_image(1), "what?", sampling=drawn(7)))
-    beside.add(ask("twin", random_image(1), "what?", sampling=drawn(7)))
-    beside.add(ask("sibling", random_image(1), "what?", sampling=drawn(8)))
+    beside.add(ask("other", random_image(2), "and?", sampling=sampled_params(None)))
+    beside.add(ask("a", random_image(1), "what?", sampling=sampled_params(7)))
+    beside.add(ask("twin", random_image(1), "what?", sampling=sampled_params(7)))
+    beside.add(ask("sibling", random_image(1), "what?", sampling=sampled_params(8)))
     beside.run()
     assert beside.tokens["a"] == alone
     assert beside.tokens["twin"] == alone
     assert beside.tokens["sibling"] != alone
 
 
-def test_greedy_answer_is_unchanged_beside_sampled_rows(engine: Callable[[], EngineHarness]):
-    alone = engine().answer(ask("a", "a text"))
-    beside = engine()
-    beside.add(ask("drawn", "a text", sampling=drawn(1)))
+def test_greedy_answer_is_unchanged_in_batch_with_sampled_rows(
+    new_qwen_engine: Callable[[], EngineHarness],
+):
+    alone = new_qwen_engine().answer(ask("a", "a text"))
+    beside = new_qwen_engine()
+    beside.add(ask("drawn", "a text", sampling=sampled_params(1)))
     beside.add(ask("a", "a text"))
     beside.run()
     assert beside.tokens["a"] == alone
     assert beside.tokens["drawn"] != alone
 
 
-def test_sampling_keeps_no_logits_in_memory(engine: Callable[[], EngineHarness]):
-    made = engine()
+def test_sampling_keeps_no_logits_in_memory(new_qwen_engine: Callable[[], EngineHarness]):
+    engine = new_qwen_engine()
     asking = SamplingParams(max_tokens=5, temperature=0.0, logprobs=3)
 
     def held_after(name: str, sampling: SamplingParams) -> int:
-        made.answer(ask(name, "Hello", sampling=sampling))
+        engine.answer(ask(name, "Hello", sampling=sampling))
         return active_bytes()
 
     held_after("first", asking)

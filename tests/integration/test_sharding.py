@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.whole, pytest.mark.xdist_group("sharding")]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
-    """By family: the largest difference, and the largest score."""
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
+    """The largest difference and the largest score, by family."""
     folder = tmp_path_factory.mktemp("models")
     models = [str(build(family, folder / family)) for family in FAMILIES]
     host = Host("127.0.0.1", ("127.0.0.1",))
@@ -54,9 +54,9 @@ def start(rank: Rank, models: list[str]) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sharded_model_logits_equal_the_whole_models(
-    found: dict[str, tuple[float, float]], family: str
+def test_sharded_model_logits_equal_whole_models(
+    differences: dict[str, tuple[float, float]], family: str
 ):
-    difference, largest = found[family]
+    difference, largest = differences[family]
     assert largest > 0.1
     assert difference < 1e-4 * largest

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tests.integration.harness import EngineHarness, NewEngine, ask, prepare
 from tests.integration.oracle import Oracle
-from tests.integration.prompts import LONGER, PROMPTS, asked
-from tests.integration.test_grammar import SHAPE, conforming, held_to
+from tests.integration.prompts import LONGER, PROMPTS, prompt_request
+from tests.integration.test_grammar import SHAPE, conforming_answer, schema_sampling
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.cache.caches import Caches
@@ -39,7 +39,7 @@ def eligible(served: Served) -> None:
 
 
 @pytest.fixture(params=few_of([0.0, 0.3, 1.0], [0.3]), ids=["right", "mixed", "wrong"])
-def drafting(
+def oracle_drafting(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[EngineHarness], None]:
     """Make later engines draft the answers of another engine."""
@@ -56,13 +56,13 @@ def drafting(
 
 def run_all(engine: EngineHarness, params: SamplingParams, stagger: int = 0) -> Answers:
     for name in PROMPTS:
-        engine.add(asked(name, params))
+        engine.add(prompt_request(name, params))
         engine.step(stagger)
     engine.run()
-    return taken(engine, params)
+    return answer_tokens(engine, params)
 
 
-def taken(engine: EngineHarness, params: SamplingParams) -> Answers:
+def answer_tokens(engine: EngineHarness, params: SamplingParams) -> Answers:
     """The tokens of answers, without surplus tokens of the last step."""
     return {seq: tokens[: params.max_tokens] for seq, tokens in engine.seqs.items()}
 
@@ -76,11 +76,11 @@ def spec_counts(engine: EngineHarness) -> Any:
 def test_batched_speculative_answers_equal_plain_answers(
     new_engine: NewEngine,
     answered: EngineHarness,
-    drafting: Callable[[EngineHarness], None],
+    oracle_drafting: Callable[[EngineHarness], None],
     stagger: int,
 ):
     wide = new_engine(num_draft_tokens=15)
-    drafting(answered)
+    oracle_drafting(answered)
     assert run_all(wide, LONGER, stagger) == answered.seqs
     assert wide.texts == answered.texts
     assert spec_counts(wide).spec_drafts > 0
@@ -88,12 +88,12 @@ def test_batched_speculative_answers_equal_plain_answers(
 
 @pytest.mark.usefixtures("eligible")
 def test_single_speculative_answer_equals_plain_answer(
-    new_engine: NewEngine, answered: EngineHarness, drafting: Callable[[EngineHarness], None]
+    new_engine: NewEngine, answered: EngineHarness, oracle_drafting: Callable[[EngineHarness], None]
 ):
     wide = new_engine(num_draft_tokens=7)
-    drafting(answered)
-    wanted = answered.tokens["pictures"]
-    assert wide.answer(asked("pictures", LONGER))[: LONGER.max_tokens] == wanted
+    oracle_drafting(answered)
+    wanted = answered.tokens["images"]
+    assert wide.answer(prompt_request("images", LONGER))[: LONGER.max_tokens] == wanted
 
 
 # ---- every way to draw; models with three positions a token, with one, and with even rows -------
@@ -111,13 +111,13 @@ WAYS = {
         min_tokens=12,
     ),
     "scored": SamplingParams(max_tokens=30, temperature=0.8, min_p=0.05, seed=3, logprobs=4),
-    "held": held_to(SHAPE),
-    "held and drawn": held_to(SHAPE, seed=2, n=2),
+    "held": schema_sampling(SHAPE),
+    "held and drawn": schema_sampling(SHAPE, seed=2, n=2),
 }
 
 
 @pytest.fixture(params=["qwen2_5_vl", "llava", "qwen3_vl_moe"])
-def some(request: pytest.FixtureRequest, load_tiny: Load) -> NewEngine:
+def new_family_engine(request: pytest.FixtureRequest, load_tiny: Load) -> NewEngine:
     return lambda **limits: EngineHarness(*load_tiny(request.param), **limits)
 
 
@@ -130,24 +130,24 @@ def ask_all(engine: EngineHarness) -> EngineHarness:
 
 
 def test_sampled_speculative_answers_equal_plain_answers(
-    some: NewEngine, drafting: Callable[[EngineHarness], None]
+    new_family_engine: NewEngine, oracle_drafting: Callable[[EngineHarness], None]
 ):
-    plain = ask_all(some(max_num_seqs=12))
-    drafting(plain)
-    wide = ask_all(some(max_num_seqs=12, num_draft_tokens=15))
+    plain = ask_all(new_family_engine(max_num_seqs=12))
+    oracle_drafting(plain)
+    wide = ask_all(new_family_engine(max_num_seqs=12, num_draft_tokens=15))
     assert wide.seq_texts == plain.seq_texts
     assert wide.finish_reasons == plain.finish_reasons
-    assert conforming(wide, "held", SHAPE)
+    assert conforming_answer(wide, "held", SHAPE)
     for one, other in zip(wide.logprobs["scored"], plain.logprobs["scored"], strict=True):
         assert one.token.text == other.token.text
         assert one.token.logprob == pytest.approx(other.token.logprob, abs=1e-3)
         assert [top.text for top in one.top] == [top.text for top in other.top]
 
 
-def test_drafts_are_used_in_repetitive_answers(some: NewEngine):
+def test_drafts_are_used_in_repetitive_answers(new_family_engine: NewEngine):
     """A logit bias makes the answer repeat itself."""
     params = SamplingParams(max_tokens=60, temperature=0.0, logit_bias={7: 200.0})
-    plain, wide = some(), some(num_draft_tokens=15)
+    plain, wide = new_family_engine(), new_family_engine(num_draft_tokens=15)
     wanted = plain.answer(ask("a", "say", sampling=params))
     assert wide.answer(ask("a", "say", sampling=params))[:60] == wanted
     counts = spec_counts(wide)
@@ -199,9 +199,11 @@ class EndsAfterTwo:
         pass
 
 
-def test_ended_answer_needs_no_further_token(some: NewEngine, monkeypatch: pytest.MonkeyPatch):
+def test_ended_answer_needs_no_further_token(
+    new_family_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+):
     """A wide step still samples a token for an ended sequence if others have drafts."""
-    engine = some(num_draft_tokens=15)
+    engine = new_family_engine(num_draft_tokens=15)
     can_gain = Speculation.can_gain
     monkeypatch.setattr(Speculation, "can_gain", lambda *_: False)
     host = engine.loaded.spec
@@ -225,39 +227,39 @@ def test_ended_answer_needs_no_further_token(some: NewEngine, monkeypatch: pytes
 
 
 def test_abort_and_join_change_no_speculative_answer(
-    some: NewEngine, drafting: Callable[[EngineHarness], None]
+    new_family_engine: NewEngine, oracle_drafting: Callable[[EngineHarness], None]
 ):
-    names = ("text", "picture", "pictures")
-    plain = some()
+    names = ("text", "image", "images")
+    plain = new_family_engine()
     for name in names:
-        plain.add(asked(name, LONGER))
+        plain.add(prompt_request(name, LONGER))
     plain.run()
-    drafting(plain)
-    wide = some(num_draft_tokens=5, chunk_tokens=16)
-    wide.add(asked("text", LONGER))
-    wide.add(asked("pictures", LONGER))
-    wide.step_until(lambda: len(wide.tokens.get("pictures", ())) > 4)
+    oracle_drafting(plain)
+    wide = new_family_engine(num_draft_tokens=5, chunk_tokens=16)
+    wide.add(prompt_request("text", LONGER))
+    wide.add(prompt_request("images", LONGER))
+    wide.step_until(lambda: len(wide.tokens.get("images", ())) > 4)
     wide.abort("text")
-    wide.add(asked("picture", LONGER))
+    wide.add(prompt_request("image", LONGER))
     wide.run()
     for name in names[1:]:
         assert wide.tokens[name][:24] == plain.tokens[name]
 
 
 def test_stored_speculative_answer_equals_its_sampled_tokens(
-    some: NewEngine, drafting: Callable[[EngineHarness], None]
+    new_family_engine: NewEngine, oracle_drafting: Callable[[EngineHarness], None]
 ):
     """The next turn finds the answer in the prefix cache, and answers as without one."""
 
     def second(engine: EngineHarness, answer: str) -> list[int]:
         return engine.answer(ask("second", "go on", answer, "and then?", sampling=LONGER))[:24]
 
-    plain, without = some(), some()
+    plain, without = new_family_engine(), new_family_engine()
     plain.answer(ask("first", "go on", sampling=LONGER))
     wanted = second(without, plain.texts["first"])
-    drafting(plain)
-    cached = some(num_draft_tokens=15, caches=Caches(prefix_bytes=1 << 30))
+    oracle_drafting(plain)
+    cached = new_family_engine(num_draft_tokens=15, caches=Caches(prefix_bytes=1 << 30))
     cached.answer(ask("first", "go on", sampling=LONGER))
     assert cached.texts["first"] == plain.texts["first"]
-    drafting(without)
+    oracle_drafting(without)
     assert second(cached, plain.texts["first"]) == wanted

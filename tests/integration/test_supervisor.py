@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.support.image_files import image_of, submitted
 from tests.support.images import random_image
 from tests.support.scripted_daemon import ScriptedSupervisor
 from tests.support.scripted_worker import SLOW, UNLOADABLE
+from tests.support.waiting import until
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
@@ -80,11 +81,11 @@ def settings_for(folder: Path) -> Settings:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
     """One engine for most tests; tests that kill it wait for its restart."""
-    made = supervisor_for(settings_for(tiny_model(FAMILY)))
-    await made.start()
-    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    yield made
-    await made.stop()
+    supervisor = supervisor_for(settings_for(tiny_model(FAMILY)))
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    yield supervisor
+    await supervisor.stop()
 
 
 def ask(*arguments: Any, **fields: Any) -> EngineRequest:
@@ -100,20 +101,13 @@ def text_of(events: list[RequestEvent]) -> str:
     return "".join(d.text for e in events if isinstance(e, Tokens) for d in e.deltas)
 
 
-async def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.02)
-
-
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process runs; one that ended and was not reaped does not."""
     done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
     return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
 
 
-async def into(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
+async def read_tokens(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
     """Read until so many tokens have come."""
     while tokens > 0:
         event = await anext(stream)
@@ -143,7 +137,7 @@ async def test_concurrent_streams_answer_as_alone(supervisor: Supervisor):
     assert len(set(apart)) == 5
 
 
-async def test_unreadable_picture_fails_only_its_stream(supervisor: Supervisor):
+async def test_unreadable_image_fails_only_its_stream(supervisor: Supervisor):
     whole = submitted(random_image(1))
     cut = image_of(whole.data[:200], whole.format, whole.width, whole.height)
     broken = ask("bad", cut, "what?")
@@ -160,14 +154,14 @@ async def test_closed_stream_aborts_its_request(supervisor: Supervisor):
         supervisor.stream(ask(f"gone {n}", random_image(n), sampling=LONG)) for n in range(3)
     ]
     for stream in streams:
-        await into(stream, 2)
+        await read_tokens(stream, 2)
     await streams[0].aclose()
     other = await all_events(supervisor, ask("other", "Hello"))
     assert isinstance(other[-1], Finished)
     for stream in streams[1:]:
         await stream.aclose()
-    await wait_until(lambda: supervisor.status.stats is not None)
-    await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+    await until(lambda: supervisor.status.stats is not None)
+    await until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
     assert supervisor.num_in_flight == 0
 
 
@@ -182,15 +176,15 @@ async def test_stream_closed_before_first_event_aborts_its_request(supervisor: S
     await asyncio.gather(*tasks, return_exceptions=True)
     answer = await all_events(supervisor, ask("next", "Hello"))
     assert isinstance(answer[-1], Finished)
-    await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+    await until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
     assert supervisor.num_in_flight == 0
 
 
-async def test_engine_memory_returns_to_baseline_after_a_burst(supervisor: Supervisor):
+async def test_engine_memory_returns_to_baseline_after_burst(supervisor: Supervisor):
     async def burst(name: str) -> int:
         submits = [ask(f"{name} {n}", random_image(n, 200, 150), "what?") for n in range(8)]
         await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
-        await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+        await until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
         await asyncio.sleep(0.1)
         assert supervisor.status.stats is not None
         return supervisor.status.stats.memory.active_bytes
@@ -205,7 +199,7 @@ async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervis
     assert pid is not None
     streams = [supervisor.stream(ask(f"cut {n}", "Hello", sampling=LONG)) for n in range(2)]
     for stream in streams:
-        await into(stream, 3)
+        await read_tokens(stream, 3)
     os.kill(pid, signal.SIGKILL)
     for number, stream in enumerate(streams):
         rest = [event async for event in stream]
@@ -215,7 +209,7 @@ async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervis
     assert not supervisor.status.is_ready
     with pytest.raises(EngineUnavailable):
         await all_events(supervisor, ask("too soon", "Hello"))
-    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
     assert supervisor.status.restarts == restarts + 1
     assert supervisor.status.pid != pid
     assert text_of(await all_events(supervisor, ask("after", "Hello"))) == expected
@@ -226,15 +220,15 @@ async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervis
 async def test_engine_sending_invalid_messages_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
-    made, _ = await started(tiny_model, engine)
-    assert made._process is not None
-    made._process._reader.feed_data(MESSAGE_HEADER.pack(1) + b"\xc1")
-    await wait_until(lambda: not made.status.is_ready)
-    assert made.status.stats is None
-    await wait_until(lambda: made.status.is_ready, START_SECONDS)
-    assert made.status.restarts == 1
-    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
-    await made.stop()
+    supervisor, _ = await start_supervisor(tiny_model, engine)
+    assert supervisor._process is not None
+    supervisor._process._reader.feed_data(MESSAGE_HEADER.pack(1) + b"\xc1")
+    await until(lambda: not supervisor.status.is_ready)
+    assert supervisor.status.stats is None
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert supervisor.status.restarts == 1
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+    await supervisor.stop()
 
 
 async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supervisor):
@@ -248,47 +242,47 @@ async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supe
         assert events[-1].code in ("internal_error", "engine_died")
 
     running = supervisor.stream(ask("running", "Hello", sampling=LONG))
-    await into(running, 3)
+    await read_tokens(running, 3)
     for number in range(4):
         await fail(f"beside another {number}")
-    await into(running, 3)
+    await read_tokens(running, 3)
     assert supervisor.status.restarts == restarts
     await running.aclose()
     for number in range(3):
         await fail(f"alone {number}")
-    await wait_until(lambda: supervisor.status.restarts == restarts + 1)
-    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    await until(lambda: supervisor.status.restarts == restarts + 1)
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
     assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
     assert supervisor.num_in_flight == 0
 
 
-async def started(
+async def start_supervisor(
     tiny_model: TinyModel, kind: type[Supervisor] = Supervisor, **engine: float
 ) -> tuple[Supervisor, int]:
     """A ready supervisor that its test stops, and its engine's process id."""
     settings = settings_for(tiny_model(FAMILY))
     settings = replace(settings, engine=replace(settings.engine, **engine))
-    made = kind(settings, ignore_progress)
-    await made.start()
-    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    assert made.status.pid is not None
-    return made, made.status.pid
+    supervisor = kind(settings, ignore_progress)
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    assert supervisor.status.pid is not None
+    return supervisor, supervisor.status.pid
 
 
 async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
-    made, pid = await started(tiny_model)
+    supervisor, pid = await start_supervisor(tiny_model)
     sampling = SamplingParams(max_tokens=60, temperature=0.0)
-    running = made.stream(ask("running", random_image(1), "what?", sampling=sampling))
-    await into(running, 2)
+    running = supervisor.stream(ask("running", random_image(1), "what?", sampling=sampling))
+    await read_tokens(running, 2)
     rest = asyncio.create_task(_rest(running))
-    await made.stop()
+    await supervisor.stop()
     events = await rest
     assert isinstance(events[-1], Finished)
     assert events[-1].usage.completion_tokens == 60
-    assert made.status.state == "stopped"
-    assert not lives(pid)
+    assert supervisor.status.state == "stopped"
+    assert not is_running(pid)
     with pytest.raises(EngineUnavailable):
-        await all_events(made, ask("late", "Hello"))
+        await all_events(supervisor, ask("late", "Hello"))
 
 
 async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
@@ -296,45 +290,47 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
 
 
 @pytest.mark.whole  # it waits for seconds, as it should
-async def test_stop_ends_an_unresponsive_engine(tiny_model: TinyModel):
+async def test_stop_ends_unresponsive_engine(tiny_model: TinyModel):
     """An aborted request's upload fills the pipe to the engine."""
-    made, pid = await started(tiny_model)
+    supervisor, pid = await start_supervisor(tiny_model)
     os.kill(pid, signal.SIGSTOP)
     upload = image_of(os.urandom(8 << 20), "PNG", 100, 100)
-    asked = asyncio.create_task(all_events(made, ask("large", upload, "what?")))
+    asked = asyncio.create_task(all_events(supervisor, ask("large", upload, "what?")))
     await asyncio.sleep(0.5)
     asked.cancel()
-    await asyncio.wait_for(made.stop(), 20)
-    assert made.status.state == "stopped"
-    assert not lives(pid)
+    await asyncio.wait_for(supervisor.stop(), 20)
+    assert supervisor.status.state == "stopped"
+    assert not is_running(pid)
 
 
 @either
 async def test_stop_during_load_leaves_no_process(tiny_model: TinyModel, engine: type[Supervisor]):
     settings = settings_for(tiny_model(FAMILY))
-    made = engine(replace(settings, model=replace(settings.model, name=SLOW)), ignore_progress)
-    await made.start()
-    await wait_until(lambda: made.status.pid is not None)
-    pid = made.status.pid
+    supervisor = engine(
+        replace(settings, model=replace(settings.model, name=SLOW)), ignore_progress
+    )
+    await supervisor.start()
+    await until(lambda: supervisor.status.pid is not None)
+    pid = supervisor.status.pid
     assert pid is not None
     if engine is Supervisor:
         os.kill(pid, signal.SIGSTOP)  # it loads for as long as anyone waits
-    await asyncio.wait_for(made.stop(), 10)
-    assert made.status.state == "stopped"
-    assert not lives(pid)
+    await asyncio.wait_for(supervisor.stop(), 10)
+    assert supervisor.status.state == "stopped"
+    assert not is_running(pid)
 
 
 @either
 async def test_unservable_checkpoint_is_not_retried(tmp_path: Path, engine: type[Supervisor]):
     (tmp_path / UNLOADABLE).write_text("config.json is missing")  # as real engines find
-    made = engine(settings_for(tmp_path), ignore_progress)
-    await made.start()
+    supervisor = engine(settings_for(tmp_path), ignore_progress)
+    await supervisor.start()
     with pytest.raises(ModelLoadError, match=r"config\.json"):
-        await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    assert made.status.state == "failed"
-    assert made.status.restarts == 0
-    await wait_until(lambda: made.status.pid is None)
-    await made.stop()
+        await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    assert supervisor.status.state == "failed"
+    assert supervisor.status.restarts == 0
+    await until(lambda: supervisor.status.pid is None)
+    await supervisor.stop()
 
 
 @pytest.mark.parametrize(
@@ -355,19 +351,19 @@ async def test_model_loaded_before_is_retried_until_it_loads(
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(FAMILY), folder)
     (folder / UNLOADABLE).write_text("")
-    made = engine(settings_for(folder), ignore_progress)
-    await made.start()
-    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    supervisor = engine(settings_for(folder), ignore_progress)
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
     whole = (folder / damage).read_text()
     (folder / damage).write_text('{"model_type": 7, "top_p": "x"}')
-    assert made.status.pid is not None
-    os.kill(made.status.pid, signal.SIGKILL)
-    await wait_until(lambda: made.status.restarts >= 2, START_SECONDS)
-    assert made.status.state == "restarting"
+    assert supervisor.status.pid is not None
+    os.kill(supervisor.status.pid, signal.SIGKILL)
+    await until(lambda: supervisor.status.restarts >= 2, START_SECONDS)
+    assert supervisor.status.state == "restarting"
     (folder / damage).write_text(whole)
-    await wait_until(lambda: made.status.is_ready, START_SECONDS)
-    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
-    await made.stop()
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+    await supervisor.stop()
 
 
 @pytest.mark.parametrize(
@@ -377,57 +373,59 @@ async def test_model_loaded_before_is_retried_until_it_loads(
 async def test_hanging_engine_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor], silence_seconds: float
 ):
-    made, pid = await started(tiny_model, engine, silence_timeout_seconds=silence_seconds)
-    patient = made.stream(ask("long", "Hello", sampling=LONG))
-    await into(patient, 3)
+    supervisor, pid = await start_supervisor(
+        tiny_model, engine, silence_timeout_seconds=silence_seconds
+    )
+    patient = supervisor.stream(ask("long", "Hello", sampling=LONG))
+    await read_tokens(patient, 3)
     await asyncio.sleep(1.5 * silence_seconds)
-    assert made.status.pid == pid, "an engine that works was taken for one that hangs"
+    assert supervisor.status.pid == pid, "an engine that works was taken for one that hangs"
     os.kill(pid, signal.SIGSTOP)
     events = await asyncio.wait_for(_rest(patient), 20)
     assert isinstance(events[-1], Failed)
     assert events[-1].code == "engine_died"
-    await wait_until(lambda: made.status.is_ready, START_SECONDS)
-    assert not lives(pid)
-    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
-    await made.stop()
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert not is_running(pid)
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+    await supervisor.stop()
 
 
 @either
 async def test_restart_backoff_does_not_grow_after_readiness(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
-    made, _ = await started(tiny_model, engine)
+    supervisor, _ = await start_supervisor(tiny_model, engine)
     told: set[float] = set()
 
     def is_back() -> bool:
-        if not made.status.is_ready:
-            told.add(made.status.retry_after_seconds)
-        return made.status.is_ready
+        if not supervisor.status.is_ready:
+            told.add(supervisor.status.retry_after_seconds)
+        return supervisor.status.is_ready
 
     for _ in range(6):  # pauses that double from 0.1 s would be over 1 s by then
-        pid = made.status.pid
+        pid = supervisor.status.pid
         assert pid is not None
         told.clear()
         os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: not made.status.is_ready)
-        await wait_until(is_back, START_SECONDS)
+        await until(lambda: not supervisor.status.is_ready)
+        await until(is_back, START_SECONDS)
         assert max(told) - min(told) < 0.5, "the pause is told on top of what a start takes"
-    await made.stop()
+    await supervisor.stop()
 
 
 @either
-async def test_retry_after_during_restart_is_the_last_start_time(
+async def test_retry_after_during_restart_is_last_start_time(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
     """A client that comes again too soon gives up before the engine is back."""
     tiny_model(FAMILY)
     began = time.monotonic()
-    made, pid = await started(tiny_model, engine)
+    supervisor, pid = await start_supervisor(tiny_model, engine)
     took = time.monotonic() - began
     os.kill(pid, signal.SIGKILL)
-    await wait_until(lambda: not made.status.is_ready)
-    assert took / 2 < made.status.retry_after_seconds < took + 1
-    await made.stop()
+    await until(lambda: not supervisor.status.is_ready)
+    assert took / 2 < supervisor.status.retry_after_seconds < took + 1
+    await supervisor.stop()
 
 
 @pytest.mark.whole
@@ -435,11 +433,11 @@ async def test_load_error_message_reaches_wait_ready(tiny_model: TinyModel, tmp_
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(FAMILY), folder)
     (folder / "generation_config.json").write_text('{"top_p": "x"}')
-    made = supervisor_for(settings_for(folder))
-    await made.start()
+    supervisor = supervisor_for(settings_for(folder))
+    await supervisor.start()
     with pytest.raises(ModelLoadError, match="could not convert string to float"):
-        await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    await made.stop()
+        await asyncio.wait_for(supervisor.wait_ready(), START_SECONDS)
+    await supervisor.stop()
 
 
 # ---- requests that kill engines ------------------------------------------------------
@@ -449,7 +447,7 @@ COSTLY = random_image(1, 1200, 1200)
 """Some seconds to encode: time to be killed in."""
 
 
-class Perilous(Supervisor):
+class KillingSupervisor(Supervisor):
     """Kills its engine as soon as that reports work on a request `costly...`."""
 
     is_scripted = False
@@ -465,45 +463,50 @@ class Perilous(Supervisor):
             os.kill(self.status.pid, signal.SIGKILL)
 
 
-class ScriptedPerilous(Perilous):
+class ScriptedKillingSupervisor(KillingSupervisor):
     is_scripted = True
 
 
 @pytest_asyncio.fixture(
-    params=few_of((ScriptedPerilous, Perilous), (ScriptedPerilous,)), loop_scope="module"
+    params=few_of((ScriptedKillingSupervisor, KillingSupervisor), (ScriptedKillingSupervisor,)),
+    loop_scope="module",
 )
-async def perilous(
+async def killing_supervisor(
     request: pytest.FixtureRequest, tiny_model: TinyModel
-) -> AsyncIterator[Perilous]:
-    made, _ = await started(tiny_model, request.param)
-    yield made
-    await made.stop()
+) -> AsyncIterator[KillingSupervisor]:
+    supervisor, _ = await start_supervisor(tiny_model, request.param)
+    yield supervisor
+    await supervisor.stop()
 
 
-async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
+async def kill_engine_with(supervisor: Supervisor, request: EngineRequest) -> None:
     """Send a request that kills the engine, and wait for the restart."""
     events = await all_events(supervisor, request)
     assert not [event for event in events if isinstance(event, Tokens)]
     assert isinstance(events[-1], Failed)
     assert events[-1].code == "engine_died"
-    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    await until(lambda: supervisor.status.is_ready, START_SECONDS)
     assert supervisor._quarantine.num_tracked == 0
 
 
-async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
+async def test_request_that_kills_three_engines_is_refused(killing_supervisor: KillingSupervisor):
     for number in range(2):
-        running = perilous.stream(ask("running", random_image(2), sampling=LONG))
-        await into(running, 2)
-        waiting = asyncio.create_task(all_events(perilous, ask("waiting", random_image(2, 90, 90))))
-        text = asyncio.create_task(all_events(perilous, ask("text", "Hello")))
-        await die_of(perilous, ask(f"costly {number}", COSTLY, ENCODE))
+        running = killing_supervisor.stream(ask("running", random_image(2), sampling=LONG))
+        await read_tokens(running, 2)
+        waiting = asyncio.create_task(
+            all_events(killing_supervisor, ask("waiting", random_image(2, 90, 90)))
+        )
+        text = asyncio.create_task(all_events(killing_supervisor, ask("text", "Hello")))
+        await kill_engine_with(killing_supervisor, ask(f"costly {number}", COSTLY, ENCODE))
         await asyncio.gather(waiting, text)
         assert isinstance((await _rest(running))[-1], Failed)
-    assert perilous.status.quarantined_shapes == 0
-    await die_of(perilous, ask("costly 2", COSTLY, ENCODE))
-    restarts = perilous.status.restarts
+    assert killing_supervisor.status.quarantined_shapes == 0
+    await kill_engine_with(killing_supervisor, ask("costly 2", COSTLY, ENCODE))
+    restarts = killing_supervisor.status.restarts
     with pytest.raises(RequestTooCostly, match="1024 x 1024 pixels") as caught:
-        await all_events(perilous, ask("costly 3", random_image(2, 1201, 1199), "And this?"))
+        await all_events(
+            killing_supervisor, ask("costly 3", random_image(2, 1201, 1199), "And this?")
+        )
     assert caught.value.retry_after_seconds == pytest.approx(600, abs=START_SECONDS)
     for innocent in (
         ask("text", "Hello"),
@@ -511,34 +514,41 @@ async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
         ask("waiting", random_image(2, 90, 90)),
         ask("another size", random_image(2, 300, 300)),
     ):
-        assert isinstance((await all_events(perilous, innocent))[-1], Finished)
-    assert perilous.status.restarts == restarts == 3
-    assert (perilous.status.quarantined_shapes, perilous.status.quarantine_refusals) == (1, 1)
-    assert perilous.num_in_flight == perilous._quarantine.num_tracked == 0
+        assert isinstance((await all_events(killing_supervisor, innocent))[-1], Finished)
+    assert killing_supervisor.status.restarts == restarts == 3
+    assert (
+        killing_supervisor.status.quarantined_shapes,
+        killing_supervisor.status.quarantine_refusals,
+    ) == (1, 1)
+    assert killing_supervisor.num_in_flight == killing_supervisor._quarantine.num_tracked == 0
 
 
-async def test_externally_killed_engines_refuse_no_picture(perilous: Perilous):
+async def test_externally_killed_engines_refuse_no_image(killing_supervisor: KillingSupervisor):
     for number in range(2):
-        await die_of(perilous, ask(f"costly {number}", COSTLY, ENCODE))
+        await kill_engine_with(killing_supervisor, ask(f"costly {number}", COSTLY, ENCODE))
     suspect = ask("harmless", COSTLY)
-    assert perilous._quarantine.is_suspect(suspect.shape)
-    beside = asyncio.create_task(all_events(perilous, ask("beside", "Hello")))
-    assert isinstance((await all_events(perilous, suspect))[-1], Finished)
+    assert killing_supervisor._quarantine.is_suspect(suspect.shape)
+    beside = asyncio.create_task(all_events(killing_supervisor, ask("beside", "Hello")))
+    assert isinstance((await all_events(killing_supervisor, suspect))[-1], Finished)
     assert isinstance((await beside)[-1], Finished)
-    assert not perilous._quarantine.is_suspect(suspect.shape)
+    assert not killing_supervisor._quarantine.is_suspect(suspect.shape)
 
 
-async def test_abandoned_picture_under_encode_is_blamed_for_crashes(perilous: Perilous):
+async def test_abandoned_image_under_encode_is_blamed_for_crashes(
+    killing_supervisor: KillingSupervisor,
+):
     for number in range(2):
-        left = asyncio.create_task(all_events(perilous, ask(f"left {number}", COSTLY, ENCODE_ON)))
-        await wait_until(lambda: bool(perilous._quarantine._working))
+        left = asyncio.create_task(
+            all_events(killing_supervisor, ask(f"left {number}", COSTLY, ENCODE_ON))
+        )
+        await until(lambda: bool(killing_supervisor._quarantine._working))
         left.cancel()
-        await wait_until(lambda: not perilous._quarantine.num_tracked)
-        assert perilous.status.pid is not None
-        os.kill(perilous.status.pid, signal.SIGKILL)
-        await wait_until(lambda: not perilous.status.is_ready)
-        await wait_until(lambda: perilous.status.is_ready, START_SECONDS)
-    assert perilous._quarantine.is_suspect(ask("next", COSTLY).shape)
+        await until(lambda: not killing_supervisor._quarantine.num_tracked)
+        assert killing_supervisor.status.pid is not None
+        os.kill(killing_supervisor.status.pid, signal.SIGKILL)
+        await until(lambda: not killing_supervisor.status.is_ready)
+        await until(lambda: killing_supervisor.status.is_ready, START_SECONDS)
+    assert killing_supervisor._quarantine.is_suspect(ask("next", COSTLY).shape)
 
 
 FRONT = """
@@ -593,18 +603,18 @@ async def test_killed_front_leaves_no_engine_process(
         assert await asyncio.wait_for(front.wait(), START_SECONDS) == -signal.SIGKILL
     engines = {moment: int((tmp_path / moment).read_text()) for moment in moments}
     with contextlib.suppress(AssertionError):
-        await wait_until(lambda: not any(map(lives, engines.values())), 10)
-    orphans = {moment: pid for moment, pid in engines.items() if lives(pid)}
+        await until(lambda: not any(map(is_running, engines.values())), 10)
+    orphans = {moment: pid for moment, pid in engines.items() if is_running(pid)}
     for pid in orphans.values():
         os.kill(pid, signal.SIGKILL)
     assert not orphans
 
 
-async def test_front_releases_picture_bytes_during_the_answer(supervisor: Supervisor):
+async def test_front_releases_image_bytes_during_answer(supervisor: Supervisor):
     request = ask("large", random_image(1), "what?", sampling=LONG)
     data = request.submit.images
     stream = supervisor.stream(request)
     del request
-    await into(stream, 3)
+    await read_tokens(stream, 3)
     assert sys.getrefcount(data) == 2, "somebody beside this test and getrefcount holds it"
     await stream.aclose()

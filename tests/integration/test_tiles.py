@@ -1,4 +1,4 @@
-"""Pictures encoded by tiles equal pictures encoded whole, bit for bit, with any tiles cached."""
+"""Images encoded by tiles equal images encoded whole, bit for bit, with any tiles cached."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def assert_equal(made: Any, wanted: ImageFeatures) -> None:
         assert np.array_equal(np.array(one), np.array(other))
 
 
-def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
-    """The same picture, but for the lower right corner."""
+def with_spot(shown: PillowImage.Image) -> PillowImage.Image:
+    """The same image, but for the lower right corner."""
     changed = shown.copy()
     changed.paste((255, 0, 0), (shown.width - 12, shown.height - 12, shown.width, shown.height))
     return changed
@@ -109,14 +109,14 @@ def test_encode_reports_tokens_per_call(served: Served):
     assert ImageEncoder(served[0]).encode([work])[0].tokens_per_call is None
 
 
-def test_picture_sizes_give_several_tiles_in_each_family(served: Served):
+def test_image_sizes_give_several_tiles_in_each_family(served: Served):
     works = [work_of(served, random_image(1, *size)) for size in SIZES]
     assert sum(len(keys_of(served, work)) > 2 for work in works) >= 2
 
 
 def test_changed_tiles_alone_are_encoded(served: Served):
     shown, cache = random_image(2, 500, 170), new_cache()
-    before, after = work_of(served, shown), work_of(served, with_a_spot(shown))
+    before, after = work_of(served, shown), work_of(served, with_spot(shown))
     encoder = ImageEncoder(served[0], cache)
     encoder.encode([before])[0]
     known, keys = set(keys_of(served, before)), set(keys_of(served, after))
@@ -147,7 +147,7 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
         assert engine.answer(submit) == plain.answer(submit), number
         turns += (("assistant", (engine.texts[submit.request_id],)),)
-        shown = with_a_spot(shown) if number == 0 else random_image(4, 500, 170)
+        shown = with_spot(shown) if number == 0 else random_image(4, 500, 170)
     reading = engine.caches.tiles.stats()
     assert reading.hits > 0
     assert reading.pinned_bytes == 0
@@ -198,7 +198,7 @@ def test_tile_cache_too_small_changes_no_features(smol: Served, part: float):
     assert (cache.stats().evictions > 0) == (part > 0)
 
 
-def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
+def test_cached_tiles_of_image_survive_its_new_tiles(smol: Served):
     """Though the tiles that are looked up last were used longest ago."""
     shown = random_image(8, 200, 140)
     before, cache = work_of(smol, shown), new_cache()
@@ -252,7 +252,7 @@ def test_cleared_tiles_return_their_memory(smol: Served):
 
 
 @pytest.mark.parametrize("encoder_bytes", [1000, 0])
-def test_tiles_are_part_of_the_encoder_caches_bytes(
+def test_tiles_are_part_of_encoder_caches_bytes(
     load_tiny: Callable[[str], Served], encoder_bytes: int
 ):
     settings = CacheSettings(encoder_bytes=encoder_bytes)
@@ -263,7 +263,7 @@ def test_tiles_are_part_of_the_encoder_caches_bytes(
         assert limits["tile"] + limits["encoder"] == encoder_bytes
 
 
-def test_cuda_encodes_a_picture_in_one_call(smol: Served):
+def test_cuda_encodes_image_in_one_call(smol: Served):
     loaded = smol[0]
     cuda = replace(loaded, device=replace(loaded.device, kind=DeviceKind.CUDA))
     metal = replace(loaded, device=replace(loaded.device, kind=DeviceKind.METAL))
@@ -277,7 +277,7 @@ def test_cuda_encodes_a_picture_in_one_call(smol: Served):
 # ---- which families ----------------------------------------------------------------------
 
 
-def test_documented_tiled_families_match_the_table():
+def test_documented_tiled_families_match_table():
     page = (Path(__file__).parents[2] / "docs" / "caches.md").read_text()
     section = page.partition("## Tiles")[2].partition("\n## ")[0]
     assert {name for name in re.findall(r"`(\w+)`", section) if name in FAMILIES} == set(TILED)

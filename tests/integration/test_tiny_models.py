@@ -1,4 +1,4 @@
-"""Each family's checkpoint builds the same twice, loads offline, and looks at its pictures.
+"""Each family's checkpoint builds the same twice, loads offline, and looks at its images.
 
 Drives a model by the four calls that the runner is built on, and by nothing else of mlx-vlm's.
 """
@@ -129,7 +129,7 @@ def test_tiny_model_vocabulary_equals_its_tokenizers(loaded: Loaded):
     assert embeddings.dtype == mx.float32
 
 
-def test_text_gets_a_varied_endless_reply(loaded: Loaded):
+def test_tiny_model_reply_to_text_is_varied_and_endless(loaded: Loaded):
     tokens, logits = loaded.reply("What changed?")
     assert bool(mx.all(mx.isfinite(logits)).item())
     if loaded.model.config.model_type != "gemma3n":  # stuck after this text, not after others
@@ -137,7 +137,7 @@ def test_text_gets_a_varied_endless_reply(loaded: Loaded):
     assert not set(tokens) & set(loaded.processor.tokenizer.get_added_vocab().values())
 
 
-def test_reply_survives_the_tokenizer(loaded: Loaded):
+def test_tiny_model_reply_survives_tokenizer(loaded: Loaded):
     tokens, _ = loaded.reply("What changed?")
     tokenizer = loaded.processor.tokenizer
     text = tokenizer.decode(tokens)
@@ -146,7 +146,7 @@ def test_reply_survives_the_tokenizer(loaded: Loaded):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_reply_depends_on_the_pictures(loaded: Loaded, count: int):
+def test_tiny_model_reply_depends_on_images(loaded: Loaded, count: int):
     if loaded.model.config.model_type in ONE_IMAGE and count > 1:
         pytest.skip("mlx-vlm can't show it several images")
     alike = [random_image(number) for number in range(count - 1)]
@@ -158,7 +158,7 @@ def test_reply_depends_on_the_pictures(loaded: Loaded, count: int):
 
 
 @pytest.mark.parametrize("size", [(64, 64), (112, 84), (70, 112)])
-def test_picture_takes_few_tokens_in_tiny_models(loaded: Loaded, size: tuple[int, int]):
+def test_tiny_models_use_few_tokens_per_image(loaded: Loaded, size: tuple[int, int]):
     ids = loaded.prepare("What changed?", [random_image(1, *size)])["input_ids"]
     count = int(mx.sum(ids == loaded.image_token_id).item())
     assert 1 <= count <= MAX_IMAGE_TOKENS

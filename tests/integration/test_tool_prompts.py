@@ -1,4 +1,4 @@
-"""Prompts with tools: shared prefixes, pictures in results, and control tokens."""
+"""Prompts with tools: shared prefixes, images in results, and control tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-def in_qwens_words(template: str) -> str:
+def with_qwen_tokens(template: str) -> str:
     """One of the templates that were written for tests, with the tiny Qwen's control tokens."""
     return (
         template.replace("'<image>'", repr(IMAGE))
@@ -40,7 +40,7 @@ def in_qwens_words(template: str) -> str:
 
 
 def preparer_of(loaded: LoadedModel, template: str) -> MultimodalPreparer:
-    source = in_qwens_words(template)
+    source = with_qwen_tokens(template)
     host = replace(
         loaded.spec,
         chat_template=source,
@@ -63,7 +63,7 @@ def with_tools(submit: Submit, *tools: dict[str, Any], **options: Any) -> Submit
     return altered(submit, tools=Tools(json.dumps(tools), **options))
 
 
-def shown(loaded: LoadedModel, ids: Any) -> str:
+def decoded(loaded: LoadedModel, ids: Any) -> str:
     return str(loaded.spec.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
 
@@ -76,8 +76,8 @@ def test_requests_with_equal_tools_share_prefix_and_snapshot_point(load_tiny: Lo
     )
     same = one.token_ids[: other.num_tokens] == other.token_ids[: one.num_tokens]
     num_common = int(np.argmin(same))
-    assert "tool_99" in shown(loaded, one.token_ids[:num_common])
-    assert shown(loaded, one.token_ids[num_common:]).startswith("alpha")
+    assert "tool_99" in decoded(loaded, one.token_ids[:num_common])
+    assert decoded(loaded, one.token_ids[num_common:]).startswith("alpha")
     assert num_common == one.snapshot_points[0] == other.snapshot_points[0]
     assert len(one.snapshot_points) == 2, "after the tools, and before the answer"
     assert one.answer_format.tools == tuple(tools)
@@ -85,28 +85,26 @@ def test_requests_with_equal_tools_share_prefix_and_snapshot_point(load_tiny: Lo
 
 
 @pytest.mark.parametrize("template", ["HERMES", "QWEN3_VL", "DEEPSEEK", "PLAIN"])
-def test_pictures_in_results_are_encoded_in_the_order_of_their_places(
-    load_tiny: Load, template: str
-):
+def test_images_in_results_are_encoded_in_order_of_their_places(load_tiny: Load, template: str):
     loaded, _ = load_tiny("qwen3_vl")
     preparer = preparer_of(loaded, getattr(tool_templates, template))
-    pictures = [random_image(i, 64 + 32 * i, 64) for i in range(4)]
+    images = [random_image(i, 64 + 32 * i, 64) for i in range(4)]
     submit = conversation(
         "a",
-        ("user", (pictures[0], "what is it?")),
+        ("user", (images[0], "what is it?")),
         ("assistant", ()),
-        ("tool", ("here", pictures[1], "it is")),
-        ("tool", (pictures[2],)),
-        ("user", ("and this?", pictures[3])),
+        ("tool", ("here", images[1], "it is")),
+        ("tool", (images[2],)),
+        ("user", ("and this?", images[3])),
     )
     calls = (ToolCall("x", "look", "{}"), ToolCall("y", "look", '{"at": "top"}'))
     first, call, one, two, last = submit.messages
     call = altered(call, tool_calls=calls)
     messages = (first, call, altered(one, tool_call_id="x"), altered(two, tool_call_id="y"), last)
     prompt = prompt_of(preparer, altered(submit, messages=messages))
-    alone = [prompt_of(preparer, ask("b", each)).spans[0].mm_hash for each in pictures]
+    alone = [prompt_of(preparer, ask("b", each)).spans[0].mm_hash for each in images]
     assert [span.mm_hash for span in prompt.spans] == alone
-    text = shown(loaded, prompt.token_ids)
+    text = decoded(loaded, prompt.token_ids)
     assert text.index("here") < text.index("it is") < text.index("and this?")
 
 
@@ -114,7 +112,7 @@ _REFUSING = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif
 
 
 @pytest.mark.parametrize(("start", "num_points"), [("", 4), (_REFUSING, 3)])
-def test_snapshot_point_precedes_the_first_droppable_screenshot(
+def test_snapshot_point_precedes_first_droppable_screenshot(
     load_tiny: Load, start: str, num_points: int
 ):
     """Unless the template refuses a conversation that ends there; that refuses nothing else."""
@@ -130,12 +128,12 @@ def test_snapshot_point_precedes_the_first_droppable_screenshot(
     )
     prompt = prompt_of(preparer, submit)
     points = prompt.snapshot_points
-    assert len(points) == num_points, "head, before the picture, after it, before the answer"
-    before = shown(loaded, prompt.token_ids[: points[1]])
+    assert len(points) == num_points, "head, before the image, after it, before the answer"
+    before = decoded(loaded, prompt.token_ids[: points[1]])
     assert before.endswith("<tool_response>") == (not start)
 
 
-def test_prompt_may_end_in_reasoning(load_tiny: Load):
+def test_prompt_may_end_in_open_reasoning(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_5")
     assert loaded.spec.reasoning_format is not None
 
@@ -154,11 +152,11 @@ def test_prompt_may_end_in_reasoning(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "gemma4", "mistral3", "smolvlm"])
-def test_continued_answer_starts_where_the_last_message_ends(load_tiny: Load, family: str):
+def test_continued_answer_starts_where_last_message_ends(load_tiny: Load, family: str):
     loaded, preparer = load_tiny(family)
     submit = conversation("a", ("user", ("what is it?",)), ("assistant", ("The colour is",)))
     prompt = prompt_of(preparer, altered(submit, template=TemplateOptions(continue_final=True)))
-    assert shown(loaded, prompt.token_ids).endswith("The colour is")
+    assert decoded(loaded, prompt.token_ids).endswith("The colour is")
 
 
 def test_automatic_tools_without_parser_are_refused(load_tiny: Load):
@@ -170,7 +168,7 @@ def test_automatic_tools_without_parser_are_refused(load_tiny: Load):
     assert caught.value.param == "tools"
     forced = with_tools(ask("a", "hello"), tool("look"), choice="required", parallel=False)
     prompt = prompt_of(preparer, forced)
-    assert json.dumps(tool("look")) in shown(loaded, prompt.token_ids)
+    assert json.dumps(tool("look")) in decoded(loaded, prompt.token_ids)
     assert prompt.answer_format.is_required
     assert not prompt.answer_format.parallel
     assert prompt.answer_format.tools == (tool("look"),)
@@ -199,7 +197,7 @@ def test_text_in_tools_makes_no_control_token(load_tiny: Load, template: str):
             template=TemplateOptions(variables=json.dumps({"style": word})),
         )
         prompt = prompt_of(preparer, submit)
-        text = shown(loaded, prompt.token_ids)
+        text = decoded(loaded, prompt.token_ids)
         assert word in text
         return sum(int(i) in controls for i in prompt.token_ids)
 

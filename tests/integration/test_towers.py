@@ -63,7 +63,7 @@ GRIDS = {
 def towers(
     request: pytest.FixtureRequest, load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms
 ) -> tuple[FrameTower, nn.Module]:
-    """Ours and mlx-vlm's own, with the same weights."""
+    """Our tower and mlx-vlm's own, with the same weights."""
     ours = load_tiny(request.param)[0].model.vision_tower
     own = load_mlx_vlms(request.param).model.vision_tower
     assert isinstance(ours, FrameTower)
@@ -83,8 +83,8 @@ def rows_of(tower: nn.Module, patches: mx.array, *grids: tuple[int, int, int]) -
     if isinstance(tower, FrameTower):
         encoded = tower.encode(patches, np.array(grids))
         return [encoded.rows, *encoded.deepstack]
-    made = tower(patches, mx.array(grids))
-    return [made[0], *made[1]] if isinstance(made, tuple) else [made]
+    rows = tower(patches, mx.array(grids))
+    return [rows[0], *rows[1]] if isinstance(rows, tuple) else [rows]
 
 
 def distance(these: Rows, those: Rows) -> float:
@@ -130,7 +130,7 @@ def test_tower_rows_are_equal_with_one_call_for_all_windows(
     [[(1, 10, 12), (1, 4, 6), (1, 8, 8)], [(1, 4, 6), (1, 4, 6), (1, 8, 8)]],
     ids=["of three sizes", "of two sizes"],
 )
-def test_tower_rows_of_several_pictures_equal_mlx_vlms(
+def test_tower_rows_of_several_images_equal_mlx_vlms(
     towers: tuple[FrameTower, nn.Module], grids: list[tuple[int, int, int]]
 ):
     ours, own = towers
@@ -138,7 +138,7 @@ def test_tower_rows_of_several_pictures_equal_mlx_vlms(
     assert distance(rows_of(ours, patches, *grids), rows_of(own, patches, *grids)) < 1e-5
 
 
-def test_tower_rows_of_a_frame_equal_the_frame_alone(towers: tuple[FrameTower, nn.Module]):
+def test_tower_rows_of_frame_equal_frame_alone(towers: tuple[FrameTower, nn.Module]):
     tower, _ = towers
     together = pixels(tower, (3, 10, 12))
     rows = rows_of(tower, together, (3, 10, 12))
@@ -150,10 +150,10 @@ def test_tower_rows_of_a_frame_equal_the_frame_alone(towers: tuple[FrameTower, n
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_picture_features_equal_those_mlx_vlm_gives_its_text_model(
+def test_image_features_equal_those_mlx_vlm_gives_its_text_model(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
-    made, own = (
+    encoded, own = (
         ImageEncoder(loaded).encode([work])[0]
         for loaded, preparer in (
             load_tiny(family),
@@ -161,11 +161,11 @@ def test_picture_features_equal_those_mlx_vlm_gives_its_text_model(
         )
         for work in encode_works(preparer, ask("a", random_image(1, 200, 140), "what?"))
     )
-    assert distance([made.rows], [own.rows]) < 1e-5
-    assert (made.deepstack is None) == (own.deepstack is None)
-    if made.deepstack is not None:
-        assert distance([made.deepstack], [own.deepstack]) < 1e-5
-        assert made.visual_mask.tolist() == own.visual_mask.tolist()
+    assert distance([encoded.rows], [own.rows]) < 1e-5
+    assert (encoded.deepstack is None) == (own.deepstack is None)
+    if encoded.deepstack is not None:
+        assert distance([encoded.deepstack], [own.deepstack]) < 1e-5
+        assert encoded.visual_mask.tolist() == own.visual_mask.tolist()
 
 
 def test_wrong_number_of_tower_rows_is_refused(load_tiny: LoadTiny):
@@ -208,7 +208,7 @@ def test_head_sizes_fused_by_metal_are_not_padded(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("size", "fused"), [(32, 64), (88, 96), (112, 128), (160, 160)])
-def test_unfused_head_sizes_are_padded_to_the_next_fused_size(
+def test_unfused_head_sizes_are_padded_to_next_fused_size(
     monkeypatch: pytest.MonkeyPatch, size: int, fused: int
 ):
     assert sizes_attended_to(monkeypatch, size) == {fused}

@@ -1,4 +1,4 @@
-"""Videos beside everything else: in a batch, in chunks, with pictures, and as mlx-vlm sees them."""
+"""Videos beside everything else: in a batch, in chunks, with images, and as mlx-vlm sees them."""
 
 from __future__ import annotations
 
@@ -75,16 +75,18 @@ def by_frames(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]
 
 
 @pytest.fixture(scope="module")
-def alone(served: Served) -> Callable[[str], list[int]]:
+def tokens_alone(served: Served) -> Callable[[str], list[int]]:
     """The 20 tokens of a prompt that runs alone and is prefilled whole."""
-    return cache(lambda name: EngineHarness(*served, chunk_tokens=8192).answer(asked(name)))
+    return cache(
+        lambda name: EngineHarness(*served, chunk_tokens=8192).answer(prompt_request(name))
+    )
 
 
-def asked(name: str, sampling: SamplingParams = LONGER) -> Any:
+def prompt_request(name: str, sampling: SamplingParams = LONGER) -> Any:
     return ask(name, *PROMPTS[name], sampling=sampling)
 
 
-def shown(video: Video, **limits: Any) -> Clip:
+def decode_clip(video: Video, **limits: Any) -> Clip:
     return DECODERS.video(video, VideoSettings(**limits), Cancellation())
 
 
@@ -92,25 +94,25 @@ def shown(video: Video, **limits: Any) -> Clip:
 
 
 def test_batched_and_chunked_video_answers_equal_answers_alone(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=23)
     for name in PROMPTS:
-        engine.add(asked(name))
+        engine.add(prompt_request(name))
     engine.run()
-    assert engine.tokens == {name: alone(name) for name in PROMPTS}
+    assert engine.tokens == {name: tokens_alone(name) for name in PROMPTS}
 
 
 def test_joining_video_request_changes_no_running_answer(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=16)
-    engine.add(asked("text"))
-    engine.add(asked("both"))
+    engine.add(prompt_request("text"))
+    engine.add(prompt_request("both"))
     engine.step_until(lambda: len(engine.tokens.get("both", [])) >= 6)
-    engine.add(asked("video"))
+    engine.add(prompt_request("video"))
     engine.run()
-    assert engine.tokens == {name: alone(name) for name in ("text", "both", "video")}
+    assert engine.tokens == {name: tokens_alone(name) for name in ("text", "both", "video")}
 
 
 @pytest.mark.families("media")
@@ -127,7 +129,7 @@ def test_different_videos_get_different_answers(new_engine: NewEngine):
 
 
 @pytest.mark.families("media")
-def test_answer_depends_on_the_order_of_frames(new_engine: NewEngine):
+def test_answer_depends_on_order_of_frames(new_engine: NewEngine):
     engine = new_engine()
     backwards = video_of(video_files.encode(video_files.noise(1, 7)[::-1], fps=2))
     assert engine.answer(ask("a", SEVEN, "what?")) != engine.answer(ask("b", backwards, "what?"))
@@ -135,16 +137,16 @@ def test_answer_depends_on_the_order_of_frames(new_engine: NewEngine):
 
 @pytest.mark.families("media")
 def test_truncated_video_fails_only_its_request(
-    new_engine: NewEngine, alone: Callable[[str], list[int]]
+    new_engine: NewEngine, tokens_alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
-    engine.add(asked("video"))
+    engine.add(prompt_request("video"))
     engine.add(ask("broken", video_of(SEVEN.data[:600]), "what?"))
     engine.run()
     failed = engine.ends["broken"]
     assert isinstance(failed, Failed)
     assert (failed.code, failed.param) == ("invalid_video", "messages[0]")
-    assert engine.tokens["video"] == alone("video")
+    assert engine.tokens["video"] == tokens_alone("video")
 
 
 @pytest.mark.whole
@@ -179,7 +181,7 @@ def mlx_vlms_inputs(loaded: LoadedModel, *parts: Part) -> dict[str, Any]:
     text = get_chat_template(
         loaded.processor, [{"role": "user", "content": content}], add_generation_prompt=True
     )
-    found = [shown(part) for part in parts if isinstance(part, Video)]
+    found = [decode_clip(part) for part in parts if isinstance(part, Video)]
     stamps = [[round(seconds * 1000) for seconds in each.seconds] for each in found]
     return prepare_inputs(
         loaded.processor,
@@ -192,72 +194,72 @@ def mlx_vlms_inputs(loaded: LoadedModel, *parts: Part) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["video", "both", "video first"])
-def test_video_token_ids_equal_the_processors(native: Served, name: str):
+def test_video_token_ids_equal_processors(native: Served, name: str):
     loaded, preparer = native
-    made = mlx_vlms_inputs(loaded, *PROMPTS[name])
-    prepared = prompt_of(preparer, asked(name))
-    assert prepared.token_ids.tolist() == np.array(made["input_ids"]).reshape(-1).tolist()
+    inputs = mlx_vlms_inputs(loaded, *PROMPTS[name])
+    prepared = prompt_of(preparer, prompt_request(name))
+    assert prepared.token_ids.tolist() == np.array(inputs["input_ids"]).reshape(-1).tolist()
 
 
-def gold(loaded: LoadedModel, name: str) -> list[int]:
+def mlx_vlm_tokens(loaded: LoadedModel, name: str) -> list[int]:
     """mlx-vlm's own greedy tokens."""
-    made = mlx_vlms_inputs(loaded, *PROMPTS[name])
+    inputs = mlx_vlms_inputs(loaded, *PROMPTS[name])
     results = stream_generate(
         loaded.model,
         loaded.processor,
         "",
-        input_ids=made.pop("input_ids"),
-        pixel_values=made.pop("pixel_values", None),
-        mask=made.pop("attention_mask"),
+        input_ids=inputs.pop("input_ids"),
+        pixel_values=inputs.pop("pixel_values", None),
+        mask=inputs.pop("attention_mask"),
         max_tokens=20,
         temperature=0.0,
-        **made,
+        **inputs,
     )
     return [int(result.token) for result in results][:20]
 
 
-def test_greedy_tokens_of_a_video_equal_mlx_vlms(
+def test_greedy_tokens_of_video_equal_mlx_vlms(
     native: Served, load_mlx_vlms: Callable[[str], LoadedModel]
 ):
-    wanted = gold(load_mlx_vlms(native[0].family.name), "video")
-    assert EngineHarness(*native).answer(asked("video")) == wanted
+    wanted = mlx_vlm_tokens(load_mlx_vlms(native[0].family.name), "video")
+    assert EngineHarness(*native).answer(prompt_request("video")) == wanted
 
 
-def test_greedy_tokens_of_a_picture_and_a_video_are_mlx_vlms(
+def test_greedy_tokens_of_image_and_video_equal_mlx_vlms(
     load_tiny: Callable[[str], Served], load_mlx_vlms: Callable[[str], LoadedModel]
 ):
     """Of this family alone: of the others, mlx-vlm takes one or the other."""
-    wanted = gold(load_mlx_vlms("qwen3_vl"), "both")
-    assert EngineHarness(*load_tiny("qwen3_vl")).answer(asked("both")) == wanted
+    wanted = mlx_vlm_tokens(load_mlx_vlms("qwen3_vl"), "both")
+    assert EngineHarness(*load_tiny("qwen3_vl")).answer(prompt_request("both")) == wanted
 
 
 @pytest.mark.parametrize("name", ["video", "both", "video first"])
-def test_video_positions_equal_those_of_the_whole_prompt(native: Served, name: str):
+def test_video_positions_equal_those_of_whole_prompt(native: Served, name: str):
     loaded, preparer = native
-    made = mlx_vlms_inputs(loaded, *PROMPTS[name])
+    inputs = mlx_vlms_inputs(loaded, *PROMPTS[name])
     wanted, deltas = loaded.language_model.get_rope_index(
-        made["input_ids"], made.get("image_grid_thw"), made["video_grid_thw"]
+        inputs["input_ids"], inputs.get("image_grid_thw"), inputs["video_grid_thw"]
     )
-    prompt = prompt_of(preparer, asked(name))
+    prompt = prompt_of(preparer, prompt_request(name))
     assert np.array_equal(prompt.positions, np.array(wanted)[:, 0])
     assert prompt.rope_delta == int(np.array(deltas).reshape(-1)[0])
 
 
 def test_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.MonkeyPatch):
     loaded, preparer = native
-    whole = prompt_of(preparer, asked("video"))
+    whole = prompt_of(preparer, prompt_request("video"))
     assert len(whole.spans) == 1
-    wanted = EngineHarness(*native).answer(asked("video"))
+    wanted = EngineHarness(*native).answer(prompt_request("video"))
     tokens_of_a_group = np.count_nonzero(whole.token_ids == loaded.spec.video_token_id) // 3
     monkeypatch.setattr(processing, "_UNIT_TOKENS", 2 * tokens_of_a_group)
-    sliced = prompt_of(preparer, asked("video"))
+    sliced = prompt_of(preparer, prompt_request("video"))
     assert np.array_equal(sliced.token_ids, whole.token_ids)
     assert len(sliced.spans) == 2
     assert len({span.mm_hash for span in sliced.spans}) == 2
-    assert EngineHarness(*native).answer(asked("video")) == wanted
+    assert EngineHarness(*native).answer(prompt_request("video")) == wanted
 
 
-def test_control_tokens_beside_a_video_stay_text(native: Served):
+def test_control_strings_in_text_of_video_prompt_stay_text(native: Served):
     loaded, preparer = native
     hostile = "<|vision_start|><|video_pad|><|vision_end|>"
     prepared = prompt_of(preparer, ask("a", hostile, SEVEN, hostile))
@@ -267,7 +269,7 @@ def test_control_tokens_beside_a_video_stay_text(native: Served):
     assert len(prepared.spans) == 1
 
 
-def test_frames_too_small_for_the_processor_are_refused(native: Served):
+def test_frames_too_small_for_processor_are_refused(native: Served):
     engine = EngineHarness(*native)
     engine.add(
         ask("a", video_of(video_files.encode(video_files.greys(range(4), (16, 16)))), "what?")
@@ -294,11 +296,11 @@ def test_prompt_reports_frames_and_truncation_of_its_videos(load_tiny: Callable[
             assert 0 < part.tokens < whole.tokens
 
 
-# ---- families that are shown the frames as pictures ------------------------------------
+# ---- families that are shown the frames as images ------------------------------------
 
 
-def test_frames_are_pictures_after_their_times(by_frames: Served):
-    video = shown(SEVEN)
+def test_frames_are_images_after_their_times(by_frames: Served):
+    video = decode_clip(SEVEN)
     parts: list[Part] = ["Look"]
     for seconds, frame in zip(video.seconds, video.frames, strict=True):
         parts += [f"\nFrame at {seconds:.1f} s:", PillowImage.fromarray(frame)]
@@ -306,16 +308,16 @@ def test_frames_are_pictures_after_their_times(by_frames: Served):
     assert EngineHarness(*by_frames).answer(ask("a", "Look", SEVEN, "and say.")) == wanted
 
 
-def test_video_shown_as_pictures_has_at_most_sixteen_frames(by_frames: Served):
+def test_video_shown_as_images_has_at_most_sixteen_frames(by_frames: Served):
     long = video_of(video_files.encode(video_files.noise(5, 30), fps=2))
     assert len({span.mm_hash for span in prompt_of(by_frames[1], ask("a", long)).spans}) == 16
 
 
-def test_template_without_videos_gets_frames_as_pictures(tiny_model: TinyModel, tmp_path: Path):
+def test_template_without_videos_gets_frames_as_images(tiny_model: TinyModel, tmp_path: Path):
     folder = shutil.copytree(tiny_model("qwen2_vl"), tmp_path / "model")
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|video_pad|>", "").replace("video", "clip"))
     loaded = load_model(folder)
     prepared = prompt_of(new_preparer(loaded), ask("a", SEVEN, "what?"))
-    assert len(prepared.spans) == len(shown(SEVEN).frames)
+    assert len(prepared.spans) == len(decode_clip(SEVEN).frames)
     assert loaded.spec.video_token_id not in prepared.token_ids

@@ -64,14 +64,14 @@ def test_warm_up_encodes_media_and_leaves_nothing(
     assert not any(cache.entries or cache.hits or cache.misses for cache in stats.caches)
 
 
-def test_warm_up_text_decodes_until_the_picture_is_answered(loaded: LoadedModel):
+def test_warm_up_text_decodes_until_image_is_answered(loaded: LoadedModel):
     served = Served(loaded, START)
     stage = next(
         stage
         for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
         if len(stage.submits) > 1
     )
-    text, picture = (submit.request_id for submit in stage.submits)
+    text, image = (submit.request_id for submit in stage.submits)
     batches: list[int] = []
     launch = served.loop.runner.launch
 
@@ -93,7 +93,7 @@ def test_warm_up_text_decodes_until_the_picture_is_answered(loaded: LoadedModel)
     ends = {each.request_id: each for each in events if isinstance(each, Finished)}
     assert max(batches) == 2, "they were decoded in one batch"
     assert ends[text].is_aborted
-    assert not ends[picture].is_aborted
+    assert not ends[image].is_aborted
 
 
 @pytest.mark.alone  # grammars that are late because of others are asked for no drafts
@@ -138,7 +138,7 @@ def test_failed_warm_up_video_is_logged_and_tolerated(
     assert "1 pixels" in record.getMessage()
 
 
-def test_warm_up_video_that_breaks_the_loop_is_tolerated(load_tiny: Callable[[str], Loaded]):
+def test_warm_up_video_that_breaks_loop_is_tolerated(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
     video = next(
         stage
@@ -157,7 +157,7 @@ def test_warm_up_video_that_breaks_the_loop_is_tolerated(load_tiny: Callable[[st
         warm_up(served.loop, text)
 
 
-def test_failed_required_warm_up_refuses_the_model(load_tiny: Callable[[str], Loaded]):
+def test_failed_required_warm_up_refuses_model(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     stage = WarmUpStage("a picture", (ask("a picture", broken),))
@@ -165,7 +165,7 @@ def test_failed_required_warm_up_refuses_the_model(load_tiny: Callable[[str], Lo
         warm_up(served.loop, stage)
 
 
-def test_quick_warm_up_is_one_small_picture(loaded: LoadedModel):
+def test_quick_warm_up_is_one_small_image(loaded: LoadedModel):
     served = Served(loaded, START)
     (stage,) = stages(is_thorough=False, compiles=False, with_video=True, context_tokens=8192)
     warm_up(served.loop, stage)

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def scores(loaded: LoadedModel) -> mx.array:
-    """Of a prompt in two chunks, (tokens of the second, vocabulary)."""
+    """Logits of a prompt's second chunk: (tokens, vocabulary)."""
     token_ids = mx.arange(3, 3 + _TOKENS)[None] % 100
     cache = make_prompt_cache(loaded.language_model)
     half = _TOKENS // 2

@@ -38,7 +38,7 @@ class Record:
 
 
 @contextmanager
-def asking(fleet: Fleet, num_clients: int = 4, max_tokens: int = 24) -> Iterator[Record]:
+def asking_clients(fleet: Fleet, num_clients: int = 4, max_tokens: int = 24) -> Iterator[Record]:
     """`num_clients` clients, every second of which streams; each has a key of its own."""
     record = Record()
     clients = [partial(_ask_on, fleet, record, i, max_tokens) for i in range(num_clients)]

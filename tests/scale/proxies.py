@@ -63,7 +63,7 @@ class Nginx(_Proxy):
         return [self.program, "-p", str(self.folder), "-e", "stderr", "-c", str(file)]
 
     def is_before(self, number: int) -> bool:
-        """It counts no workers: it asks each one that a request is for."""
+        """Whether it answers for all daemons: nginx checks no worker in advance."""
         return number == len(self.daemons) and get(f"{self.url}/health/live") is not None
 
 
@@ -79,7 +79,7 @@ class HAProxy(_Proxy):
         return self.folder / "socket"
 
     def is_before(self, number: int) -> bool:
-        """As its checks say."""
+        """Whether the proxy's checks find the workers."""
         with socket.socket(socket.AF_UNIX) as connection:
             try:
                 connection.connect(str(self._socket))

@@ -24,7 +24,7 @@ SIZE = (112, 112)
 
 
 def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
-    """A conversation about a picture: its cached tokens, all its tokens, and its workers."""
+    """A conversation about an image: its cached tokens, all its tokens, and its workers."""
     messages: list[Any] = [user(noise(seed, SIZE), "What is this?")]
     key = routing_key(messages)
     cached, tokens, workers = 0, 0, Counter[str]()
@@ -48,7 +48,7 @@ def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
     return cached, tokens, workers
 
 
-def test_conversations_stay_on_a_worker_and_keep_hit_rate(fleet: Fleet) -> None:
+def test_conversations_stay_on_worker_and_keep_hit_rate(fleet: Fleet) -> None:
     """Compared to the same conversations with one daemon and empty caches: within 5 %."""
     url, daemon = next(iter(fleet.daemons.items()))
     new = range(1000 * fleet.port, 1000 * fleet.port + NUM_CONVERSATIONS)  # known to nobody
@@ -66,8 +66,8 @@ def test_conversations_stay_on_a_worker_and_keep_hit_rate(fleet: Fleet) -> None:
     assert rates[0] >= 0.95 * rates[1]
 
 
-def test_pictures_spread_over_workers_despite_equal_questions(fleet: Fleet) -> None:
-    """One question about 24 pictures, which `cache_aware` would send to one worker."""
+def test_images_spread_over_workers_despite_equal_questions(fleet: Fleet) -> None:
+    """One question about 24 images, which `cache_aware` would send to one worker."""
     workers = Counter[str]()
     for seed in range(24):
         messages: list[Any] = [user(noise(seed, (56, 56)), "What is this?")]
@@ -82,7 +82,7 @@ def test_pictures_spread_over_workers_despite_equal_questions(fleet: Fleet) -> N
     assert min(workers.values()) >= 3
 
 
-def test_routing_key_of_an_answer_leads_to_its_worker(fleet: Fleet) -> None:
+def test_routing_key_of_answer_leads_to_its_worker(fleet: Fleet) -> None:
     """For clients that can't compute a key: they stay on a worker from the second turn."""
     fields: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
     messages: list[Any] = [{"role": "user", "content": "Look here."}]
@@ -97,17 +97,17 @@ def test_routing_key_of_an_answer_leads_to_its_worker(fleet: Fleet) -> None:
     assert len(workers) == 1
 
 
-def test_ask_command_works_through_a_gateway(
+def test_ask_command_works_through_gateway(
     gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / "picture.png"
-    noise(1, SIZE).save(picture)
-    words = ["--json", "--max-tokens", "4", str(picture), "What is this?"]
+    image = tmp_path / "picture.png"
+    noise(1, SIZE).save(image)
+    words = ["--json", "--max-tokens", "4", str(image), "What is this?"]
     assert main(["ask", "--url", gateway.url, *words]) == 0
     assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] <= 4
 
 
-def test_every_dialect_passes_the_gateway(gateway: Gateway) -> None:
+def test_every_dialect_passes_gateway(gateway: Gateway) -> None:
     """Fields that the gateway adds to a response's request have no effect."""
     response = gateway.client().responses.create(model=MODEL, input="Hi", max_output_tokens=16)
     assert response.usage is not None
@@ -115,7 +115,7 @@ def test_every_dialect_passes_the_gateway(gateway: Gateway) -> None:
     assert completion.usage is not None
 
 
-def test_new_worker_takes_a_share_and_others_stay(gateway: Gateway) -> None:
+def test_new_worker_takes_share_and_others_stay(gateway: Gateway) -> None:
     keys = [f"conversation {i}" for i in range(40)]
     before = {key: gateway.worker_of(key) for key in keys}
     url = gateway.daemons.start()

@@ -23,7 +23,7 @@ def options() -> dict[str, str]:
     return {name: value for name, value in pairwise(words) if name[:2] == "--" != value[:2]}
 
 
-def test_gateways_accept_and_buffer_the_largest_bodies() -> None:
+def test_gateways_accept_and_buffer_largest_bodies() -> None:
     most = Limits().max_body_bytes
     assert int(options()["--max-payload-size"]) == most
     assert int(options()["--max-buffered-request-bytes"]) == most
@@ -37,7 +37,7 @@ def test_gateways_retry_requests_more_often_than_workers_fail() -> None:
     assert int(values["--retry-max-retries"]) > int(values["--cb-failure-threshold"])
 
 
-def test_scale_out_reports_a_daemon_that_ends_at_start(tmp_path: Path) -> None:
+def test_scale_out_reports_daemon_that_ends_at_start(tmp_path: Path) -> None:
     started = ScaleOut(tmp_path)
     started.start("daemon-0", [sys.executable, "-c", "import time; time.sleep(60)"])
     started.start("daemon-1", [sys.executable, "-c", "raise SystemExit('the port is taken')"])

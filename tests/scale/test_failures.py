@@ -17,7 +17,7 @@ import pytest
 
 from scripts.scale_out import get
 from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
-from tests.scale.load import asking
+from tests.scale.load import asking_clients
 from tests.scale.proxies import HAProxy
 from tests.support.daemons import Daemon, wait_until
 
@@ -39,7 +39,7 @@ def test_killed_worker_breaks_only_its_own_streams(fleet: Fleet) -> None:
     assert streams[victim].response.headers[WORKER] == victim
     for stream in streams.values():
         next(stream)
-    with asking(fleet) as record:
+    with asking_clients(fleet) as record:
         record.wait_for_more()
         fleet.daemons.kill(victim)
         with pytest.raises((openai.APIError, httpx.HTTPError)):
@@ -54,7 +54,7 @@ def test_killed_worker_breaks_only_its_own_streams(fleet: Fleet) -> None:
 
 
 def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
-    with asking(fleet) as record:
+    with asking_clients(fleet) as record:
         for url in list(fleet.daemons):
             record.wait_for_more()
             fleet.restart_daemon(url)
@@ -64,14 +64,14 @@ def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("name", ["gateway", "nginx"])  # HAProxy now and then fails one request
-def test_dead_engine_behind_a_gateway_fails_no_request(
+def test_dead_engine_behind_gateway_fails_no_request(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     """The front lives, and answers 502 and 503 until it has another engine."""
     fleet: Fleet = request.getfixturevalue(name)
     fleet.wait_for_workers()
     url = next(iter(fleet.daemons))
-    with asking(fleet) as record:
+    with asking_clients(fleet) as record:
         record.wait_for_more()
         fleet.daemons[url].kill_engine()
         record.wait_for_more(16)
@@ -103,7 +103,7 @@ def test_stopped_worker_gets_no_requests_until_it_continues(
 
 
 @contextmanager
-def slowed(daemon: Daemon) -> Iterator[None]:
+def slow_engine(daemon: Daemon) -> Iterator[None]:
     """The engine runs a twentieth of the time, as on a busy machine."""
     pid, stop = daemon.engine_pid(), threading.Event()
 
@@ -124,7 +124,7 @@ def slowed(daemon: Daemon) -> Iterator[None]:
 
 
 @contextmanager
-def held(daemon: Daemon) -> Iterator[None]:
+def suspended_engine(daemon: Daemon) -> Iterator[None]:
     """The engine is suspended; the front accepts requests and reports how many wait."""
     pid = daemon.engine_pid()
     os.kill(pid, signal.SIGSTOP)
@@ -134,7 +134,7 @@ def held(daemon: Daemon) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) -> None:
+def test_gateway_avoids_worker_with_many_waiting_requests(gateway: Gateway) -> None:
     """The waiting requests are answered by the same worker once it continues."""
     slow, other = gateway.daemons
     key = gateway.key_for(slow)
@@ -149,7 +149,7 @@ def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) ->
         def all_are_seen() -> bool:
             return sum(future.done() for future in futures) + num_waiting(slow) == len(futures)
 
-        with held(gateway.daemons[slow]):
+        with suspended_engine(gateway.daemons[slow]):
             futures = [threads.submit(gateway.worker_of, key) for _ in range(48)]
             wait_until(lambda: num_waiting(slow) >= 16, 10, gateway.log)
             wait_until(is_left_out, 10, gateway.log)  # it asks every second
@@ -164,12 +164,12 @@ def num_waiting(url: str) -> int:
     return int(get(f"{url}/v1/loads")["loads"][0]["num_waiting_reqs"])
 
 
-def test_haproxy_sends_a_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
+def test_haproxy_sends_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
     """Of eight clients with the slow worker's key, at most three quarters are there at once."""
     slow, other = haproxy.daemons
     key = haproxy.key_for(slow)
     answered = Counter[str]()
-    with ThreadPoolExecutor(8) as threads, slowed(haproxy.daemons[slow]):
+    with ThreadPoolExecutor(8) as threads, slow_engine(haproxy.daemons[slow]):
         crowd = [threads.submit(haproxy.worker_of, key, 32) for _ in range(40)]
         answered = Counter(future.result() for future in crowd)
     print(f"of 40 requests with its key, a slow worker answered {answered[slow]}")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("scale")
 MIB = 1024**2
 
 
-def gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
+def chunk_gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
     """The seconds before each chunk of a streamed answer."""
     start = time.monotonic()
     times = [start]
@@ -37,7 +37,7 @@ def gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-def come_one_by_one(found: list[float]) -> bool:
+def arrive_separately(found: list[float]) -> bool:
     """Whether no chunk waits for many others, and few arrive together."""
     middle = sorted(found)[len(found) // 2]
     are_apart = sum(gap > middle / 10 for gap in found) > len(found) / 2
@@ -46,11 +46,11 @@ def come_one_by_one(found: list[float]) -> bool:
 
 def test_gateways_do_not_buffer_streams(fleet: Fleet) -> None:
     """One of several tries must succeed: on a busy machine chunks may merge anywhere."""
-    gaps(fleet.client(), 8)
-    assert any(come_one_by_one(gaps(fleet.client(), 400)) for _ in range(10))
+    chunk_gaps(fleet.client(), 8)
+    assert any(arrive_separately(chunk_gaps(fleet.client(), 400)) for _ in range(10))
 
 
-def test_disconnect_passes_the_gateway_and_ends_the_request(fleet: Fleet) -> None:
+def test_disconnect_passes_gateway_and_ends_request(fleet: Fleet) -> None:
     stream = fleet.client().chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Go on"}],
@@ -69,8 +69,8 @@ def test_disconnect_passes_the_gateway_and_ends_the_request(fleet: Fleet) -> Non
     wait_until(are_idle, 5, fleet.log)
 
 
-def heavy(num_bytes: int) -> str:
-    """The data URL of a small picture, padded by an ignored chunk of `num_bytes`."""
+def padded_image_url(num_bytes: int) -> str:
+    """The data URL of a small image, padded by an ignored chunk of `num_bytes`."""
     file = io.BytesIO()
     noise(7, (56, 56)).save(file, "PNG")
     png = file.getvalue()
@@ -81,12 +81,12 @@ def heavy(num_bytes: int) -> str:
     return "data:image/png;base64," + base64.b64encode(png[:head] + chunk + png[head:]).decode()
 
 
-def test_body_of_60_megabytes_passes_the_gateway(fleet: Fleet) -> None:
-    picture = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
+def test_body_of_60_megabytes_passes_gateway(fleet: Fleet) -> None:
+    image = {"type": "image_url", "image_url": {"url": padded_image_url(15 * MIB)}}
     question = {"type": "text", "text": "What is this?"}
     answer = fleet.client().chat.completions.create(
         model=MODEL,
-        messages=[{"role": "user", "content": [picture, picture, picture, question]}],  # type: ignore[list-item]
+        messages=[{"role": "user", "content": [image, image, image, question]}],  # type: ignore[list-item]
         max_tokens=2,
     )
     assert answer.usage is not None
@@ -127,7 +127,7 @@ def test_earlier_response_is_unknown_on_another_worker(fleet: Fleet) -> None:
     assert caught.value.code == "previous_response_not_found"
 
 
-def test_stored_response_is_readable_through_the_gateway(
+def test_stored_response_is_readable_through_gateway(
     nginx: Nginx, haproxy: HAProxy, gateway: Gateway
 ) -> None:
     """With its key; the gateway's own store would have none."""

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_replayed_clients_have_the_simulations_prompts_and_hits(tmp_path: Path):
+def test_replayed_clients_have_simulations_prompts_and_hits(tmp_path: Path):
     model = build("qwen2_5_vl", tmp_path / "model")  # has the vocabulary of the measured request
     work = Workload(users=2, turns=3, width=112, height=112, think_seconds=0.3, seconds=6.0)
     known = costs.read(COSTS)

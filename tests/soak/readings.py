@@ -39,7 +39,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def footprint_bytes(self) -> int | None:
-        """Of both processes; of the engine only if the front's is unknown."""
+        """The footprint of both processes; of the engine only if the front's is unknown."""
         if self.engine_footprint_bytes is None:
             return None
         return self.engine_footprint_bytes + (self.front_footprint_bytes or 0)

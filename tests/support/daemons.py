@@ -74,6 +74,10 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         return self.get("/v1/status")[1]
 
+    def num_in_flight(self) -> int:
+        """The number of requests that the front holds."""
+        return int(self.status()["requests"]["in_flight"])
+
     def num_abandoned(self) -> int:
         """Requests so far whose client left before its answer was complete."""
         with self._open("/metrics") as response:

@@ -48,7 +48,7 @@ class Record:
 
 
 def idle_core_seconds() -> float:
-    """Of all cores since the machine started; 0 where the kernel does not say."""
+    """Idle seconds of all cores since the machine started; 0 where the kernel does not say."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     except OSError:
@@ -57,7 +57,7 @@ def idle_core_seconds() -> float:
 
 
 class Measures:
-    """In each process that runs tests: hangs a record on the last report of each."""
+    """Plugin of each process that runs tests: adds a record to each test's last report."""
 
     def __init__(self) -> None:
         self.num_daemons = 0
@@ -85,7 +85,7 @@ class Measures:
 
 
 class Tables:
-    """In the process that hears of all tests: collects the records, and writes what they say."""
+    """Plugin of the process that hears of all tests: collects the records, and writes tables."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -162,7 +162,7 @@ def _sums(name: str, records: list[Record]) -> str:
 
 
 def _grouped(records: list[Record], key: Callable[[Record], str]) -> list[tuple[str, list[Record]]]:
-    """By key, those with the most seconds first."""
+    """Records by key, those with the most seconds first."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[key(record)].append(record)

@@ -31,7 +31,10 @@ def on_threads(
 def wait_for_more(
     num_answered: Callable[[], int], failures: Sized, number: int, seconds: float
 ) -> None:
-    """Until so many more were answered. Fails if that takes longer, or a request has failed."""
+    """Wait until so many more requests were answered.
+
+    Fails if that takes longer, or a request has failed.
+    """
     wanted, deadline = num_answered() + number, time.monotonic() + seconds
     while num_answered() < wanted:
         assert not failures

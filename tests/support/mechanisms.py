@@ -59,7 +59,7 @@ NONE = frozenset({"none"})
 
 
 def mechanisms_of(family: str, columns: Iterable[str] = COLUMNS) -> frozenset[str]:
-    """What a family has in these columns, as `column: value`; KeyError for another column."""
+    """The mechanisms of a family as `column: value`; KeyError for an unknown column."""
     found = mechanisms(family)
     return frozenset(f"{column}: {value}" for column in columns for value in found[column])
 

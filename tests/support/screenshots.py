@@ -25,13 +25,13 @@ def screenshots(
         if turn and turn % _WINDOW_MOVES_EVERY == 0:
             place = _somewhere(random, width - size[0], height - size[1] - 40)
         lines.append(" ".join(random.choice(_WORDS, 8)))
-        picture = wallpaper.copy()
-        draw = ImageDraw.Draw(picture)
+        image = wallpaper.copy()
+        draw = ImageDraw.Draw(image)
         _draw_bar(draw, width, height, turn)
         _draw_window(draw, place, size, lines)
         x, y = _somewhere(random, width, height)
         draw.polygon([(x + right, y + down) for right, down in _ARROW], "white", "black")
-        yield picture
+        yield image
 
 
 def _wallpaper(width: int, height: int) -> Image.Image:

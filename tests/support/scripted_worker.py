@@ -72,7 +72,7 @@ WORDS = frozenset((*_EVENTS, *_DEEDS, *_HANGS))
 
 @dataclass
 class Answer:
-    """To a question: how many tokens each choice has, and how many it gets."""
+    """The answer to a question: how many tokens each choice has, and how many it gets."""
 
     num_choices: int
     limit: int

@@ -131,7 +131,7 @@ def family_of(item: pytest.Item) -> str | None:
 
 
 def choose(names: Sequence[str], columns: Collection[str] | None) -> set[str]:
-    """Of the families `names`, those that a test runs for: by the columns that it names, if any.
+    """The families of `names` that a test runs for: by the columns that it names, if any.
 
     A test with a list of its own keeps every mechanism that its families have.
     """

@@ -30,7 +30,7 @@ def encode(
     rotation: int = 0,
     options: dict[str, str] | None = None,
 ) -> bytes:
-    """Pillow pictures as a video; frame i is shown at `times_ms[i]`, or at `fps` a second.
+    """Pillow images as a video; frame i is shown at `times_ms[i]`, or at `fps` a second.
 
     `rotation` is what a player shall turn it by, in degrees counterclockwise.
     """
@@ -44,8 +44,8 @@ def encode(
             stream.time_base = stream.codec_context.time_base = MILLISECOND
         if rotation:
             stream.set_display_rotation(rotation)
-        for number, picture in enumerate(frames):
-            frame = av.VideoFrame.from_image(picture)
+        for number, image in enumerate(frames):
+            frame = av.VideoFrame.from_image(image)
             frame.pts = number if times_ms is None else times_ms[number]
             frame.time_base = Fraction(1, fps) if times_ms is None else MILLISECOND
             output.mux(stream.encode(frame))
@@ -92,9 +92,9 @@ def moving(
             x = radius + at * (width - 2 * radius)
         else:
             y = radius + at * (height - 2 * radius)
-        picture = PillowImage.new("RGB", size, "white")
-        ImageDraw.Draw(picture).ellipse((x - radius, y - radius, x + radius, y + radius), "red")
-        frames.append(picture)
+        image = PillowImage.new("RGB", size, "white")
+        ImageDraw.Draw(image).ellipse((x - radius, y - radius, x + radius, y + radius), "red")
+        frames.append(image)
     return frames
 
 

@@ -23,7 +23,7 @@ def few_of(values: Iterable[Any], few: Collection[Any]) -> list[Any]:
 
 
 def examples(count: int) -> int:
-    """How many examples of a property to draw: `count` in the whole run, else a quarter of it.
+    """The number of examples of a property: `count` in the whole run, else a quarter of it.
 
     For `hypothesis.settings` of a property that is not content with 100.
     """

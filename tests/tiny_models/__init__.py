@@ -76,7 +76,7 @@ FAMILIES: tuple[str, ...] = tuple(_SHAPES["tiny"])
 
 
 def definition(family: str, shape: str = "tiny") -> Family:
-    """What `make` makes of `family`; KeyError for a stranger."""
+    """The checkpoint that `make` builds for `family`; KeyError for an unknown family."""
     return _SHAPES[shape][family]
 
 

@@ -36,7 +36,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Family:
-    """How to make a family's checkpoint from the vocabulary that its `specials` give."""
+    """The recipe of a family's checkpoint from the vocabulary that its `specials` give."""
 
     specials: tuple[str, ...]
     describe: Callable[[Vocabulary], Checkpoint]

@@ -1,4 +1,4 @@
-"""dots.ocr: rows of patches with a grid per picture, and a plain text decoder."""
+"""dots.ocr: rows of patches with a grid per image, and a plain text decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FastVLM: one id below 0 for a picture, in the place of which its features stand.
+"""FastVLM: one id below 0 for an image, in the place of which its features stand.
 
 The sizes of its vision tower stand in mlx-vlm's code: where this module is imported, they are
 smaller.

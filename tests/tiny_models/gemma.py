@@ -1,4 +1,4 @@
-"""Gemma 3: square pictures of one size, sliding windows in every layer but each third."""
+"""Gemma 3: square images of one size, sliding windows in every layer but each third."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Gemma 4: a picture's tokens see each other, so its prompts are not cut before their end.
+"""Gemma 4: an image's tokens see each other, so its prompts are not cut before their end.
 
-Pictures of any shape within a budget; windows in two of three layers, inputs for each layer of
+Images of any shape within a budget; windows in two of three layers, inputs for each layer of
 its own, and last layers that use the keys and values of earlier ones.
 """
 

@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM: a picture is cut into tiles, and a small copy of it comes last."""
+"""Idefics 3 and SmolVLM: an image is cut into tiles, and a small copy of it comes last."""
 
 from __future__ import annotations
 

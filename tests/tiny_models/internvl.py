@@ -1,4 +1,4 @@
-"""InternVL: a picture is cut into tiles of one size after its shape, then a small copy follows."""
+"""InternVL: an image is cut into tiles of one size after its shape, then a small copy follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kimi-VL: patches at the picture's own size, latent attention, and experts."""
+"""Kimi-VL: patches at the image's own size, latent attention, and experts."""
 
 from __future__ import annotations
 

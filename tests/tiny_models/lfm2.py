@@ -1,4 +1,4 @@
-"""LFM2-VL: short convolutions among the attention layers; a large picture becomes tiles."""
+"""LFM2-VL: short convolutions among the attention layers; a large image becomes tiles."""
 
 from __future__ import annotations
 

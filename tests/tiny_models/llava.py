@@ -1,4 +1,4 @@
-"""LLaVA 1.5: square pictures of one size through CLIP, all of a message's before its text."""
+"""LLaVA 1.5: square images of one size through CLIP, all of a message's before its text."""
 
 from __future__ import annotations
 

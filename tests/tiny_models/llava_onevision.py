@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: a whole picture, then tiles of it, each row of which ends with a newline."""
+"""LLaVA-OneVision: a whole image, then tiles of it, each row of which ends with a newline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: pictures of any size, padded to the largest; rows end in a break token."""
+"""Pixtral and Mistral 3: images of any size, padded to the largest; rows end in a break token."""
 
 from __future__ import annotations
 

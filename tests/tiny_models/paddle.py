@@ -1,4 +1,4 @@
-"""PaddleOCR-VL: rows of patches with a grid per picture; M-RoPE over each whole head."""
+"""PaddleOCR-VL: rows of patches with a grid per image; M-RoPE over each whole head."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _qwen2_5_vl(vocabulary: Vocabulary) -> Checkpoint:
 
 
 def _qwen2_5_vl_mid(vocabulary: Vocabulary) -> Checkpoint:
-    """36 M parameters: large enough that what a picture costs can be measured on a CPU."""
+    """36 M parameters: large enough that what an image costs can be measured on a CPU."""
     text = _text(
         hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8
     )

@@ -35,7 +35,7 @@ How many buttons are on the screen? There are three of them, and the second one 
 system user assistant model System User Assistant Step Picture Describe image text
 Click the button in the window, then wait until the page has changed. Read the number.
 """
-NEWLINES = "\n\n"  # one token, as in real vocabularies: text next to a picture may join it
+NEWLINES = "\n\n"  # one token, as in real vocabularies: text next to an image may join it
 
 
 @dataclass(frozen=True)

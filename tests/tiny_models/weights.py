@@ -1,6 +1,6 @@
 """Random weights for an mlx-vlm model, in its own parameter names, scaled so that it is lively.
 
-Lively: greedy tokens vary along a reply and depend on the picture.
+Lively: greedy tokens vary along a reply and depend on the image.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Style:
-    """What of a family's code decides how its weights are drawn.
+    """The part of a family's code that determines its random weights.
 
     `tied_head`: the head is the embedding, so the last norm carries the head's gain.
     `norm_offset`: what its norms add to their weights (Gemma's: 1).

@@ -1,4 +1,4 @@
-"""README's tree stands in the order of import-linter's layers; names of tests begin with nouns."""
+"""README's tree stands in the order of import-linter's layers; test names have noun subjects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_ARTICLES = re.compile(r"_(a|an|the)(?=_)")
 _PRONOUNS = re.compile(
     r"test_(it|its|one|who|what|nobody|nothing|everybody|there|they|those|these|only|that|another"
     r"|each|none|neither|others?)_|_(who|what)(_|$)"
@@ -25,12 +26,13 @@ def test_readme_tree_is_in_import_order() -> None:
     assert names == sorted(names, key=rank_of.__getitem__)
 
 
-def test_test_names_have_nouns_as_subjects() -> None:
+def test_test_names_have_noun_subjects_and_no_articles() -> None:
     names = [
         f"{path.relative_to(ROOT)}::{node.name}"
-        for path in (ROOT / "tests").rglob("test_*.py")
+        for path in (ROOT / "tests").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if node.name.startswith("test_") and _PRONOUNS.search(node.name)
+        if node.name.startswith("test_")
+        if _PRONOUNS.search(node.name) or _ARTICLES.search(node.name)
     ]
     assert names == []

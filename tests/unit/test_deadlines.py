@@ -41,7 +41,7 @@ def test_earliest_missed_deadline_is_named() -> None:
     assert code(RequestDeadlines(ALL, 0.0), 99.0) == "queue_timeout"
 
 
-def test_first_token_also_ends_the_queue_deadline() -> None:
+def test_first_token_also_ends_queue_deadline() -> None:
     deadlines = RequestDeadlines(ALL, 0.0)
     deadlines.record_token(0.9)
     assert deadlines.next_at == pytest.approx(1.4)

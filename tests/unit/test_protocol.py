@@ -217,7 +217,7 @@ def test_frame_length_is_four_bytes_big_endian() -> None:
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
 
 
-def test_frame_holds_picture_of_64_mib() -> None:
+def test_frame_holds_image_of_64_mib() -> None:
     command = submit(data=bytes(range(256)) * (64 * 4096))  # 64 MiB
     body = body_of(command)
     assert len(body) < protocol.MAX_MESSAGE_BYTES

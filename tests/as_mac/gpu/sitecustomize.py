@@ -51,7 +51,7 @@ def _at(point: str, call: Callable[..., Any], spoil: Callable[[Any], Any]) -> Ca
 
 
 def _wanted(point: str) -> str | None:
-    """What is to happen at `point`, once."""
+    """The failure to happen at `point`, once."""
     file = Path(os.environ.get("AS_MAC_FAULT", "/nowhere"))
     try:
         wanted, kind = file.read_text().split()

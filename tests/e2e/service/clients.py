@@ -31,7 +31,7 @@ class Record:
 
 
 @contextmanager
-def asking(port: int) -> Iterator[Record]:
+def asking_clients(port: int) -> Iterator[Record]:
     """Four clients that ask continuously: two stream, two keep their connections."""
     record = Record()
     clients = [

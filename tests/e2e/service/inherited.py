@@ -48,7 +48,7 @@ class Keeper:
             wait_for(daemon, "Ready: ")
             yield daemon
         finally:
-            end(daemon)
+            terminate(daemon)
 
     @contextmanager
     def running_at_end(self) -> Iterator[Callable[[], None]]:
@@ -58,7 +58,7 @@ class Keeper:
             yield lambda: daemons.append(self.start())
         finally:
             for daemon in daemons:
-                end(daemon)
+                terminate(daemon)
 
     @contextmanager
     def activated(self, tool: str) -> Iterator[Daemon]:
@@ -69,7 +69,7 @@ class Keeper:
             wait_for(daemon, "Listening on")
             yield daemon
         finally:
-            end(daemon)
+            terminate(daemon)
 
     def close(self) -> None:
         self.socket.close()
@@ -92,7 +92,7 @@ def _passed_on() -> list[str]:
     return [f"--setenv={name}" for name in names if name in os.environ]
 
 
-def end(daemon: Daemon) -> None:
+def terminate(daemon: Daemon) -> None:
     daemon.process.send_signal(signal.SIGTERM)
     try:
         daemon.process.wait(40)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.service.clients import asking
+from tests.e2e.service.clients import asking_clients
 from tests.e2e.service.inherited import Keeper, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -28,7 +28,7 @@ def test_restart_under_load_fails_no_request(keeper: Keeper) -> None:
     """Like `systemctl restart`: SIGTERM, then another process for the same socket."""
     first = keeper.start()
     wait_for(first, "Ready: ")
-    with keeper.running_at_end() as start, asking(keeper.port) as record:
+    with keeper.running_at_end() as start, asking_clients(keeper.port) as record:
         record.wait_for_more()
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(30) == 0
@@ -37,8 +37,8 @@ def test_restart_under_load_fails_no_request(keeper: Keeper) -> None:
     assert record.failures == []
 
 
-def test_sighup_restarts_the_same_process_without_failures(keeper: Keeper) -> None:
-    with keeper.running("--reload") as daemon, asking(keeper.port) as record:
+def test_sighup_restarts_process_without_failures(keeper: Keeper) -> None:
+    with keeper.running("--reload") as daemon, asking_clients(keeper.port) as record:
         record.wait_for_more()
         engine = daemon.engine_pid()
         daemon.process.send_signal(signal.SIGHUP)
@@ -66,7 +66,7 @@ def test_changed_settings_restart_and_wrong_ones_are_refused(
         assert "starting again: the settings have changed" in daemon.log.read_text()
 
 
-def test_inherited_public_socket_needs_a_key(tmp_path: Path) -> None:
+def test_inherited_public_socket_needs_key(tmp_path: Path) -> None:
     """An inherited address is checked like one from the settings."""
     keeper = Keeper(tmp_path, host="0.0.0.0")
     daemon = keeper.start("--port", "1")

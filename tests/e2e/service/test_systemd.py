@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.service.clients import asking
+from tests.e2e.service.clients import asking_clients
 from tests.e2e.service.systemd_home import SystemdHome, missing, systemd_home
 from tests.support.daemons import free_port, wait_until
 
@@ -28,13 +28,13 @@ def home(tmp_path: Path) -> Iterator[SystemdHome]:
         yield made
 
 
-def done(result: subprocess.CompletedProcess[str], code: int = 0) -> str:
+def run_service(result: subprocess.CompletedProcess[str], code: int = 0) -> str:
     assert result.returncode == code, result.stdout + result.stderr
     return result.stdout
 
 
 def status(home: SystemdHome, code: int = 0) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(done(home.service("status", "--json"), code))
+    shown: dict[str, Any] = json.loads(run_service(home.service("status", "--json"), code))
     return shown
 
 
@@ -42,20 +42,20 @@ def test_service_is_installed_restarted_and_removed(home: SystemdHome) -> None:
     port = free_port()
     config = home.home / "my.toml"
     config.write_text(f"[server]\nport = {port}\n")
-    installed = done(home.service("install", "--config", str(config)))
+    installed = run_service(home.service("install", "--config", str(config)))
     assert "answered 'circle'" in installed.lower()
     shown = status(home)
     assert (shown["state"], shown["health"]) == ("running", "ready")
     assert shown["address"] == f"http://127.0.0.1:{port}/v1"
-    assert "Ready: demo" in done(home.service("logs", "-n", "100"))
+    assert "Ready: demo" in run_service(home.service("logs", "-n", "100"))
 
-    with asking(port) as record:
+    with asking_clients(port) as record:
         record.wait_for_more()
-        done(home.service("restart"))
+        run_service(home.service("restart"))
         record.wait_for_more()
         restarted = status(home)
         config.write_text(f"[server]\nport = {port}\nmodel_aliases = ['other']\n")
-        done(home.run("systemctl", "--user", "reload", "vlm-server.service"))
+        run_service(home.run("systemctl", "--user", "reload", "vlm-server.service"))
         log = home.home / "systemd.log"
         wait_until(lambda: log_of(home).count("Ready: demo") == 3, 120, log)
         record.wait_for_more()
@@ -63,9 +63,9 @@ def test_service_is_installed_restarted_and_removed(home: SystemdHome) -> None:
     assert restarted["pid"] != shown["pid"]
     assert status(home)["pid"] == restarted["pid"], "a reload keeps the process"
 
-    done(home.service("uninstall"))
+    run_service(home.service("uninstall"))
     assert [path for path in home.units.rglob("*") if not path.is_dir()] == []
-    done(home.service("status"), 4)
+    run_service(home.service("status"), 4)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
 
@@ -83,15 +83,15 @@ def test_service_that_does_not_answer_is_not_installed(home: SystemdHome) -> Non
     assert "Nothing was installed." in refused.stderr
     assert "The last lines of its log:" in refused.stderr
     assert "can't be loaded" in refused.stderr
-    done(home.service("status"), 4)
+    run_service(home.service("status"), 4)
 
-    done(home.service("install", "--set", f"server.port={port}"))
+    run_service(home.service("install", "--set", f"server.port={port}"))
     refused = home.service("install", *wrong)
     assert refused.returncode == 1
     assert "The service that was installed before runs again." in refused.stderr
     assert status_once_ready(home)["address"] == f"http://127.0.0.1:{port}/v1"
 
-    done(home.service("install", "--no-wait", *wrong))
+    run_service(home.service("install", "--no-wait", *wrong))
     state = ("systemctl", "--user", "is-active", "vlm-server.service", "vlm-server.socket")
     log = home.home / "systemd.log"
     wait_until(lambda: home.run(*state).stdout.split() == ["failed", "inactive"], 90, log)
@@ -120,14 +120,14 @@ def test_concurrent_installs_exclude_each_other_and_crashes_restart(home: System
         assert waiting.recv(15) == b"HTTP/1.1 200 OK"
     assert status_once_ready(home)["pid"] != before["pid"]
     assert "started again 1 times" in status(home)["last_exit"]
-    done(home.service("stop"))
+    run_service(home.service("stop"))
     assert status(home, 3)["state"] == "stopped"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
 
 
 def log_of(home: SystemdHome) -> str:
-    return done(home.service("logs", "-n", "1000"))
+    return run_service(home.service("logs", "-n", "1000"))
 
 
 def status_once_ready(home: SystemdHome) -> dict[str, Any]:

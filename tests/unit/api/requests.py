@@ -10,6 +10,11 @@ ROUTE = "/v1/chat/completions"
 PNG_URL = data_url(image_file("PNG"))
 
 
+def bearer(key: str) -> dict[str, str]:
+    """The headers of a client with this key."""
+    return {"authorization": f"Bearer {key}"}
+
+
 def user(*content: dict[str, Any] | str) -> dict[str, Any]:
     if len(content) == 1 and isinstance(content[0], str):
         return {"role": "user", "content": content[0]}
@@ -20,7 +25,7 @@ def text(words: str = "What is this?") -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def picture(url: str = PNG_URL) -> dict[str, Any]:
+def image_part(url: str = PNG_URL) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -67,6 +67,11 @@ def ended(reason: FinishReason = "stop", choice: int = 0) -> Step:
     return lambda request_id: Tokens((Delta(request_id, "", (), choice, reason),))
 
 
+def ends_with(piece: str) -> Step:
+    """The last delta of the only choice, with text."""
+    return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
+
+
 def finished(usage: Usage | None = None, *, is_aborted: bool = False) -> Step:
     return lambda request_id: Finished(request_id, usage or Usage(7, 2, 3), is_aborted)
 

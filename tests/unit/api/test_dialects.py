@@ -15,7 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import assistant, called, chat, result, tool, user
-from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, thinks
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    ended,
+    ends_with,
+    failed,
+    finished,
+    thinks,
+)
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.dialects.ollama import model_fields
 from vlm_server.api.http import access_log
@@ -26,12 +33,10 @@ from vlm_server.api.parsing.ignored_fields import MAX_NAMES
 from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
-    Delta,
     Finished,
     ImageUse,
     ModelFacts,
     Submit,
-    Tokens,
     Usage,
     VideoUse,
 )
@@ -69,7 +74,7 @@ def error_of(answer: httpx.Response) -> Any:
     return answer.json()["error"]
 
 
-# ---- sizes of pictures -----------------------------------------------------------------
+# ---- sizes of images -----------------------------------------------------------------
 
 
 def usage_in(route: str, answer_text: str, *, stream: bool) -> Any:
@@ -205,7 +210,7 @@ ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES, "/v1/tokeniz
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/show"])
-async def test_lone_surrogate_in_a_model_name_is_refused(connect: Connect, route: str) -> None:
+async def test_lone_surrogate_in_model_name_is_refused(connect: Connect, route: str) -> None:
     client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
     answer = await send(client, route, model="gpt-\ud800")
     assert answer.status_code == 400, answer.text
@@ -241,7 +246,7 @@ async def test_silent_stream_of_every_dialect_has_keep_alives(
     connect: Connect, engine: ScriptedEngine, route: str
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.02)))
-    engine.script = (says("One"), prefill := asyncio.Event(), last(" two."), finished())
+    engine.script = (says("One"), prefill := asyncio.Event(), ends_with(" two."), finished())
     asyncio.get_running_loop().call_later(0.3, prefill.set)
     answer = await send(client, route, stream=True)
     before, _, after = answer.text.partition(" two.")
@@ -261,7 +266,7 @@ async def test_empty_chunk_keepalives_satisfy_strict_readers(
     if not is_set:
         client.headers["x-vlm-keepalive"] = "empty_chunk"
     pauses = [asyncio.Event() for _ in range(3)]
-    engine.script = (pauses[0], says("One"), pauses[1], last(" two."), pauses[2], finished())
+    engine.script = (pauses[0], says("One"), pauses[1], ends_with(" two."), pauses[2], finished())
     asking = asyncio.create_task(send(client, route, stream=True))
     for pause in pauses:
         await engine.waiting.wait()
@@ -314,10 +319,6 @@ SIGNS_OF_LIFE = (
 # ---- streams that fail -----------------------------------------------------------------
 
 
-def last(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
-
-
 def data(answer: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream, in order."""
     lines = answer.text.splitlines()
@@ -326,10 +327,10 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_failed_stream_keeps_its_text_before_the_error(
+async def test_failed_stream_keeps_its_text_before_error(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
-    engine.script = (says("One, "), last("two."), failed("engine_died", "It died."))
+    engine.script = (says("One, "), ends_with("two."), failed("engine_died", "It died."))
     answer = await send(client, route, stream=True)
     assert answer.status_code == 200
     assert "two." in answer.text
@@ -338,10 +339,10 @@ async def test_failed_stream_keeps_its_text_before_the_error(
     assert not any("error" in event for event in events)
 
 
-async def test_events_before_a_stream_error_are_in_order(
+async def test_events_before_stream_error_are_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    engine.script = (thinks("Hm."), last("two."), failed("engine_died", "It died."))
+    engine.script = (thinks("Hm."), ends_with("two."), failed("engine_died", "It died."))
     kinds = [event["type"] for event in data(await send(client, MESSAGES, stream=True))]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     thought = [*block[:2], "content_block_delta", block[2]]  # and its signature
@@ -374,7 +375,7 @@ async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     "route", ["/v1/completions", "/v1/tokenize", "/v1/detokenize", CHAT, RESPONSES]
 )
-async def test_unknown_fields_follow_the_setting(connect: Connect, route: str) -> None:
+async def test_unknown_fields_follow_setting(connect: Connect, route: str) -> None:
     own = {"tokens": [1], "prompt": ..., "messages": ...} if "detokenize" in route else {}
     request = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
     request = {name: value for name, value in {**request, **own}.items() if value is not ...}
@@ -399,7 +400,7 @@ async def test_unknown_fields_follow_the_setting(connect: Connect, route: str) -
         (OLLAMA, {"format": "json"}, "messages"),
     ],
 )
-async def test_continued_answer_cannot_have_a_grammar(
+async def test_continued_answer_cannot_have_grammar(
     client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str
 ) -> None:
     begun = {"messages": BEGUN} | ({"continue_final_message": True} if route == CHAT else {})
@@ -427,7 +428,7 @@ async def test_continued_answer_cannot_have_a_grammar(
         ),
     ],
 )
-async def test_required_calls_drop_the_schema_in_every_dialect(
+async def test_required_calls_drop_schema_in_every_dialect(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     route: str,
@@ -445,7 +446,7 @@ async def test_required_calls_drop_the_schema_in_every_dialect(
 
 @pytest.mark.parametrize("kind", ["enabled", "disabled", "adaptive"])
 @pytest.mark.parametrize("budget", [None, 0, 50])
-async def test_reasoning_fields_mean_the_same_in_every_dialect(
+async def test_reasoning_fields_are_equivalent_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, kind: str, budget: int | None
 ) -> None:
     wanted = {"type": kind} if budget is None or kind == "disabled" else {
@@ -476,7 +477,7 @@ class Thought:
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
-async def test_reasoning_effort_means_the_same_in_every_dialect(
+async def test_reasoning_effort_is_equivalent_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, effort: str
 ) -> None:
     await send(client, CHAT, reasoning_effort=effort)
@@ -534,7 +535,7 @@ async def test_model_without_reasoning_reports_reasoning_fields(
 # ---- histories that were cut off -------------------------------------------------------
 
 
-async def test_every_dialect_accepts_a_result_without_its_call(
+async def test_every_dialect_accepts_result_without_its_call(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     block = {"type": "tool_result", "tool_use_id": "lost", "content": "x"}

@@ -61,7 +61,7 @@ def test_every_status_reading_is_documented() -> None:
 ROW = re.compile(r"^\| `(?P<name>\w+)(\{(?P<labels>[\w,]+)\})?` \| (?P<type>\w+) \|", re.MULTILINE)
 
 
-async def test_documented_metrics_and_labels_equal_the_scrape(
+async def test_documented_metrics_and_labels_equal_scrape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     families = text_string_to_metric_families(await full_scrape(client, engine))

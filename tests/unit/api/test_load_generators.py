@@ -1,4 +1,4 @@
-"""Recorded requests of guidellm and aiperf with pictures, and the figures they read in answers.
+"""Recorded requests of guidellm and aiperf with images, and the figures they read in answers.
 
 Both are run by hand: docs/performance.md has the command lines."""
 
@@ -63,7 +63,7 @@ def usage_of(event: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-async def test_load_generator_gets_a_chunk_per_token_and_usage(
+async def test_load_generator_gets_chunk_per_token_and_usage(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]
@@ -82,7 +82,7 @@ async def test_load_generator_gets_a_chunk_per_token_and_usage(
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
-async def test_load_generator_fields_reach_the_engine(
+async def test_load_generator_fields_reach_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]

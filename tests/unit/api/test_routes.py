@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect
-from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server import __version__
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
@@ -23,7 +24,7 @@ async def test_model_list_and_model_are_equal(client: httpx.AsyncClient) -> None
     assert (await client.get("/v1/models/default")).json() == model
 
 
-async def test_model_name_may_contain_a_slash(
+async def test_model_name_may_contain_slash(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, model_name="org/model-3b")
@@ -53,7 +54,7 @@ FACTS = ModelFacts(
 )
 
 
-async def test_model_route_shows_the_models_facts(
+async def test_model_route_shows_models_facts(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
@@ -81,9 +82,7 @@ async def test_model_route_shows_the_models_facts(
     }
 
 
-async def test_image_limits_follow_the_pixel_setting(
-    connect: Connect, engine: ScriptedEngine
-) -> None:
+async def test_image_limits_follow_pixel_setting(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect(Settings(image=ImageSettings(max_pixels=500_000)))
     engine.status = replace(engine.status, model_facts=FACTS)
     limits = (await client.get("/v1/models/demo")).json()["image_limits"]
@@ -134,7 +133,7 @@ async def test_health_probes_need_no_key_and_follow_readiness(
     assert (await client.get(route)).status_code == 503
 
 
-async def test_model_route_of_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
+async def test_model_route_of_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/models/gpt-4o")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
@@ -147,12 +146,12 @@ async def test_health_routes_report_live_and_ready(client: httpx.AsyncClient) ->
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "progress": None})
 
 
-async def test_version_route_reports_the_version(client: httpx.AsyncClient) -> None:
+async def test_version_route_reports_version(client: httpx.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": __version__}
 
 
 @pytest.mark.parametrize("path", ["", "/conv_1", "/conv_1/items"])
-async def test_conversations_routes_are_501_with_the_alternative(
+async def test_conversations_routes_are_501_with_alternative(
     client: httpx.AsyncClient, path: str
 ) -> None:
     answer = await client.post(f"/v1/conversations{path}", json={})
@@ -186,49 +185,57 @@ async def test_restarting_engine_is_not_ready_but_live(
     assert engine.submitted == []
 
 
-async def test_status_reports_every_figure(
+STATS = Stats(
+    {"prefill": 3, "decode": 4},
+    10,
+    {"runner": 10},
+    MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5),
+    5000,
+    7000,
+    600,
+    (CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4),),
+    {"encoder": 5},
+    70,
+    8,
+    90,
+    9,
+    max_num_seqs=12,
+)
+
+
+async def status_of(client: httpx.AsyncClient, engine: ScriptedEngine) -> dict[str, Any]:
+    """The status route's answer for an engine with `STATS`."""
+    engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
+    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
+    body: dict[str, Any] = (await client.get("/v1/status")).json()
+    return body
+
+
+async def test_status_reports_requests_and_limits_of_front(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
-    memory = MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5)
-    stats = Stats(
-        {"prefill": 3, "decode": 4},
-        10,
-        {"runner": 10},
-        memory,
-        5000,
-        7000,
-        600,
-        (cache,),
-        {"encoder": 5},
-        70,
-        8,
-        90,
-        9,
-        max_num_seqs=12,
-    )
-    engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
-    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
-    body = (await client.get("/v1/status")).json()
-    limit = body["requests"].pop("waiting_bytes_limit")
-    assert limit >= 4 * Settings().limits.max_body_bytes
-    assert body["requests"] == {"in_flight": 0, "limit": 64, "waiting_bytes": 0, "list": []}
-    assert body["engine"]["stats"] == {
+    requests = (await status_of(client, engine))["requests"]
+    assert requests.pop("waiting_bytes_limit") >= 4 * Settings().limits.max_body_bytes
+    assert requests == {"in_flight": 0, "limit": 64, "waiting_bytes": 0, "list": []}
+
+
+async def test_status_reports_engine_process_and_quarantine(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    reported = (await status_of(client, engine))["engine"]
+    assert reported["quarantine"] == {"shapes": 8, "refusals": 9}
+    assert (reported["pid"], reported["restarts"]) == (77, 2)
+
+
+async def test_status_reports_engine_requests_tokens_and_work(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    stats = (await status_of(client, engine))["engine"]["stats"]
+    del stats["memory"], stats["caches"]  # see below
+    assert stats == {
         "requests": {"prefill": 3, "decode": 4},
         "tracked": 10,
         "tracked_by": {"runner": 10},
-        "memory": {
-            "active_bytes": 100,
-            "pool_bytes": 200,
-            "peak_bytes": 300,
-            "limit_bytes": 400,
-            "baseline_bytes": 50,
-            "footprint_bytes": 600,
-            "device_used_bytes": 700,
-            "decisions": {"clear_idle": 7},
-            "clear_seconds": 0.5,
-            "reserved_bytes": 0,
-        },
         "generated_tokens": 5000,
         "prompt_tokens": 7000,
         "cached_tokens": 600,
@@ -241,25 +248,45 @@ async def test_status_reports_every_figure(
         "media_items": 90,
         "cached_media_items": 9,
         "at_work": {"encoder": 5},
-        "caches": [
-            {
-                "name": "prefix",
-                "entries": 1,
-                "size_bytes": 10,
-                "pinned_bytes": 5,
-                "limit_bytes": 50,
-                "hits": 2,
-                "misses": 3,
-                "evictions": 4,
-                "damaged": 0,
-            }
-        ],
     }
-    assert body["engine"]["quarantine"] == {"shapes": 8, "refusals": 9}
-    assert (body["engine"]["pid"], body["engine"]["restarts"]) == (77, 2)
 
 
-async def test_text_page_contains_a_curl_request(client: httpx.AsyncClient) -> None:
+async def test_status_reports_device_memory_and_governor_decisions(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    assert (await status_of(client, engine))["engine"]["stats"]["memory"] == {
+        "active_bytes": 100,
+        "pool_bytes": 200,
+        "peak_bytes": 300,
+        "limit_bytes": 400,
+        "baseline_bytes": 50,
+        "footprint_bytes": 600,
+        "device_used_bytes": 700,
+        "decisions": {"clear_idle": 7},
+        "clear_seconds": 0.5,
+        "reserved_bytes": 0,
+    }
+
+
+async def test_status_reports_size_and_hits_of_each_cache(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    assert (await status_of(client, engine))["engine"]["stats"]["caches"] == [
+        {
+            "name": "prefix",
+            "entries": 1,
+            "size_bytes": 10,
+            "pinned_bytes": 5,
+            "limit_bytes": 50,
+            "hits": 2,
+            "misses": 3,
+            "evictions": 4,
+            "damaged": 0,
+        }
+    ]
+
+
+async def test_text_page_contains_curl_request(client: httpx.AsyncClient) -> None:
     answer = await client.get("/")
     assert answer.headers["content-type"].startswith("text/plain")
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in answer.text
@@ -287,7 +314,7 @@ async def test_unknown_routes_are_404_in_openais_shape(
         ("/v1/complete", "`POST /v1/completions`"),
     ],
 )
-async def test_unknown_path_error_names_the_nearest_route(
+async def test_unknown_path_error_names_nearest_route(
     client: httpx.AsyncClient, path: str, nearest: str
 ) -> None:
     message = (await client.get(path)).json()["error"]["message"]
@@ -301,7 +328,7 @@ async def test_unknown_path_error_suggests_no_unrelated_route(
     assert "Do you mean" not in (await client.get(path)).text
 
 
-async def test_wrong_method_error_names_the_methods(client: httpx.AsyncClient) -> None:
+async def test_wrong_method_error_names_methods(client: httpx.AsyncClient) -> None:
     answer = await client.get(ROUTE)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert "GET is not allowed on this route, which takes POST." in answer.text
@@ -314,7 +341,7 @@ async def test_unknown_path_error_is_short_and_printable(client: httpx.AsyncClie
     assert "Do you mean" not in message
 
 
-async def test_foreign_host_error_names_the_setting(client: httpx.AsyncClient) -> None:
+async def test_foreign_host_error_names_setting(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", headers={"Host": "host.docker.internal:8000"})
     assert answer.status_code == 403
     message = answer.json()["error"]["message"]
@@ -344,7 +371,7 @@ async def test_request_is_logged_in_one_line_without_payload(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "vlm_server.api"):
-        answer = await client.post(ROUTE, json=chat(user(text("swordfish"), picture())))
+        answer = await client.post(ROUTE, json=chat(user(text("swordfish"), image_part())))
         await client.get("/nowhere/swordfish%0aforged")
         for path in ("/health/live", "/metrics", "/v1/status"):
             await client.get(path)

@@ -125,13 +125,13 @@ class EveryCache:
         cache.check_integrity()
         assert cache.stats().size_bytes == LIMIT_BYTES
 
-    def test_entry_above_the_limit_evicts_nothing(self, cache: Adapter) -> None:
+    def test_entry_above_limit_evicts_nothing(self, cache: Adapter) -> None:
         cache.put(1)
         cache.put(2, LIMIT_BYTES + 1)
         assert (cache.stored, cache.stats().evictions) == ({1}, 0)
         check(cache)
 
-    def test_entry_of_exactly_the_limit_is_stored(self, cache: Adapter) -> None:
+    def test_entry_of_exactly_limit_is_stored(self, cache: Adapter) -> None:
         cache.put(1)
         cache.put(2, LIMIT_BYTES)
         assert cache.stored == {2}
@@ -143,7 +143,7 @@ class EveryCache:
         assert (cache.stats().hits, cache.stats().misses) == (3, 2)
         check(cache)
 
-    def test_evict_returns_the_evicted_bytes(self, cache: Adapter) -> None:
+    def test_evict_returns_number_of_evicted_bytes(self, cache: Adapter) -> None:
         for number in (1, 2, 3):
             cache.put(number)
         assert cache.evict(0) == 0
@@ -202,7 +202,7 @@ class HoldingCache(EveryCache):
             check(cache)
         assert cache.evict(LIMIT_BYTES) == ENTRY_BYTES
 
-    def test_entry_without_room_beside_held_ones_evicts_nothing(
+    def test_entry_without_room_next_to_held_ones_evicts_nothing(
         self, cache: HoldingAdapter
     ) -> None:
         for number in (1, 2, 3):
@@ -215,7 +215,7 @@ class HoldingCache(EveryCache):
             assert (cache.stored, cache.stats().evictions) == ({1, 2, 3}, 0)
         check(cache)
 
-    def test_second_release_of_a_hold_raises(self, cache: HoldingAdapter) -> None:
+    def test_second_release_of_hold_raises(self, cache: HoldingAdapter) -> None:
         cache.put(1)
         one, other = cache.hold(1), cache.hold(1)
         one.release()
@@ -225,7 +225,7 @@ class HoldingCache(EveryCache):
         other.release()
         check(cache)
 
-    def test_hold_of_a_missing_entry_counts_as_reference(self, cache: HoldingAdapter) -> None:
+    def test_hold_of_missing_entry_counts_as_reference(self, cache: HoldingAdapter) -> None:
         hold = cache.hold(1)
         assert (cache.num_references, cache.stats().pinned_bytes) == (1, 0)
         hold.release()

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def eager_switches() -> Iterator[None]:
-    """Threads switch as often as they can."""
+    """Thread switches as often as Python can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -77,7 +77,7 @@ def parts_in(match: PrefixMatch[FakeSegment, FakeSnapshot]) -> Parts:
 
 
 class LoadedSource(FakeSource):
-    """What a disk had of all of its prompt."""
+    """A source read from disk, with every part of its prompt."""
 
     @property
     def length(self) -> int:

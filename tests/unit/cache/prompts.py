@@ -5,7 +5,9 @@ An item is a token id, or a media span: key, length and the id that all its toke
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
+from weakref import WeakSet
 
 import numpy as np
 
@@ -15,6 +17,26 @@ Item = int | tuple[str, int, int]
 Part = int | tuple[str, int, int]
 """What a position is: a token id, or key, index and length of a media span."""
 Parts = tuple[Part, ...]
+
+
+class CountedSalts:
+    """Makes salts, and counts those that anything still refers to."""
+
+    class _Salt(str):
+        """A string that can be referred to weakly."""
+
+    def __init__(self) -> None:
+        self._salts: WeakSet[CountedSalts._Salt] = WeakSet()
+
+    def new(self, name: str) -> str:
+        salt = self._Salt(name)
+        self._salts.add(salt)
+        return salt
+
+    @property
+    def num_alive(self) -> int:
+        gc.collect()
+        return len(self._salts)
 
 
 def prompt_of(items: Iterable[Item]) -> PromptKey:
@@ -44,6 +66,6 @@ def is_boundary(parts: Parts, position: int) -> bool:
 
 
 def num_common(one: Parts, other: Parts, limit: int) -> int:
-    """How many positions both begin with, of `limit` at most; never part of a span."""
+    """The length of the common prefix, `limit` at most; it never ends within a span."""
     longest = min(len(one), len(other), limit)
     return max(n for n in range(longest + 1) if one[:n] == other[:n] and is_boundary(one, n))

@@ -54,7 +54,7 @@ def test_digests_are_equal_only_for_equal_prompt_and_salt(
 
 
 @given(st.lists(st.tuples(words, salts), max_size=6), words, salts, st.integers(0, 20))
-def test_walk_has_the_longest_common_prefix_with_stored_prompts(
+def test_walk_has_longest_common_prefix_with_stored_prompts(
     stored: list[tuple[list[Item], str]], prompt: list[Item], salt: str, limit: int
 ) -> None:
     blocks = KVBlockIndex(whole=False)
@@ -83,7 +83,7 @@ def test_whole_blocks_match_completely_or_not_at_all() -> None:
     assert lengths == [3, 2, 2, 0]
 
 
-def test_unusable_or_dropped_block_ends_the_walk() -> None:
+def test_unusable_or_dropped_block_ends_walk() -> None:
     blocks, prompt_key = KVBlockIndex(whole=False), prompt_of([1, 2, 3])
     keep(blocks, prompt_key, end=1)
     keep(blocks, prompt_key, end=2)

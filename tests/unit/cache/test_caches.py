@@ -43,7 +43,7 @@ def caches_on(disk: FakeDisk) -> Caches:
 
 
 def use(caches: Caches) -> None:
-    """Ask for a prompt with a picture, and store what was computed of it."""
+    """Ask for a prompt with an image, and store what was computed of it."""
     prompt = prompt_of(PROMPT)
     holds = CacheReferences(caches, prompt, "", 0)
     assert holds.look_up(on_disk=True) is None
@@ -62,7 +62,7 @@ def never() -> bool:
     return False
 
 
-def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
+def test_caches_are_read_by_name_and_disk_comes_last() -> None:
     disk = LruCache[bytes]("disk", 30)
     caches = caches_on(FakeDisk(caches=(disk,)))
     assert [reading.name for reading in caches.stats()] == NAMES, "it is not open yet"
@@ -76,14 +76,14 @@ def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
     assert [reading.name for reading in Caches().stats()] == NAMES
 
 
-def test_integrity_check_reports_a_broken_cache() -> None:
+def test_integrity_check_reports_broken_cache() -> None:
     caches = caches_on(FakeDisk(caches=(InconsistentCache(),)))
     caches.begin_serving()
     with pytest.raises(AssertionError, match="stores nothing"):
         caches.check_integrity()
 
 
-def test_warm_up_skips_the_disk_and_leaves_no_entries() -> None:
+def test_warm_up_skips_disk_and_leaves_no_entries() -> None:
     disk = FakeDisk()
     caches = caches_on(disk)
     use(caches)
@@ -146,7 +146,7 @@ def test_cancelled_disk_read_reads_nothing() -> None:
     assert caches.num_references == 0
 
 
-def test_disk_prefix_that_cannot_be_copied_is_a_miss() -> None:
+def test_disk_prefix_that_cannot_be_copied_is_miss() -> None:
     prompt = prompt_of([1, 2, 3])
     caches = caches_on(FakeDisk(source=LoadedSource(prompt, failing=0)))
     caches.begin_serving()
@@ -183,7 +183,7 @@ def test_prefixes_are_evicted_before_features() -> None:
     assert caches.evictable_bytes == 8
     assert caches.evict(2) == 4
     assert [r.entries for r in caches.stats()] == [0, 0, 1, 1, 0]
-    assert caches.evict(2) == 3, "a tile is less to encode again than a picture"
+    assert caches.evict(2) == 3, "a tile is less to encode again than an image"
     assert [r.entries for r in caches.stats()] == [0, 0, 1, 0, 0]
     assert caches.evict(2) == 1
     assert caches.evictable_bytes == 0
@@ -205,7 +205,7 @@ def test_references_of_all_caches_are_counted() -> None:
     assert caches.num_references == 0
 
 
-def test_device_cache_limits_follow_the_available_memory() -> None:
+def test_device_cache_limits_follow_available_memory() -> None:
     caches = Caches(
         pixel_bytes=10,
         encoder_bytes=10,

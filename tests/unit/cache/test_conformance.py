@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
 from tests.unit.cache.conformance import ENTRY_BYTES, LIMIT_BYTES, EveryCache, Hold, HoldingCache
+from tests.unit.cache.disk_entries import key_of, write
 from tests.unit.cache.fakes import SNAPSHOT_BYTES, FakeSource
 from tests.unit.cache.prompts import prompt_of
 from vlm_server.cache.caches import Caches
@@ -18,13 +19,25 @@ from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.protocol import CacheStats
 
+MemoryCache = TypeVar("MemoryCache", LruCache[int], PrefixCache[Any, Any])
 
-class LruAdapter:
-    def __init__(self, cache: LruCache[int]) -> None:
+
+class MemoryAdapter(Generic[MemoryCache]):
+    def __init__(self, cache: MemoryCache) -> None:
         self._cache = cache
         self.stats, self.check_integrity = cache.stats, cache.check_integrity
         self.evict, self.clear = cache.evict, cache.clear
 
+    @property
+    def num_references(self) -> int:
+        return self._cache.num_references
+
+    @property
+    def evictable_bytes(self) -> int:
+        return self._cache.evictable_bytes
+
+
+class LruAdapter(MemoryAdapter[LruCache[int]]):
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
         self._cache.put(str(number), number, size_bytes).release()
 
@@ -41,14 +54,6 @@ class LruAdapter:
         lease = self._cache.lease(str(number))
         return lease or self._cache.put(str(number), number, LIMIT_BYTES + 1)
 
-    @property
-    def num_references(self) -> int:
-        return self._cache.num_references
-
-    @property
-    def evictable_bytes(self) -> int:
-        return self._cache.evictable_bytes
-
 
 class TestLruCaches(HoldingCache):
     @pytest.fixture(params=["token_layouts", "pixels", "features", "tiles"])
@@ -62,13 +67,8 @@ class TestLruCaches(HoldingCache):
         return LruAdapter(getattr(caches, request.param))
 
 
-class PrefixAdapter:
+class PrefixAdapter(MemoryAdapter[PrefixCache[Any, Any]]):
     """Entries are prompts that have nothing in common."""
-
-    def __init__(self, cache: PrefixCache[Any, Any]) -> None:
-        self._cache = cache
-        self.stats, self.check_integrity = cache.stats, cache.check_integrity
-        self.evict, self.clear = cache.evict, cache.clear
 
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
         prompt = self._prompt(number, size_bytes)
@@ -87,14 +87,6 @@ class PrefixAdapter:
 
     def hold(self, number: int) -> Hold:
         return self._match(number)
-
-    @property
-    def num_references(self) -> int:
-        return self._cache.num_references
-
-    @property
-    def evictable_bytes(self) -> int:
-        return self._cache.evictable_bytes
 
     def _match(self, number: int) -> PrefixMatch[Any, Any]:
         return self._cache.match(self._prompt(number, LIMIT_BYTES + 1), LIMIT_BYTES)
@@ -125,18 +117,18 @@ class DiskAdapter:
     def put(self, number: int, size_bytes: int = ENTRY_BYTES) -> None:
         content = str(number).encode() * size_bytes
         with self._is_writing:
-            key = _key_of(number)
+            key = key_of(number)
             if key in self._store or self._store.make_room(size_bytes) is not None:
-                self._store.put(key, lambda path: _write(path, content[:size_bytes]))
+                self._store.put(key, lambda path: write(path, content[:size_bytes]))
 
     def get(self, number: int) -> bool:
-        content = self._store.get(_key_of(number))
-        self._store.touch([_key_of(number)])
+        content = self._store.get(key_of(number))
+        self._store.touch([key_of(number)])
         return content is not None
 
     @property
     def stored(self) -> set[int]:
-        return {number for number in range(10) if _key_of(number) in self._store}
+        return {number for number in range(10) if key_of(number) in self._store}
 
     def evict(self, num_bytes: int) -> int:
         with self._is_writing:
@@ -149,11 +141,3 @@ class TestDiskStore(EveryCache):
     @pytest.fixture
     def cache(self, tmp_path: Path) -> DiskAdapter:
         return DiskAdapter(DiskStore("disk", tmp_path, "a" * 64, LIMIT_BYTES))
-
-
-def _key_of(number: int) -> str:
-    return f"thing-{number:064x}"
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

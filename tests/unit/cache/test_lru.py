@@ -29,7 +29,7 @@ def held(cache: LruCache[str]) -> str:
     return "".join(key for key in "abcdefgh" if key in cache)
 
 
-def test_put_value_is_found() -> None:
+def test_stored_value_is_found() -> None:
     cache = cache_of("a", "b")
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("a", "b", None)
     assert cache.lease("c") is None
@@ -60,7 +60,7 @@ def test_put_evicts_no_more_than_needed() -> None:
     assert held(cache) == "cd"
 
 
-def test_second_put_of_a_key_keeps_its_first_value() -> None:
+def test_second_put_of_key_keeps_its_first_value() -> None:
     cache = cache_of("a")
     cache.put("a", "other", 2).release()
     assert cache.get("a") == "a"
@@ -75,7 +75,7 @@ def test_value_of_whole_limit_is_stored_and_larger_one_rejected() -> None:
     assert held(cache) == "d"
 
 
-def test_put_returns_a_lease() -> None:
+def test_put_returns_lease() -> None:
     cache = cache_of("a", "b")
     lease = cache.put("c", "c", 1)
     assert (lease.value, cache.stats().pinned_bytes) == ("c", 1)
@@ -85,7 +85,7 @@ def test_put_returns_a_lease() -> None:
     assert cache.stats().pinned_bytes == 0
 
 
-def test_second_put_leases_and_uses_the_first_value() -> None:
+def test_second_put_leases_and_uses_first_value() -> None:
     cache = cache_of("a", "b", "c")
     lease = cache.put("a", "other", 2)
     assert (lease.value, cache.stats().pinned_bytes) == ("a", 1)
@@ -118,7 +118,7 @@ def test_leased_entry_is_not_evicted_from_lru_cache() -> None:
     assert lease.value == "a"
 
 
-def test_value_without_room_beside_leases_evicts_nothing() -> None:
+def test_value_without_room_next_to_leases_evicts_nothing() -> None:
     cache = cache_of("a", "b", "c")
     lease = cache.lease("a")
     assert lease is not None
@@ -266,7 +266,7 @@ class LruMachine(RuleBasedStateMachine):
         return stored
 
     def _last(self, key: str) -> Stored | None:
-        """What is stored of `key`, now the last in the list."""
+        """The stored value of `key`, which becomes the most recently used."""
         stored = next((each for each in self.stored if each.key == key), None)
         if stored is not None:
             self.stored.remove(stored)

@@ -72,14 +72,14 @@ class Leased:
 
     @property
     def known(self) -> Known:
-        """What the tree can't lose meanwhile."""
+        """The prefix that the tree can't lose meanwhile."""
         length = self.match.length
         return Known(self.salt, parts_of(prompt_of(self.prompt))[:length], frozenset([length]))
 
 
 @dataclass
 class Oracle:
-    """What should match, from a list of all that was inserted."""
+    """The expected matches, from a list of all inserted prompts."""
 
     needs_snapshots: bool
     knowns: list[Known] = field(default_factory=list)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.unit.cache.fakes import FakeSegment, FakeSnapshot, FakeSource, TakeFailed, parts_in
-from tests.unit.cache.prompts import Item, parts_of, prompt_of
+from tests.unit.cache.prompts import CountedSalts, Item, parts_of, prompt_of
 from vlm_server.cache.prefix import PrefixCache
 
 CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
@@ -19,7 +19,7 @@ SECONDS = 20.0
 Cache = PrefixCache[FakeSegment, FakeSnapshot]
 
 
-def elsewhere(work: Callable[[], object]) -> None:
+def run_on_other_thread(work: Callable[[], object]) -> None:
     """Do `work` on another thread. Raises TimeoutError if it does not end."""
     threads = ThreadPoolExecutor(1)
     try:
@@ -36,7 +36,7 @@ class BusySource(FakeSource):
 
     def take(self, start: int, end: int) -> FakeSegment:
         while self.meanwhile:
-            elsewhere(self.meanwhile.pop(0))
+            run_on_other_thread(self.meanwhile.pop(0))
         return super().take(start, end)
 
 
@@ -54,7 +54,7 @@ def num_stored(cache: Cache, prompt: list[Item], salt: str = "") -> int:
     return match.length
 
 
-def test_copy_of_a_segment_does_not_block_other_threads() -> None:
+def test_copy_of_segment_does_not_block_other_threads() -> None:
     cache = Cache("prefix", 1000)
     readings = list[object]()
     insert(cache, [1, 2, 3], lambda: readings.append(cache.stats()))
@@ -68,7 +68,7 @@ class BusySegment(FakeSegment):
     cache: Cache
 
     def split(self, at: int) -> tuple[FakeSegment, FakeSegment]:
-        elsewhere(self.cache.stats)
+        run_on_other_thread(self.cache.stats)
         return super().split(at)
 
 
@@ -77,7 +77,7 @@ class BusySegmentSource(FakeSource):
         return BusySegment(super().take(start, end).parts)
 
 
-def test_split_of_a_segment_does_not_block_other_threads() -> None:
+def test_split_of_segment_does_not_block_other_threads() -> None:
     BusySegment.cache = cache = Cache("prefix", 1000)
     for prompt in (prompt_of([1, 2, 3, 4]), prompt_of([1, 2, 5])):
         cache.insert(prompt, BusySegmentSource(prompt))
@@ -96,7 +96,7 @@ def test_split_of_a_segment_does_not_block_other_threads() -> None:
         ([5], [(0, 3)], 4),
     ],
 )
-def test_prefix_stored_during_the_copy_is_not_stored_twice(
+def test_prefix_stored_during_copy_is_not_stored_twice(
     others: list[Item], takes: list[tuple[int, int]], size_bytes: int
 ) -> None:
     cache = Cache("prefix", 1000)
@@ -107,7 +107,7 @@ def test_prefix_stored_during_the_copy_is_not_stored_twice(
     assert cache.num_references == 0
 
 
-def test_parent_of_a_new_segment_survives_clear_during_the_copy() -> None:
+def test_parent_of_new_segment_survives_clear_during_copy() -> None:
     cache = Cache("prefix", 1000)
     insert(cache, [1, 2])
     insert(cache, [3])
@@ -178,15 +178,15 @@ def test_concurrent_inserts_of_new_salts_do_not_interfere() -> None:
 
 
 def test_failed_inserts_leave_no_root_for_their_salt() -> None:
-    cache = Cache("prefix", 1000)
+    cache, salts = Cache("prefix", 1000), CountedSalts()
     prompt = prompt_of([7])
     for number in range(5):
         with pytest.raises(TakeFailed):
-            cache.insert(prompt, FakeSource(prompt, failing=0), f"salt {number}")
-    assert len(cache._tree._roots) == 1
+            cache.insert(prompt, FakeSource(prompt, failing=0), salts.new(f"salt {number}"))
+    assert salts.num_alive <= 1
 
 
-def test_room_used_by_another_thread_during_the_copy_stays_used() -> None:
+def test_room_used_by_another_thread_during_copy_stays_used() -> None:
     cache = Cache("prefix", 3)
     held = list[object]()
 

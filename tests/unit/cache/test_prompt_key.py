@@ -50,13 +50,11 @@ PROMPTS = st.lists(ITEMS, max_size=6)
         ([9, 9, CAT], [9, CAT, 9], 1),
     ],
 )
-def test_num_common_counts_the_common_prefix(
-    own: list[Item], others: list[Item], common: int
-) -> None:
+def test_num_common_counts_common_prefix(own: list[Item], others: list[Item], common: int) -> None:
     assert prompt_of(own).num_common(0, prompt_of(others)) == common
 
 
-def test_spans_are_compared_relative_to_the_start() -> None:
+def test_spans_are_compared_relative_to_start() -> None:
     own = prompt_of([1, CAT, 2, DOG, 3])
     assert own.num_common(4, prompt_of([2, DOG, 3, 4])) == 5
     assert own.num_common(4, prompt_of([2, CAT, 3])) == 1
@@ -70,7 +68,7 @@ def test_part_has_spans_relative_to_its_start() -> None:
     assert (part.first, part.key_at(1)) == (2, "dog")
 
 
-def test_span_key_never_equals_a_token_id() -> None:
+def test_span_key_never_equals_token_id() -> None:
     assert prompt_of([("1", 1, 1)]).first == "1"
     assert prompt_of([1]).first == 1
 
@@ -78,7 +76,7 @@ def test_span_key_never_equals_a_token_id() -> None:
 @pytest.mark.parametrize(
     ("end", "floor"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 4), (5, 4), (6, 4), (7, 7), (8, 8)]
 )
-def test_floor_is_never_inside_a_span(end: int, floor: int) -> None:
+def test_floor_is_never_inside_span(end: int, floor: int) -> None:
     assert prompt_of([1, CAT, DOG, 2]).floor(end) == floor
 
 

@@ -18,12 +18,13 @@ Script = Callable[[dict[str, Any]], list[tuple[float, bytes]]]
 """From a request's JSON to what is sent: (seconds to wait before, bytes)."""
 
 
-def event(content: Any) -> bytes:
+def event(**content: Any) -> bytes:
+    """A server-sent event with this JSON."""
     return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
 def text(content: str) -> bytes:
-    return event({"choices": [{"index": 0, "delta": {"content": content}}]})
+    return event(choices=[{"index": 0, "delta": {"content": content}}])
 
 
 def ending(completion_tokens: int) -> bytes:
@@ -32,7 +33,7 @@ def ending(completion_tokens: int) -> bytes:
         "prompt_tokens_details": {"cached_tokens": 1},
         "completion_tokens": completion_tokens,
     }
-    return event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+    return event(choices=[], usage=usage) + b"data: [DONE]\n\n"
 
 
 def echo(request: dict[str, Any]) -> list[tuple[float, bytes]]:

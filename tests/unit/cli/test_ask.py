@@ -101,38 +101,38 @@ def url(script: DaemonScript) -> Iterator[str]:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     path = tmp_path / "a picture.png"
     path.write_bytes(PNG)
     return path
 
 
 def test_ask_prints_streamed_answer(
-    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ask", str(picture), "What is it?", "--url", url]) == 0
+    assert main(["ask", str(image), "What is it?", "--url", url]) == 0
     assert capsys.readouterr().out == "a red circle\n"
     (request,) = script.requests
     assert request["stream"] is True
     assert request["model"] == "demo"
 
 
-def test_ask_sends_pictures_in_order_before_question(
-    url: str, script: DaemonScript, picture: Path
+def test_ask_sends_images_in_order_before_question(
+    url: str, script: DaemonScript, image: Path
 ) -> None:
-    second = picture.with_name("second")
+    second = image.with_name("second")
     second.write_bytes(tiny("JPEG"))
-    main(["ask", str(picture), str(second), "Which?", "--url", url])
-    *pictures, question = script.requests[0]["messages"][0]["content"]
-    urls = [part["image_url"]["url"] for part in pictures]
-    assert urls == [data_url(picture), data_url(second)]
+    main(["ask", str(image), str(second), "Which?", "--url", url])
+    *images, question = script.requests[0]["messages"][0]["content"]
+    urls = [part["image_url"]["url"] for part in images]
+    assert urls == [data_url(image), data_url(second)]
     assert question == {"type": "text", "text": "Which?"}
 
 
-def test_ask_sends_video_as_video_url(url: str, script: DaemonScript, picture: Path) -> None:
-    video = picture.with_name("clip.mp4")
+def test_ask_sends_video_as_video_url(url: str, script: DaemonScript, image: Path) -> None:
+    video = image.with_name("clip.mp4")
     video.write_bytes(video_files.encode(video_files.noise(1, 3)))
-    assert main(["ask", str(video), str(picture), "Which way?", "--url", url]) == 0
+    assert main(["ask", str(video), str(image), "Which way?", "--url", url]) == 0
     first, second, _ = script.requests[0]["messages"][0]["content"]
     assert first == {"type": "video_url", "video_url": {"url": data_url(video)}}
     assert second["type"] == "image_url"
@@ -149,54 +149,54 @@ def test_ask_refuses_truncated_video_before_sending(
     assert script.requests == []
 
 
-def test_ask_waits_until_daemon_is_ready(url: str, script: DaemonScript, picture: Path) -> None:
+def test_ask_waits_until_daemon_is_ready(url: str, script: DaemonScript, image: Path) -> None:
     script.not_ready_times = 2
-    assert main(["ask", str(picture), "What?", "--url", url]) == 0
+    assert main(["ask", str(image), "What?", "--url", url]) == 0
     assert script.not_ready_times == 0
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "http://{}", "http://{}/v1/"])
 def test_ask_accepts_daemon_address_without_scheme_or_path(
-    form: str, url: str, script: DaemonScript, picture: Path
+    form: str, url: str, script: DaemonScript, image: Path
 ) -> None:
     address = url.removeprefix("http://").removesuffix("/v1")
-    assert main(["ask", str(picture), "What?", "--url", form.format(address)]) == 0
+    assert main(["ask", str(image), "What?", "--url", form.format(address)]) == 0
     assert len(script.requests) == 1
 
 
-def test_ask_sends_api_key_as_bearer_token(url: str, script: DaemonScript, picture: Path) -> None:
-    main(["ask", str(picture), "What?", "--url", url, "--api-key", "a-secret-key"])
+def test_ask_sends_api_key_as_bearer_token(url: str, script: DaemonScript, image: Path) -> None:
+    main(["ask", str(image), "What?", "--url", url, "--api-key", "a-secret-key"])
     assert script.keys == {"Bearer a-secret-key"}
 
 
-def test_ask_encodes_api_key_as_utf8(url: str, script: DaemonScript, picture: Path) -> None:
-    assert main(["ask", str(picture), "What?", "--url", url, "--api-key", "second-key-é"]) == 0
+def test_ask_encodes_api_key_as_utf8(url: str, script: DaemonScript, image: Path) -> None:
+    assert main(["ask", str(image), "What?", "--url", url, "--api-key", "second-key-é"]) == 0
     (sent,) = script.keys
     assert sent is not None
     assert sent.encode("latin-1") == "Bearer second-key-é".encode()
 
 
-def test_ask_reads_api_key_from_file(url: str, script: DaemonScript, picture: Path) -> None:
-    path = picture.with_name("key")
+def test_ask_reads_api_key_from_file(url: str, script: DaemonScript, image: Path) -> None:
+    path = image.with_name("key")
     path.write_text("a-key-in-a-file\n")
-    main(["ask", str(picture), "What?", "--url", url, "--api-key-file", str(path)])
+    main(["ask", str(image), "What?", "--url", url, "--api-key-file", str(path)])
     assert script.keys == {"Bearer a-key-in-a-file"}
 
 
 @pytest.fixture
-def key_file(picture: Path) -> Path:
+def key_file(image: Path) -> Path:
     """A key file of two keys, which its owner alone can read."""
-    path = picture.with_name("keys.toml")
+    path = image.with_name("keys.toml")
     path.touch(mode=0o600)
     path.write_text('[one]\nkey = "the-first-key"\n[two]\nkey = "the-second-key"\n')
     return path
 
 
 def test_ask_sends_first_key_of_settings_only_to_local_daemon(
-    url: str, script: DaemonScript, picture: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, script: DaemonScript, image: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
-    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={key_file}"]
+    words = ["ask", str(image), "What?", "--set", f"server.api_key_file={key_file}"]
     assert main([*words, "--url", url]) == 0
     assert script.keys == {"Bearer the-first-key"}
     assert main([*words, "--url", url.replace("127.0.0.1", "0.0.0.0")]) == 0
@@ -204,51 +204,51 @@ def test_ask_sends_first_key_of_settings_only_to_local_daemon(
 
 
 def test_ask_refuses_settings_key_file_readable_by_others(
-    url: str, picture: Path, key_file: Path, capsys: pytest.CaptureFixture[str]
+    url: str, image: Path, key_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key_file.chmod(0o644)
-    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={key_file}"]
+    words = ["ask", str(image), "What?", "--set", f"server.api_key_file={key_file}"]
     assert main([*words, "--url", url]) == 2
     assert "chmod 600" in capsys.readouterr().err
 
 
 def test_ask_reports_missing_key_file(
-    url: str, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missing = str(picture.with_name("absent"))
-    assert main(["ask", str(picture), "What?", "--url", url, "--api-key-file", missing]) == 1
+    missing = str(image.with_name("absent"))
+    assert main(["ask", str(image), "What?", "--url", url, "--api-key-file", missing]) == 1
     assert "can't read an API key" in capsys.readouterr().err
 
 
 def test_ask_prints_error_response_of_daemon(
-    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.status = 413
-    assert main(["ask", str(picture), "What?", "--url", url]) == 1
+    assert main(["ask", str(image), "What?", "--url", url]) == 1
     assert capsys.readouterr() == ("", "vlm-server: Too large.\n")
 
 
 def test_ask_reports_error_within_stream(
-    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.chunks = [delta("a re"), {"error": {"message": "the engine process ended"}}]
-    assert main(["ask", str(picture), "What?", "--url", url]) == 1
+    assert main(["ask", str(image), "What?", "--url", url]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("a re")
     assert "the engine process ended" in err
 
 
 def test_ask_fails_if_stream_ends_without_done(
-    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.is_cut = True
-    assert main(["ask", str(picture), "What?", "--url", url]) == 1
+    assert main(["ask", str(image), "What?", "--url", url]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("a red circle")
     assert "before it was complete" in err
 
 
-def test_ask_names_missing_picture(
+def test_ask_names_missing_image(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["ask", "absent.png", "What?"]) == 1
@@ -259,7 +259,7 @@ def test_ask_names_missing_picture(
 def test_ask_resolves_model_dot_to_folder_name(
     url: str,
     script: DaemonScript,
-    picture: Path,
+    image: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     folder: str,
@@ -267,23 +267,23 @@ def test_ask_resolves_model_dot_to_folder_name(
 ) -> None:
     (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / folder)
-    assert main(["ask", str(picture), "What?", "--url", url, "--model", "."]) == code
+    assert main(["ask", str(image), "What?", "--url", url, "--model", "."]) == code
     assert len(script.requests) == 1 - code
 
 
 def test_ask_suggests_nearest_model_name(
-    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ask", str(picture), "What?", "--url", url, "--model", "dmeo"]) == 1
+    assert main(["ask", str(image), "What?", "--url", url, "--model", "dmeo"]) == 1
     assert "did you mean demo?" in capsys.readouterr().err
-    assert main(["ask", str(picture), "What?", "--url", url, "--model", "demo"]) == 0
+    assert main(["ask", str(image), "What?", "--url", url, "--model", "demo"]) == 0
     assert len(script.requests) == 1
 
 
 def test_ask_starts_no_daemon_for_remote_url(
-    picture: Path, capsys: pytest.CaptureFixture[str]
+    image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ask", str(picture), "What?", "--url", "http://host.invalid:1/v1"]) == 1
+    assert main(["ask", str(image), "What?", "--url", "http://host.invalid:1/v1"]) == 1
     assert "http://host.invalid:1/v1" in capsys.readouterr().err
 
 
@@ -341,7 +341,7 @@ def test_own_daemon_ends_after_keyboard_interrupt() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"# no picture"])
-def test_ask_refuses_unreadable_picture_before_starting_daemon(
+def test_ask_refuses_unreadable_image_before_starting_daemon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
 ) -> None:
     path = tmp_path / "README.md"
@@ -354,7 +354,7 @@ def test_ask_refuses_unreadable_picture_before_starting_daemon(
 
 
 def test_ask_starts_no_daemon_for_explicit_local_url(
-    picture: Path, capsys: pytest.CaptureFixture[str]
+    image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ask", str(picture), "What?", "--url", "http://127.0.0.1:9/v1"]) == 1
+    assert main(["ask", str(image), "What?", "--url", "http://127.0.0.1:9/v1"]) == 1
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from vlm_server.cli.client.daemon import Daemon
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> str:
+def image(tmp_path: Path) -> str:
     Image.new("RGB", (8, 8)).save(tmp_path / "picture.png")
     return str(tmp_path / "picture.png")
 
@@ -58,9 +58,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
         "decode",
     ],
 )
-def test_ctrl_c_ends_ask_silently(stage: str, picture: str) -> None:
+def test_ctrl_c_ends_ask_silently(stage: str, image: str) -> None:
     with daemon(stage) as (url, reached):
-        process = start(["ask", picture, "What?", "--url", url])
+        process = start(["ask", image, "What?", "--url", url])
         assert reached.wait(SECONDS)
         if stage == "decode":
             assert process.stdout is not None
@@ -112,9 +112,9 @@ def wait_for(lines: IO[str], is_it: Callable[[str], bool]) -> None:
     assert any(is_it(line) for line in lines)
 
 
-def test_ask_ends_quietly_if_reader_closes_pipe(picture: str) -> None:
+def test_ask_ends_quietly_if_reader_closes_pipe(image: str) -> None:
     with daemon() as (url, _):
-        process = start(["ask", picture, "What?", "--url", url])
+        process = start(["ask", image, "What?", "--url", url])
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)
@@ -137,21 +137,19 @@ def test_commands_end_quietly_on_closed_pipe(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["--help", "check-config --print-defaults", "ask"])
-def test_commands_report_full_disk_of_output(words: str, picture: str) -> None:
+def test_commands_report_full_disk_of_output(words: str, image: str) -> None:
     with daemon() as (url, _), Path("/dev/full").open("w") as full:
-        more = [picture, "What?", "--url", url] if words == "ask" else []
+        more = [image, "What?", "--url", url] if words == "ask" else []
         code, _, err = ended(start([*words.split(), *more], stdout=full))
     assert code == exit_codes.FAILURE
     assert err == "vlm-server: can't write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
-def test_ask_succeeds_with_closed_standard_file(closed: int, picture: str) -> None:
+def test_ask_succeeds_with_closed_standard_file(closed: int, image: str) -> None:
     """A file opened later must not get the closed number, and with it the printed text."""
     with daemon() as (url, _):
-        process = start(
-            ["ask", picture, "What?", "--url", url], preexec_fn=lambda: os.close(closed)
-        )
+        process = start(["ask", image, "What?", "--url", url], preexec_fn=lambda: os.close(closed))
         code, out, err = ended(process)
     assert code == exit_codes.DONE
     assert ("a red" in out) is (closed != 1)

@@ -187,7 +187,7 @@ def test_hub_name_is_passed_on_unresolved(tmp_path: Path, monkeypatch: pytest.Mo
         assert str(tmp_path) not in settings_arguments(options)[1]
 
 
-def test_hub_name_in_settings_file_yields_to_folder_beside_it(
+def test_hub_name_in_settings_file_yields_to_folder_next_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -141,7 +141,7 @@ MISTAKES = [
 
 @pytest.fixture(autouse=True)
 def folder_of_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder with wrong files, one good picture, and one model in the hub's cache."""
+    """A folder with wrong files, one good image, and one model in the hub's cache."""
     folder = tmp_path / "folder_of_mistakes"
     folder.mkdir()
     for name, content in FILES.items():

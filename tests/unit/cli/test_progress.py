@@ -90,7 +90,7 @@ def test_progress_honours_no_color(screen: Terminal, monkeypatch: pytest.MonkeyP
         assert ("\x1b[38;5;" in screen.getvalue()) is wanted
 
 
-def test_progress_on_dumb_terminal_is_a_line_per_stage(
+def test_progress_on_dumb_terminal_is_line_per_stage(
     screen: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")

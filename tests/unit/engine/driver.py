@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from tokenizers import Tokenizer
 
+from tests.support.engine_loop import ImpatientQueue, step_until
 from tests.unit.engine.fakes import (
     ByteDecoder,
     FakeMemory,
@@ -41,13 +42,6 @@ from vlm_server.interfaces import (
 )
 from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit, Usage
 from vlm_server.settings import MemorySettings
-
-
-class ImpatientQueue(SimpleQueue[InboxMessage]):
-    """An inbox that is empty instead of waiting: nobody else would put anything into it."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
-        return super().get(block=False)
 
 
 @dataclass
@@ -120,11 +114,9 @@ class ScriptedEncoder:
         assert works
         self.done += works
         self.calls.append([work.request_id for work in works])
-        prepared_prompt = outcomes or tuple(features_of(work.span) for work in works)
-        failed = any(isinstance(one, RequestError) for one in prepared_prompt)
-        self.inbox.put(
-            EncodeDone(works, prepared_prompt, math.inf if failed else self.seconds(len(works)))
-        )
+        results = outcomes or tuple(features_of(work.span) for work in works)
+        failed = any(isinstance(one, RequestError) for one in results)
+        self.inbox.put(EncodeDone(works, results, math.inf if failed else self.seconds(len(works))))
 
 
 @dataclass
@@ -151,7 +143,7 @@ class ScriptedDiskReader:
         self.inbox.put(DiskReadDone(work.request_id, loaded))
 
 
-class Engine:
+class SteppedEngine:
     """A loop with all its events and plans.
 
     `memory` is ample unless it is given.
@@ -224,7 +216,7 @@ class Engine:
         self.preparers.outcome = usual
 
     def add_prepared(self, name: str, prepared_prompt: PreparedPrompt) -> None:
-        """A request that `made` is the prompt of."""
+        """Post a request whose prompt is `prepared_prompt`."""
         usual, self.preparers.outcome = self.preparers.outcome, None
         self.inbox.put(submit(name, images=len(prepared_prompt.spans)))
         self.step()
@@ -245,7 +237,7 @@ class Engine:
         self.plans.append(plan)
         return plan
 
-    def take_in(self) -> list[Event]:
+    def accept(self) -> list[Event]:
         """Run a step that accepts posted requests; returns its events."""
         before = len(self.events)
         self.step()
@@ -264,11 +256,7 @@ class Engine:
         return self.events[before:]
 
     def step_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(1000):
-            if condition():
-                return
-            self.step()
-        raise AssertionError("it never came to that")
+        step_until(self.step, condition)
 
     # ---- what can be seen ------------------------------------------------------------
 

@@ -112,14 +112,14 @@ def config(**changes: object) -> SchedulerConfig:
 
 
 def submit(request_id: str, text: str = "hello", images: int = 0, **sampling: object) -> Submit:
-    """A user's message: `images` pictures, then `text`."""
-    pictures = tuple(
+    """A user's message: as many images as `images` says, then `text`."""
+    encoded_images = tuple(
         Image(b"", f"{request_id}-{n}", "PNG", 8, 8, f"messages[0].content[{n}]")
         for n in range(images)
     )
     parts = (*map(ImagePart, range(images)), TextPart(text))
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    return Submit(request_id, (Message("user", parts),), pictures, params)
+    return Submit(request_id, (Message("user", parts),), encoded_images, params)
 
 
 def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
@@ -133,7 +133,7 @@ def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
 def prepared(
     prepared_prompt: PreparedPrompt, caches: Caches | None = None, *, use_disk: bool = True
 ) -> Prepared:
-    """`made` with what `caches` have of it, and pixels for the rest."""
+    """A prompt with the entries that `caches` have of it, and pixels for the rest."""
     caches = Caches() if caches is None else caches
     holds = CacheReferences(
         caches,
@@ -150,7 +150,7 @@ def prepared(
 
 
 def answer_tokens(prepared_prompt: PreparedPrompt, choice: int = 0) -> list[int]:
-    """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
+    """The fake model's answer to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
     shown = "".join(span.mm_hash for span in prepared_prompt.spans).encode()
     digest = hashlib.sha256(prepared_prompt.token_ids.tobytes() + shown + bytes(choice)).digest()
     characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
@@ -313,7 +313,7 @@ class FakeRunner:
     def _meet(self, new: NewRequest) -> None:
         prompt, length = new.prompt, new.prefix.length
         later = [span for span in prompt.spans if span.start >= length]
-        assert new.features == tuple(map(features_of, later)), "another's pictures"
+        assert new.features == tuple(map(features_of, later)), "another's images"
         if length:
             wanted = parts_of(prompt.key)[:length]
             assert length < prompt.num_tokens, "the last token's scores are in no cache"
@@ -456,11 +456,11 @@ class FakePreparer:
 
 
 class Panic(BaseException):
-    """As libraries in Rust raise it: no Exception."""
+    """A panic of a Rust library: it is no Exception."""
 
 
 def outcome_of(submit: Submit) -> Prepared:
-    """What `prompt` makes of it; raises like `refuse`."""
+    """The prepared prompt of a request; raises like `refuse`."""
     parts = submit.messages[0].content
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     refuse(text)
@@ -468,7 +468,7 @@ def outcome_of(submit: Submit) -> Prepared:
 
 
 def header_pixels(submit: Submit) -> int:
-    """What the headers of a request's pictures say, as if no cache knew one."""
+    """The number of pixels in a request's images by their headers, as if no cache had one."""
     return sum(image.width * image.height for image in submit.images)
 
 
@@ -539,12 +539,12 @@ class FakeProcess:
         return 4
 
 
-def texts(events: list[Event]) -> dict[str, str]:
+def answer_texts(events: list[Event]) -> dict[str, str]:
     """The text of first choices in `events`, by request."""
-    return {seq.request_id: text for seq, text in seq_texts(events).items() if not seq.choice}
+    return {seq.request_id: text for seq, text in sequence_texts(events).items() if not seq.choice}
 
 
-def seq_texts(events: list[Event]) -> dict[SeqId, str]:
+def sequence_texts(events: list[Event]) -> dict[SeqId, str]:
     """The text in `events`, by choice."""
     found: dict[SeqId, str] = {}
     for delta in deltas(events):

@@ -1,4 +1,4 @@
-"""Prompts of texts and pictures in any order, prepared with caches as the real preparer does."""
+"""Prompts of texts and images in any order, prepared with caches as the real preparer does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlm_server.interfaces import Prepared, PreparedPrompt
 from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
 
 Parts = tuple[str | int, ...]
-"""Texts, and pictures by the number that says what they show."""
+"""Texts, and images by the number that says what they show."""
 
 
 def num_tokens_of(parts: Parts) -> int:
@@ -21,9 +21,7 @@ def num_tokens_of(parts: Parts) -> int:
 def submit_mixed(request_id: str, parts: Parts, salt: str, **sampling: object) -> Submit:
     """A user's message."""
     numbers = [part for part in parts if isinstance(part, int)]
-    images = tuple(
-        Image(b"", f"picture {number}", "PNG", 8, 8, "messages[0]") for number in numbers
-    )
+    images = tuple(Image(b"", f"image {number}", "PNG", 8, 8, "messages[0]") for number in numbers)
     places = iter(range(len(images)))
     content = tuple(
         TextPart(part) if isinstance(part, str) else ImagePart(next(places)) for part in parts
@@ -33,7 +31,7 @@ def submit_mixed(request_id: str, parts: Parts, salt: str, **sampling: object) -
 
 
 Attention = Literal["before", "in media", "all"]
-"""Which tokens the model's attend to: those before them, those of one picture too, or all."""
+"""Which tokens the model's attend to: those before them, those of one image too, or all."""
 
 
 def prompt_mixed(
@@ -64,6 +62,6 @@ def prompt_mixed(
 
 
 def prepare_mixed(submit: Submit, caches: Caches, attention: Attention) -> Prepared:
-    """What a preparer makes of `submit_mixed(...)` with these caches; raises like `refuse`."""
+    """The prepared prompt of `submit_mixed(...)` with these caches; raises like `refuse`."""
     has_snapshots = caches.prefixes.needs_snapshots
     return prepared(prompt_mixed(submit, attention, has_snapshots=has_snapshots), caches)

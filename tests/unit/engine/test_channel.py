@@ -39,7 +39,7 @@ def read_all(connection: socket.socket) -> list[Event]:
     return events
 
 
-def test_announcement_outlives_an_engine_killed_at_once():
+def test_announcement_outlives_engine_killed_at_once():
     ours, theirs = socket.socketpair()
     with theirs:
         engine = subprocess.Popen(
@@ -64,7 +64,7 @@ def test_announcement_flushes_all_earlier_events():
     assert ours.recv(len(data) + 1) == data, "something was still on its way"
 
 
-def test_front_that_does_not_read_delays_the_engine_briefly():
+def test_front_that_does_not_read_delays_engine_briefly():
     ours, theirs = socket.socketpair()
     channel = Channel(theirs)
     sent: list[Event] = [Failed("a", "code", "x" * (4 << 20)), OnDevice(("a",)), OnDevice(("b",))]

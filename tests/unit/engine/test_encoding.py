@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import FakeEncoder, FakeEncoding, prepared, prompt
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.engine.inbox import EncodeDone, InboxMessage
@@ -31,7 +31,7 @@ class EncodeTurns:
         ]
 
     def turn(self, *, is_alone: bool = False, is_long: bool = False) -> int:
-        """How many parts were launched until now."""
+        """The number of parts launched until now."""
         self.encoder.advance_encode(is_alone=is_alone, is_long=is_long)
         return self.model.encodings[-1].num_launched
 
@@ -44,7 +44,7 @@ class EncodeTurns:
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
+def test_every_turn_launches_one_part_of_encode(is_alone: bool):
     turns = EncodeTurns(num_parts=3)
     assert not turns.encoder.needs_turns
     turns.encoder.start(turns.works)
@@ -58,7 +58,7 @@ def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
     assert (done.seconds is not None) == is_alone, "others used the device meanwhile"
 
 
-def test_encode_interrupted_by_a_step_is_not_measured():
+def test_encode_interrupted_by_step_is_not_measured():
     turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     for is_alone in (True, False, True):
@@ -102,7 +102,7 @@ def test_encode_part_waits_for_few_long_steps():
     assert [turns.turn(is_long=True) for _ in range(5)] == [3, 3, 3, 3, 4]
 
 
-def test_features_are_returned_after_a_long_step():
+def test_features_are_returned_after_long_step():
     turns = EncodeTurns(num_parts=1)
     for _ in range(2):
         turns.encoder.start(turns.works[:1])
@@ -111,7 +111,7 @@ def test_features_are_returned_after_a_long_step():
         turns.done()
 
 
-def test_encode_delayed_by_a_long_step_is_not_measured():
+def test_encode_delayed_by_long_step_is_not_measured():
     turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     turns.turn(is_alone=True)
@@ -158,15 +158,15 @@ def test_failed_encode_part_returns_its_error(
 # ---- in the loop -----------------------------------------------------------------------
 
 
-def engine_in_turns(num_parts: int) -> tuple[Engine, FakeEncoder]:
-    engine, model = Engine(), FakeEncoder(num_parts=num_parts)
+def engine_in_turns(num_parts: int) -> tuple[SteppedEngine, FakeEncoder]:
+    engine, model = SteppedEngine(), FakeEncoder(num_parts=num_parts)
     engine.encoder = EncoderInTurns(model, engine.inbox)  # type: ignore[assignment]
     engine.loop = engine.new_loop()
     return engine, model
 
 
-def picture_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
-    """ "a" decodes, and the picture of "b" is begun."""
+def image_during_text(num_parts: int) -> tuple[SteppedEngine, FakeEncoder]:
+    """ "a" decodes, and the image of "b" is begun."""
     engine, model = engine_in_turns(num_parts)
     engine.add("a", max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -176,7 +176,7 @@ def picture_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
 
 
 def test_encode_parts_run_between_decode_steps():
-    engine, model = picture_beside_a_text(num_parts=4)
+    engine, model = image_during_text(num_parts=4)
     before = len(engine.plans)
     engine.step_until(lambda: bool(model.calls))
     assert len(engine.plans) - before == 4
@@ -185,7 +185,7 @@ def test_encode_parts_run_between_decode_steps():
     assert engine.ended == ["b", "a"]
 
 
-def test_loop_continues_with_only_an_encode_to_do():
+def test_loop_continues_with_only_encode_to_do():
     engine, model = engine_in_turns(num_parts=4)
     engine.add("a", images=2)
     engine.step_until(lambda: engine.ended == ["a"])
@@ -194,7 +194,7 @@ def test_loop_continues_with_only_an_encode_to_do():
     assert engine.num_tracked == 0
 
 
-def test_request_arriving_during_an_encode_is_accepted():
+def test_request_arriving_during_encode_is_accepted():
     engine, model = engine_in_turns(num_parts=100)
     engine.add("a", images=1)
     engine.step_until(lambda: bool(model.encodings))
@@ -203,8 +203,8 @@ def test_request_arriving_during_an_encode_is_accepted():
     assert engine.ended == ["b", "a"]
 
 
-def test_encode_of_an_aborted_request_completes_and_is_dropped():
-    engine, model = picture_beside_a_text(num_parts=4)
+def test_encode_of_aborted_request_completes_and_is_dropped():
+    engine, model = image_during_text(num_parts=4)
     engine.abort("b")
     engine.run()
     assert model.calls == [1]

@@ -6,7 +6,7 @@ from vlm_server.engine.heartbeat import Heartbeat
 from vlm_server.platform.child.cancellation import Cancellation
 
 
-def test_heartbeat_reports_the_oldest_work_of_every_kind():
+def test_heartbeat_reports_oldest_work_of_every_kind():
     heartbeat = Heartbeat()
     assert heartbeat.read_oldest() == {}
     heartbeat.start("a", "first")
@@ -25,7 +25,7 @@ def test_heartbeat_reports_the_oldest_work_of_every_kind():
 
 def test_heartbeat_distinguishes_slow_from_hanging_work():
     heartbeat, of_many, hangs = Heartbeat(), Cancellation(), Cancellation()
-    heartbeat.start("preparers", "many pictures", of_many.num_checks)
+    heartbeat.start("preparers", "many images", of_many.num_checks)
     first = heartbeat.read_oldest()
     assert heartbeat.read_oldest() == first
     of_many.check()

@@ -22,12 +22,12 @@ from tests.unit.engine.fakes import (
     FakeRunner,
     FakeStep,
     answer_text,
+    answer_texts,
     config,
     header_pixels,
     outcome_of,
     prompt,
     submit,
-    texts,
 )
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.encoding import encode
@@ -140,12 +140,12 @@ def test_requests_posted_together_are_all_answered(engine: ThreadedEngine):
         engine.inbox.put(submit(f"r{n}", f"text {n}", n % 3))
     engine.loop.run_until_idle()
     expected = {f"r{n}": answer_text(prompt(f"text {n}", n % 3)) for n in range(10)}
-    assert texts(engine.events) == expected
+    assert answer_texts(engine.events) == expected
     assert engine.preparer.most_running <= 2
     assert engine.num_tracked == 0
 
 
-def test_accepted_is_the_first_event_and_the_end_the_last(engine: ThreadedEngine):
+def test_accepted_event_is_first_and_finished_event_last(engine: ThreadedEngine):
     engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
     kinds = [type(event) for event in engine.events if not isinstance(event, Stats)]
@@ -169,7 +169,7 @@ def test_crashed_preparer_fails_only_its_request(engine: ThreadedEngine, text: s
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
     assert "bug" not in failed.message
-    assert texts(engine.events)["b"] == answer_text(prompt())
+    assert answer_texts(engine.events)["b"] == answer_text(prompt())
 
 
 def test_slow_preparation_does_not_delay_other_requests():
@@ -190,7 +190,7 @@ def test_slow_preparation_does_not_delay_other_requests():
 
 
 def test_text_is_prepared_while_images_occupy_all_preparers():
-    class SlowWithPictures(FakePreparer):
+    class SlowWithImages(FakePreparer):
         def prepare(
             self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
         ) -> Prepared:
@@ -198,18 +198,18 @@ def test_text_is_prepared_while_images_occupy_all_preparers():
                 return super().prepare(submit, cancellation)
             return outcome_of(submit)
 
-    engine = ThreadedEngine(threads=1, preparer=SlowWithPictures())
+    engine = ThreadedEngine(threads=1, preparer=SlowWithImages())
     engine.preparer.gate.clear()
     engine.thread.start()
-    engine.inbox.put(submit("picture", images=1))
+    engine.inbox.put(submit("image", images=1))
     engine.inbox.put(submit("text"))
     engine.wait_for(Finished, "text")
     engine.preparer.gate.set()
-    engine.wait_for(Finished, "picture")
+    engine.wait_for(Finished, "image")
     engine.drain()
 
 
-def test_waiting_loop_wakes_for_a_deadline():
+def test_waiting_loop_wakes_for_deadline():
     engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
@@ -243,10 +243,10 @@ def test_abort_during_preparation_is_answered_at_once():
     engine.inbox.put(submit("b"))
     engine.wait_for(Finished, "b")
     engine.drain()
-    assert "a" not in texts(engine.events)
+    assert "a" not in answer_texts(engine.events)
 
 
-def test_aborted_preparations_do_not_delay_the_next():
+def test_aborted_preparations_do_not_delay_next():
     engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
@@ -276,7 +276,7 @@ def test_drain_finishes_running_requests_refuses_new_and_ends():
     engine.preparer.gate.set()
     engine.thread.join(10)
     assert not engine.thread.is_alive()
-    assert texts(engine.events) == {"a": answer_text(prompt(images=2))}
+    assert answer_texts(engine.events) == {"a": answer_text(prompt(images=2))}
 
 
 def test_crashed_encoder_fails_only_its_request():
@@ -292,7 +292,7 @@ def test_crashed_encoder_fails_only_its_request():
     engine.drain()
 
 
-def test_failed_image_of_an_encode_batch_fails_alone():
+def test_failed_image_of_encode_batch_fails_alone():
     encoder, threaded_engine = FakeEncoder(bad={"1"}), prompt(images=3)
     inputs = {"pixel_values": np.zeros((1, 2), np.float32)}
     works = [EncodeWork("a", index, threaded_engine, inputs) for index in range(3)]
@@ -304,7 +304,7 @@ def test_failed_image_of_an_encode_batch_fails_alone():
     assert encode(encoder, works[:1]).seconds != math.inf
 
 
-def test_text_decodes_while_an_image_is_encoded():
+def test_text_decodes_while_image_is_encoded():
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -316,14 +316,14 @@ def test_text_decodes_while_an_image_is_encoded():
     engine.drain()
 
 
-def test_drain_ends_an_idle_engine():
+def test_drain_ends_idle_engine():
     engine = ThreadedEngine()
     engine.thread.start()
     engine.drain()
 
 
 def draining() -> ThreadedEngine:
-    """One that has been told to, while a request is being prepared."""
+    """An engine that drains while a request is being prepared."""
     engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
@@ -333,7 +333,7 @@ def draining() -> ThreadedEngine:
     return engine
 
 
-def test_drain_lets_the_runner_store_the_last_answer():
+def test_drain_lets_runner_store_last_answer():
     engine = draining()
     engine.preparer.gate.set()
     engine.thread.join(10)
@@ -341,7 +341,7 @@ def test_drain_lets_the_runner_store_the_last_answer():
     assert engine.num_tracked == 0
 
 
-def test_drain_ends_when_the_last_request_is_aborted():
+def test_drain_ends_when_last_request_is_aborted():
     engine = draining()
     engine.inbox.put(Abort("a"))
     engine.thread.join(10)
@@ -381,7 +381,7 @@ def test_idle_engine_sends_no_event_twice():
     assert len(engine.events) <= 1
 
 
-def test_exception_of_the_runner_ends_the_loop():
+def test_exception_of_runner_ends_loop():
     class Broken(FakeRunner):
         def launch(self, plan: SchedulerOutput) -> FakeStep:
             raise RuntimeError("the device is gone")
@@ -443,7 +443,7 @@ def watched_engine(chunk_tokens: int) -> tuple[ThreadedEngine, WatchedRunner]:
     return runner.engine, runner
 
 
-def test_encode_during_a_chunk_is_announced_after_the_launch():
+def test_encode_during_chunk_is_announced_after_launch():
     engine, runner = watched_engine(512)
     engine.inbox.put(submit("a", images=1))
     engine.inbox.put(submit("b", images=1))
@@ -482,7 +482,7 @@ def test_image_is_announced_before_its_encode():
     assert announced(engine) == [{"a"}]
 
 
-def test_announcement_names_exactly_the_requests_on_device():
+def test_announcement_names_exactly_requests_on_device():
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -502,7 +502,7 @@ def test_announcement_names_exactly_the_requests_on_device():
     assert announced(engine) == [{"a"}, {"a", "b"}, {"a"}, {"c"}]
 
 
-def test_request_waiting_for_the_encoder_is_not_announced():
+def test_request_waiting_for_encoder_is_not_announced():
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -546,7 +546,7 @@ def wait_for_rest(engine: ThreadedEngine) -> None:
     engine.drain()
 
 
-def test_hanging_encoder_keeps_its_number_after_an_abort():
+def test_hanging_encoder_keeps_its_heartbeat_number_after_abort():
     """Nothing but these signs would tell the supervisor's watchdog."""
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
@@ -563,7 +563,7 @@ def test_hanging_encoder_keeps_its_number_after_an_abort():
     wait_for_rest(engine)
 
 
-def test_hanging_preparer_keeps_its_number_beside_others():
+def test_hanging_preparer_keeps_its_heartbeat_number():
     engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
@@ -590,7 +590,7 @@ def run_in_turn(engine: ThreadedEngine, *names: str) -> None:
         engine.loop.run_until_idle()
 
 
-def test_consecutive_failed_steps_end_the_loop_with_reason(engine: ThreadedEngine):
+def test_consecutive_failed_steps_end_loop_with_reason(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2")
     with pytest.raises(EngineBroken, match=r"3 steps in a row failed.*the chunk failed"):
         run_in_turn(engine, "bad 3")
@@ -600,12 +600,15 @@ def test_consecutive_failed_steps_end_the_loop_with_reason(engine: ThreadedEngin
         assert failed.code == "internal_error"
 
 
-def test_successful_step_resets_the_count_of_failures(engine: ThreadedEngine):
+def test_successful_step_resets_count_of_failures(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2", "good", "bad 3", "bad 4", "fine", "bad 5", "bad 6")
-    assert texts(engine.events) == {"good": answer_text(prompt()), "fine": answer_text(prompt())}
+    assert answer_texts(engine.events) == {
+        "good": answer_text(prompt()),
+        "fine": answer_text(prompt()),
+    }
 
 
-def test_failing_requests_do_not_end_a_loop_that_decodes():
+def test_failing_requests_do_not_end_loop_that_decodes():
     """Their chunks fail, one a step; a sequence that decodes beside them shows that all is well."""
 
     class Slow(FakeRunner):  # the sequence must not end before the others are prepared
@@ -626,7 +629,7 @@ def test_failing_requests_do_not_end_a_loop_that_decodes():
     assert good.usage.completion_tokens == 150
 
 
-def test_repeated_decode_failures_end_the_loop(engine: ThreadedEngine):
+def test_repeated_decode_failures_end_loop(engine: ThreadedEngine):
     def fail_the_first_decode(name: str) -> None:
         engine.inbox.put(submit(name))
         while not engine.runner.seqs:

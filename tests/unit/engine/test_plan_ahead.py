@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from vlm_server.engine import loop
 
 
 def test_idle_engine_precompiles_all_pending_plans():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.runner.plans_left = 3
     engine.loop.step()
     assert engine.runner.plans_left == -1
     assert engine.loop._precompile_due is None
 
 
-def test_precompilation_pauses_right_after_an_answer(monkeypatch: pytest.MonkeyPatch):
+def test_precompilation_pauses_right_after_answer(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
-    engine = Engine()
+    engine = SteppedEngine()
     engine.add("a")
     engine.run()
     engine.runner.plans_left = 2
@@ -37,7 +37,7 @@ def test_precompilation_pauses_right_after_an_answer(monkeypatch: pytest.MonkeyP
 
 def test_precompilation_resumes_after_every_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loop, "_PRECOMPILE_AFTER_SECONDS", 0.0)
-    engine = Engine()
+    engine = SteppedEngine()
     for name in ("a", "b"):
         engine.runner.plans_left = 1
         engine.add(name)

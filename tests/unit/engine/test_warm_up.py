@@ -23,7 +23,7 @@ def checkpoint(folder: Path, config: str) -> ModelSettings:
     return ModelSettings(path=str(folder))
 
 
-def test_record_is_that_of_the_configuration_and_the_device(tmp_path: Path):
+def test_warm_up_record_is_kept_per_configuration_and_device(tmp_path: Path):
     model = checkpoint(tmp_path / "one", "{}")
     record = WarmUpRecord(model, "cpu")
     assert not record.exists()
@@ -34,7 +34,7 @@ def test_record_is_that_of_the_configuration_and_the_device(tmp_path: Path):
     assert not WarmUpRecord(checkpoint(tmp_path / "other", '{"bits": 4}'), "cpu").exists()
 
 
-def test_record_that_can_not_be_written_ends_no_start(tmp_path: Path, kernels: Path):
+def test_unwritable_warm_up_record_stops_no_start(tmp_path: Path, kernels: Path):
     kernels.write_text("no folder")
     record = WarmUpRecord(checkpoint(tmp_path / "one", "{}"), "cpu")
     record.write()

@@ -38,7 +38,7 @@ def there(cache: Path) -> set[str]:
     return {str(path.relative_to(cache)) for path in cache.rglob("*") if not path.is_dir()}
 
 
-def test_removal_of_a_model_includes_all_its_revisions(cache: Path) -> None:
+def test_removal_of_model_includes_all_its_revisions(cache: Path) -> None:
     others = {path for path in there(cache) if "other" in path}
     plan = removal(HubName("org/model"))
     assert plan is not None
@@ -50,7 +50,7 @@ def test_removal_of_a_model_includes_all_its_revisions(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("revision", ["v2", SECOND])
-def test_removal_of_a_revision_keeps_shared_blobs(cache: Path, revision: str) -> None:
+def test_removal_of_revision_keeps_shared_blobs(cache: Path, revision: str) -> None:
     before = there(cache)
     plan = removal(HubName("org/model", revision))
     assert plan is not None

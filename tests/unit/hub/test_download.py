@@ -12,7 +12,6 @@ import errno
 import hashlib
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.hub.fixtures import NAME, WEIGHTS, contents, model
 from tests.hub.server import Hub, Repo, add, commit_of
+from tests.support.waiting import until
 from vlm_server.errors import ModelLoadError, NotAvailable
 from vlm_server.hub import download as downloads
 from vlm_server.hub.download import download, look_up
@@ -35,7 +35,7 @@ LARGE = 24 << 20
 
 
 class DownloadWatcher:
-    """What the caller of a download was told."""
+    """The progress that the caller of a download was told."""
 
     def __init__(self) -> None:
         self.plans: list[DownloadPlan] = []
@@ -74,7 +74,7 @@ class InProcessDownload(DownloadWatcher):
 
 @pytest.fixture(autouse=True)
 def _hub_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `InProcessDownload`: the hub's library has read the environment before a test sets it."""
+    """The hub's settings for `InProcessDownload`, whose library has read the environment before."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
@@ -89,19 +89,12 @@ def partial_bytes() -> int:
 
 
 def read_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Those that the loader reads."""
+    """The files that the loader reads."""
     kinds = (".json", ".jinja", ".safetensors")
     return {path: data for path, data in files.items() if path.endswith(kinds) and "/" not in path}
 
 
-async def until(condition: object, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-
-
-async def test_download_contains_exactly_the_files_of_the_loader(hub: Hub) -> None:
+async def test_download_contains_exactly_files_of_loader(hub: Hub) -> None:
     files = model()
     commit = add(hub, NAME, files)
     watcher = DownloadWatcher()
@@ -148,7 +141,7 @@ async def test_weights_are_not_downloaded_before_plan_approval(hub: Hub) -> None
     assert find(NAME) is None
 
 
-async def test_weights_outside_the_index_are_not_downloaded(hub: Hub) -> None:
+async def test_weights_outside_index_are_not_downloaded(hub: Hub) -> None:
     index = b'{"weight_map": {"a": "model.safetensors"}}'
     extra = {"model.safetensors.index.json": index, "other.safetensors": b"x" * 1000}
     add(hub, NAME, model() | extra)
@@ -157,7 +150,7 @@ async def test_weights_outside_the_index_are_not_downloaded(hub: Hub) -> None:
     assert watcher.plans[0].weight_bytes == 1 << 20
 
 
-async def test_download_resumes_after_a_broken_connection(hub: Hub) -> None:
+async def test_download_resumes_after_broken_connection(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.cut_after[WEIGHTS] = [11 << 20, 11 << 20]
@@ -165,7 +158,7 @@ async def test_download_resumes_after_a_broken_connection(hub: Hub) -> None:
     assert hub.sent_bytes[WEIGHTS] < LARGE + (3 << 20)
 
 
-async def test_download_waits_for_an_unavailable_hub(
+async def test_download_waits_for_unavailable_hub(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library's own tries are used up, and other processes take it up again."""
@@ -223,7 +216,7 @@ async def test_download_process_ends_when_its_parent_dies(hub: Hub) -> None:
     assert await asyncio.wait_for(process.wait(), 5) == 1
 
 
-async def test_weights_with_a_wrong_hash_are_refused(hub: Hub) -> None:
+async def test_weights_with_wrong_hash_are_refused(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
     wrong = b"y" * len(files[WEIGHTS])
@@ -236,7 +229,7 @@ async def test_weights_with_a_wrong_hash_are_refused(hub: Hub) -> None:
     assert contents(await InProcessDownload().get()) == read_files(files)
 
 
-async def test_text_file_with_a_wrong_hash_is_refused(hub: Hub) -> None:
+async def test_text_file_with_wrong_hash_is_refused(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
     wrong = files["tokenizer.json"].replace(b"{}", b"[]")
@@ -255,7 +248,7 @@ async def test_wrong_partial_file_is_detected_and_replaced(hub: Hub) -> None:
     assert contents(await InProcessDownload().get()) == read_files(files)
 
 
-async def test_branch_moving_during_the_download_gives_one_commit(hub: Hub) -> None:
+async def test_branch_moving_during_download_gives_one_commit(hub: Hub) -> None:
     old, new = model(seed=1), model(seed=2, more=1) | {"tokenizer.json": b"[]"}
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(old)}, moves_to=commit_of(new))
@@ -265,7 +258,7 @@ async def test_branch_moving_during_the_download_gives_one_commit(hub: Hub) -> N
     assert hub.repos[NAME].refs["main"] == commit_of(new)
 
 
-async def test_revision_may_be_a_branch_tag_or_commit(hub: Hub) -> None:
+async def test_revision_may_be_branch_tag_or_commit(hub: Hub) -> None:
     old, new = model(seed=1), model(seed=2)
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(new), "v1": commit_of(old)})
@@ -296,12 +289,12 @@ async def test_gated_model_error_names_conditions_and_token(
     assert contents(await InProcessDownload().get()) == read_files(files)
 
 
-async def test_missing_model_error_names_the_model(hub: Hub) -> None:
+async def test_missing_model_error_names_model(hub: Hub) -> None:
     with pytest.raises(ModelLoadError, match="has no model org/model that anybody may see"):
         await InProcessDownload().get()
 
 
-async def test_offline_mode_sends_no_request_to_the_hub(
+async def test_offline_mode_sends_no_request_to_hub(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(hub, NAME, model())
@@ -375,7 +368,7 @@ async def test_simultaneous_downloads_fetch_each_byte_once(hub: Hub) -> None:
     assert any(progress.is_waiting for progress in first.progress + second.progress)
 
 
-async def test_download_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
+async def test_download_progress_counts_bytes_and_names_file(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.05
@@ -408,7 +401,7 @@ async def test_oversized_configuration_is_not_read(hub: Hub) -> None:
     assert not hub.sent_bytes
 
 
-async def test_repository_paths_never_lead_outside_the_cache(hub: Hub, tmp_path: Path) -> None:
+async def test_repository_paths_never_lead_outside_cache(hub: Hub, tmp_path: Path) -> None:
     files = model() | {"../../../../evil.json": b"{}", "sub/../../evil.json": b"{}"}
     add(hub, NAME, files)
     assert contents(await InProcessDownload().get()) == read_files(model())

@@ -91,7 +91,7 @@ def test_lm_studio_model_by_path_has_its_organization(home: Path) -> None:
     assert find.find(str(folder)) == Found(folder, NAME, "folder")
 
 
-def test_name_in_other_case_finds_the_listed_folder(
+def test_name_in_other_case_finds_listed_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file system that folds case: there is one folder, and other letters find it too."""
@@ -103,7 +103,7 @@ def test_name_in_other_case_finds_the_listed_folder(
     assert find.find("Org/Model-4bit") == find.find(NAME) == Found(folder, NAME, "hub cache")
 
 
-def test_revisions_of_a_model_are_found_separately(home: Path) -> None:
+def test_revisions_of_model_are_found_separately(home: Path) -> None:
     first, second = snapshot(home), snapshot(home, SECOND, "v2")
     found = {text: find.find(f"{NAME}@{text}") for text in ("main", "v2", SECOND, "v3")}
     assert found["main"] == Found(first, NAME, "hub cache")
@@ -111,7 +111,7 @@ def test_revisions_of_a_model_are_found_separately(home: Path) -> None:
     assert found["v3"] is None
 
 
-def test_single_snapshot_is_found_without_a_main_branch(home: Path) -> None:
+def test_single_snapshot_is_found_without_main_branch(home: Path) -> None:
     folder = snapshot(home, ref=None)
     assert find.find(NAME) == Found(folder, NAME, "hub cache")
     snapshot(home, SECOND, None)
@@ -152,7 +152,7 @@ def test_macos_metadata_files_are_no_weights(home: Path) -> None:
     assert not layout.is_complete(folder)
 
 
-def test_download_selects_only_files_of_the_loader() -> None:
+def test_download_selects_only_files_of_loader() -> None:
     read = ["config.json", "model.safetensors", "chat_template.jinja", "merges.txt", "x.model"]
     others = ["README.md", "modeling.py", "onnx/model.json", "a.gguf", "consolidated.safetensors"]
     others += [".gitattributes", "._config.json", "x.bin", "original/config.json"]

@@ -60,13 +60,13 @@ def test_backend_check_passes_where_mlx_is_installed() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "ask PICTURE what", "models check MODEL"])
-def test_commands_that_need_a_model_name_the_missing_extra(
+def test_commands_with_model_report_missing_extra(
     command: str, bare: dict[str, str], tmp_path: Path
 ) -> None:
-    picture = tmp_path / "picture.png"
-    Image.new("RGB", (8, 8)).save(picture)
+    image = tmp_path / "picture.png"
+    Image.new("RGB", (8, 8)).save(image)
     demo = Path(backend.__file__).parents[1] / "models/demo"
-    words = command.replace("PICTURE", str(picture)).replace("MODEL", str(demo)).split()
+    words = command.replace("PICTURE", str(image)).replace("MODEL", str(demo)).split()
     ended = run(bare, *words, *(("--port", "0") if command == "serve" else ()))
     assert ended.returncode == 3, ended
     last = ended.stderr.splitlines()[-1]
@@ -98,7 +98,7 @@ for words in sys.argv[1:]:
 """
 
 
-def test_commands_without_a_model_work_without_mlx(bare: dict[str, str]) -> None:
+def test_commands_without_model_work_without_mlx(bare: dict[str, str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-P", "-c", COMMANDS, *STATUSES],
         env=bare,
@@ -138,7 +138,7 @@ def test_checkpoint_examination_fails_without_mlx(bare: dict[str, str]) -> None:
     assert "vlm-server[cpu]" in refusal
 
 
-def test_library_beside_the_module_counts_as_installed(tmp_path: Path) -> None:
+def test_library_next_to_module_counts_as_installed(tmp_path: Path) -> None:
     """No process is started then: that takes time at every start."""
     assert not backend.has_library([str(tmp_path)])
     (tmp_path / "lib").mkdir()

@@ -35,18 +35,18 @@ def on_macos(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return system
 
 
-def test_footprint_on_macos_is_the_physical_footprint(on_macos: SimpleNamespace):
+def test_footprint_on_macos_is_physical_footprint(on_macos: SimpleNamespace):
     """`rusage_info_v0`: 16 bytes of uuid, then eight-byte numbers, the footprint the eighth."""
     assert footprint.footprint_bytes() == 2 + 8
     assert on_macos.asked == [(os.getpid(), 0)]
 
 
-def test_failed_macos_query_is_a_footprint_of_zero(on_macos: SimpleNamespace):
+def test_failed_macos_query_is_footprint_of_zero(on_macos: SimpleNamespace):
     on_macos.status = -1
     assert footprint.footprint_bytes() == 0
 
 
-def test_footprint_on_linux_is_the_resident_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_footprint_on_linux_is_resident_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     statm = tmp_path / "7/statm"
     statm.parent.mkdir()
     statm.write_text("900 25 3 4 0 5 0\n")

@@ -73,7 +73,7 @@ def growth(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_trim_returns_free_memory_to_the_system():
+def test_trim_returns_free_memory_to_system():
     assert growth() > 50_000_000
     assert growth(last="heap.trim()") < 5_000_000
 
@@ -164,7 +164,7 @@ print(faults() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_openblas_buffers_stay_mapped():
-    """OpenBLAS takes 2.1 MB for each: to have them mapped anew made pictures 1.6 times as slow."""
+    """OpenBLAS takes 2.1 MB for each: to have them mapped anew made images 1.6 times as slow."""
     program = """
 import resource
 from vlm_server.platform import heap

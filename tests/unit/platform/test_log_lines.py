@@ -45,7 +45,7 @@ def test_json_log_line_contains_fields() -> None:
 
 
 @pytest.mark.parametrize("text", ["two\nlines", 'a "quote"', "\ud800 half a pair", "\x1b[31mred"])
-def test_any_message_is_a_single_line_of_json(text: str) -> None:
+def test_any_message_is_single_line_of_json(text: str) -> None:
     logger, out = written("json")
     logger.warning("it was %s", text)
     (line,) = out.getvalue().splitlines()
@@ -53,7 +53,7 @@ def test_any_message_is_a_single_line_of_json(text: str) -> None:
     assert message == f"it was {text}".encode("utf-8", "backslashreplace").decode()
 
 
-def test_traceback_is_part_of_the_json_line() -> None:
+def test_traceback_is_part_of_json_line() -> None:
     logger, out = written("json")
     try:
         raise ValueError("swordfish")

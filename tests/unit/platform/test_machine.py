@@ -39,13 +39,13 @@ def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
-def test_limits_without_control_groups_are_those_of_the_machine(tmp_path: Path) -> None:
+def test_limits_without_cgroups_equal_machine_limits(tmp_path: Path) -> None:
     assert machine.memory_bytes(tmp_path) == 64 * GIB
     assert machine.num_cpus(tmp_path) == 16
     assert machine.thread_environment(tmp_path) == {}
 
 
-def test_control_group_without_limits_changes_nothing(tmp_path: Path) -> None:
+def test_cgroup_without_limits_changes_nothing(tmp_path: Path) -> None:
     files = {
         "a__memory_DOT_max": "max",
         "a__memory_DOT_high": "max",
@@ -86,7 +86,7 @@ def test_memory_limit_of_cgroup_v1_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["/docker/123", "/", "/../other"])
-def test_mount_root_is_the_own_group_inside_a_container(tmp_path: Path, own: str) -> None:
+def test_cgroup_inside_container_is_mount_root(tmp_path: Path, own: str) -> None:
     files = {"memory__memory_DOT_limit_in_bytes": f"{2 * GIB}"}
     mounts = V1_MOUNTS.format(root="/docker/123")
     root = system(tmp_path, f"4:memory:{own}\n", mounts, **files)

@@ -30,7 +30,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *packages: str, root: Path | None =
 
 
 @pytest.mark.parametrize("mlx", ["mlx-cuda-13", "mlx-cuda-12"])
-def test_mimalloc_is_found_beside_mlx_for_cuda(monkeypatch: pytest.MonkeyPatch, mlx: str):
+def test_mimalloc_is_found_next_to_mlx_for_cuda(monkeypatch: pytest.MonkeyPatch, mlx: str):
     install(monkeypatch, mlx, "cmeel-mimalloc")
     assert preload.find_mimalloc() == LIBRARY
 
@@ -43,7 +43,7 @@ def test_mimalloc_is_not_used_with_mlx_for_cpus(
     assert not caplog.text
 
 
-def test_missing_mimalloc_warning_names_the_package(
+def test_missing_mimalloc_warning_names_package(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     install(monkeypatch, "mlx-cuda-13")

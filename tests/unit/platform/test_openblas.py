@@ -103,7 +103,7 @@ def test_first_working_openblas_candidate_is_found(
     assert "libright" in caplog.text
 
 
-def test_missing_openblas_is_a_warning_only(
+def test_missing_openblas_is_warning_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(preload, "_candidates", lambda _: iter([build(tmp_path, "wrong")]))
@@ -112,7 +112,7 @@ def test_missing_openblas_is_a_warning_only(
     assert "slower" in caplog.text
 
 
-def test_process_starts_with_the_openblas_found_here(tmp_path: Path):
+def test_python_starts_with_openblas_environment(tmp_path: Path):
     environment = preload.find_openblas(tmp_path / "links")
     done = subprocess.run(
         [sys.executable, "-c", "print(2)"], env={**os.environ, **environment}, capture_output=True
@@ -131,7 +131,7 @@ def test_removed_fortran_links_are_created_again(tmp_path: Path):
         shutil.rmtree(links)
 
 
-def test_openblas_probe_imports_nothing_from_the_working_folder(
+def test_openblas_probe_imports_nothing_from_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "ctypes.py").write_text("open('mark', 'w'); raise SystemExit(0)")

@@ -105,7 +105,7 @@ def test_planted_private_folder_is_not_used(
         ("tmp/mlx/0.32/cpu", plant_link),
     ],
 )
-def test_planted_entry_of_the_private_folder_is_not_used(
+def test_planted_entry_of_private_folder_is_not_used(
     private: PrivateFolder, inner: str, plant: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The folder holds executed code: MLX's kernels, and libraries that are preloaded."""
@@ -131,7 +131,7 @@ def test_folder_replaceable_by_other_users_is_not_used(
     assert private.path().parent == caches
 
 
-def test_missing_home_gives_a_fresh_private_folder(
+def test_missing_home_gives_fresh_private_folder(
     private: PrivateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def homeless(_: object = None) -> Path:
@@ -161,7 +161,7 @@ def test_forget_kernels_leaves_those_of_other_engines(private: PrivateFolder) ->
     assert private.environment()["TMPDIR"] == str(kernel.parent.parent)
 
 
-def test_files_of_killed_engines_are_removed_after_a_day(private: PrivateFolder) -> None:
+def test_files_of_killed_engines_are_removed_after_one_day(private: PrivateFolder) -> None:
     folder = Path(private.environment()["TMPDIR"])
     kernels, old, young = folder / "mlx", folder / "vlm-server-model-a", folder / "vlm-server-b"
     elsewhere = folder.parent / "elsewhere"

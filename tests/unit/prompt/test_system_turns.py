@@ -52,10 +52,10 @@ def test_system_message_stays_if_template_supports_it() -> None:
 
 
 def test_system_message_joins_neighbouring_user_turns() -> None:
-    picture = Message("user", (ImagePart(0),))
+    image = Message("user", (ImagePart(0),))
     messages = (
         text_message("system", "a"),
-        picture,
+        image,
         text_message("system", "b"),
         text_message("user", "c"),
     )

@@ -1,4 +1,4 @@
-"""Tools, calls, results and their pictures are rendered in each template's convention."""
+"""Tools, calls, results and their images are rendered in each template's convention."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_tools_calls_and_results_are_rendered(source: str):
 
 
 @pytest.mark.parametrize("source", ALL.values(), ids=ALL)
-def test_pictures_in_tool_results_keep_order_and_place(source: str):
+def test_images_in_tool_results_keep_order_and_place(source: str):
     first = Message("user", (ImagePart(7), TextPart("what is this?")))
     asked = Message("user", (TextPart("and this?"), ImagePart(9)))
     template = chat_template(source)
@@ -94,7 +94,7 @@ def test_pictures_in_tool_results_keep_order_and_place(source: str):
     assert text.index("before") < second < text.index("done")
 
 
-def test_pictures_follow_results_if_template_has_no_place():
+def test_images_follow_results_if_template_has_no_place():
     other = replace_id(SCREEN, "call_b")
     calls = Message(
         "assistant", (), tool_calls=(*CALL.tool_calls, ToolCall("call_b", "click", "{}"))
@@ -107,7 +107,7 @@ def test_pictures_follow_results_if_template_has_no_place():
     assert text.endswith("<|user|><image>go on<|end|>\n<|assistant|>")
 
 
-def test_pictures_stay_in_results_unless_they_must_follow():
+def test_images_stay_in_results_unless_they_must_follow():
     text = render(templates.QWEN3_VL, ASK, CALL, SCREEN)
     assert "<tool_response>before<image>after</tool_response>" in text
     text = render(templates.MISTRAL, ASK, CALL, SCREEN)

@@ -54,7 +54,7 @@ QWEN3_VL = (
     )
     + _THINK
 )
-"""Results may hold pictures; thinking is on unless disabled."""
+"""Results may hold images; thinking is on unless disabled."""
 CODER = (
     _CONTENT
     + _HEAD

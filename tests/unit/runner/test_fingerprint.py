@@ -83,7 +83,7 @@ def test_recently_written_file_is_hashed_again(weights: Path, read: list[str]):
 
 @pytest.mark.parametrize("restores_time", [False, True])
 @pytest.mark.parametrize("at", [0, 2 * MIB + 5, 5 * MIB - 1])
-def test_in_place_change_changes_the_fingerprint(
+def test_in_place_change_changes_fingerprint(
     weights: Path, monkeypatch: pytest.MonkeyPatch, at: int, restores_time: bool
 ):
     """Of one byte, of the same size, and with the old time of change put back."""
@@ -100,7 +100,7 @@ def test_in_place_change_changes_the_fingerprint(
     assert named(weights) != first
 
 
-def test_replaced_file_changes_the_fingerprint(weights: Path, monkeypatch: pytest.MonkeyPatch):
+def test_replaced_file_changes_fingerprint(weights: Path, monkeypatch: pytest.MonkeyPatch):
     settle(monkeypatch)
     first = named(weights)
     other = weights.with_name("other")
@@ -136,7 +136,7 @@ def test_checkpoint_changed_after_loading_gets_no_fingerprint(weights: Path, nam
         checkpoint.fingerprint(hashes)
 
 
-def test_copied_checkpoint_has_the_same_fingerprint(
+def test_copied_checkpoint_has_same_fingerprint(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     settle(monkeypatch)

@@ -16,7 +16,7 @@ SEQ = SeqId("a", 0)
 
 
 class Groups:
-    """As `DecodeGroups`, of which one sequence has state."""
+    """A stand-in for `DecodeGroups`, of which one sequence has state."""
 
     error: Exception | None = None
 
@@ -100,7 +100,7 @@ def test_unstorable_state_fails_no_request():
     ground.errors.check()
 
 
-def test_engine_broken_error_is_raised_by_the_prefix_writer():
+def test_engine_broken_error_is_raised_by_prefix_writer():
     ground = WriterHarness()
     ground.store.error = EngineBroken("a rank is gone")
     with pytest.raises(EngineBroken):

@@ -55,7 +55,7 @@ async def test_soak_client_reads_unstreamed_answer():
         (whole(b"oops"), request()),
         (ScriptedServer(lambda _: [(0.0, text("cut"))]), request(is_stream=True)),
         (
-            ScriptedServer(lambda _: [(0.0, text("a") + event({"error": {"code": "x"}}))]),
+            ScriptedServer(lambda _: [(0.0, text("a") + event(error={"code": "x"}))]),
             request(is_stream=True),
         ),
         (whole(COMPLETION), request(refusal=WANTED)),

@@ -56,7 +56,7 @@ async def test_crowd_answers_enter_next_conversation_turn():
     assert json.loads(turns[1].body)["messages"][1] == {"role": "assistant", "content": "well"}
 
 
-async def test_crowd_ask_in_turn_sends_one_at_a_time():
+async def test_crowd_in_turn_sends_one_request_at_once():
     client = FakeClient()
     crowd = Crowd(client.send, 5, 6)
     await crowd.ask_in_turn([Request(Kind.REFILL, b"1"), Request(Kind.REFILL, b"2")])

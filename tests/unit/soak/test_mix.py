@@ -80,7 +80,7 @@ def test_soak_sends_every_malformed_request(requests: list[Request]):
     assert all((r.refusal is None) == (r.kind is not Kind.MALFORMED) for r in requests)
 
 
-def test_soak_repeats_known_pictures_only(requests: list[Request]):
+def test_soak_repeats_known_images_only(requests: list[Request]):
     def urls(kind: Kind) -> list[str]:
         bodies = [json.loads(request.body) for request in requests if request.kind is kind]
         return [b["messages"][0]["content"][0]["image_url"]["url"] for b in bodies]

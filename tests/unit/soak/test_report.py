@@ -62,8 +62,8 @@ def test_soak_writes_reports_and_exit_status(
     assert command.conclude(soak_result, tmp_path) == status
     assert (tmp_path / "report.md").read_text() == capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text())["passed"] is (status == 0)
-    with Image.open(tmp_path / "memory.png") as picture:
-        assert picture.size[0] > 1000
+    with Image.open(tmp_path / "memory.png") as image:
+        assert image.size[0] > 1000
 
 
 def test_memory_plot_is_drawn_without_footprints(tmp_path: Path):

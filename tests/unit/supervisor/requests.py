@@ -17,14 +17,6 @@ LONG = "x" * 50_000
 SCREENSHOT = (1920, 1080)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def ask(
     request_id: str = "r",
     text: str = "What?",
@@ -33,7 +25,7 @@ def ask(
     max_side: int | None = None,
     video_bytes: tuple[int, ...] = (),
 ) -> Submit:
-    """A message with pictures of `sizes` and videos of so many bytes."""
+    """A message with images of `sizes` and videos of so many bytes."""
     images = tuple(Image(b"", "hash", "PNG", w, h, "param", max_side) for w, h in sizes)
     videos = tuple(Video(bytes(size), "hash", "MP4", "param") for size in video_bytes)
     parts = (

@@ -33,7 +33,7 @@ def test_sigkill_at_start_is_blamed_on_memory() -> None:
         (-99, "signal 99"),
     ],
 )
-def test_start_failure_names_the_exit_status(status: int | None, words: str) -> None:
+def test_start_failure_names_exit_status(status: int | None, words: str) -> None:
     assert words in give_up(status)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.supervisor.requests import LONG, SCREENSHOT, Clock, ask
+from tests.support.clock import Clock
+from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
 from vlm_server.errors import RequestTooCostly
 from vlm_server.protocol import OnDevice, Submit
 from vlm_server.supervisor.quarantine import Quarantine
@@ -29,7 +30,7 @@ def admit(quarantine: Quarantine, submit: Submit, *, alone: bool = False) -> Non
     quarantine.admit(submit.request_id, shape_of(submit), alone=alone)
 
 
-def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
+def crash(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
     """An engine dies that encodes the media of one request and prefills the other prompts."""
     for submit in (encoding, *others):
         admit(quarantine, submit, alone=alone)
@@ -38,7 +39,7 @@ def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool =
     quarantine.record_engine_end(is_crash=True)
 
 
-def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
+def crash_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
     for submit in submits:
         admit(quarantine, submit, alone=alone)
     quarantine.record_work(OnDevice(tuple(submit.request_id for submit in submits)))
@@ -46,7 +47,7 @@ def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False
 
 
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
-    """Both phases, then a token."""
+    """Report that the request passed both phases, and then a token."""
     admit(quarantine, submit)
     quarantine.record_work(OnDevice((submit.request_id,), (submit.request_id,)))
     quarantine.record_work(OnDevice((submit.request_id,)))
@@ -67,16 +68,16 @@ def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
 
 def condemn(quarantine: Quarantine, submit: Submit) -> None:
     for alone in (False, False, True):
-        die(quarantine, submit, alone=alone)
+        crash(quarantine, submit, alone=alone)
 
 
 # ---- suspects ------------------------------------------------------------------------
 
 
-def test_second_crash_makes_a_load_suspect_but_not_refused(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
+def test_second_crash_makes_load_suspect_but_not_refused(quarantine: Quarantine) -> None:
+    crash(quarantine, LARGE)
     assert not is_suspect(quarantine, SAME)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     assert is_suspect(quarantine, SAME)
     assert not is_refused(quarantine, SAME)
     assert quarantine.num_shapes == quarantine.num_refused == 0
@@ -84,46 +85,46 @@ def test_second_crash_makes_a_load_suspect_but_not_refused(quarantine: Quarantin
 
 
 def test_successful_suspect_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     succeed(quarantine, SAME)
     assert not is_suspect(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_success_between_crashes_clears_the_load(quarantine: Quarantine) -> None:
+def test_success_between_crashes_clears_load(quarantine: Quarantine) -> None:
     for _ in range(5):
-        die(quarantine, LARGE)
+        crash(quarantine, LARGE)
         succeed(quarantine, SAME)
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_success_with_cached_picture_does_not_clear_the_encode_load(
+def test_success_with_cached_image_does_not_clear_encode_load(
     quarantine: Quarantine,
 ) -> None:
-    """The picture was cached."""
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+    """The image was cached."""
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     admit(quarantine, SAME)
     quarantine.record_work(OnDevice(("same",)))
     quarantine.record_token("same")
     assert is_suspect(quarantine, LARGE)
 
 
-def test_crash_blames_the_phase_of_a_request(quarantine: Quarantine) -> None:
-    """Its picture was encoded, and is no suspect; its prompt is."""
+def test_crash_blames_phase_of_request(quarantine: Quarantine) -> None:
+    """Its image was encoded, and is no suspect; its prompt is."""
     screenshots = ask("many", "", *[SCREENSHOT] * 20)
-    die_of_prompts(quarantine, screenshots)
-    die_of_prompts(quarantine, screenshots)
+    crash_of_prompts(quarantine, screenshots)
+    crash_of_prompts(quarantine, screenshots)
     assert is_suspect(quarantine, screenshots)
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_pictures_of_different_aspect_are_different_loads(quarantine: Quarantine) -> None:
+def test_images_of_different_aspect_are_different_loads(quarantine: Quarantine) -> None:
     panorama = ask("panorama", "", (46_000, 45))
-    die(quarantine, panorama)
-    die(quarantine, panorama)
+    crash(quarantine, panorama)
+    crash(quarantine, panorama)
     assert is_suspect(quarantine, panorama)
     assert not is_suspect(quarantine, LARGE)
 
@@ -140,7 +141,7 @@ def test_hung_encoder_is_blamed_alone(quarantine: Quarantine) -> None:
 
 def test_small_text_is_never_suspect(quarantine: Quarantine) -> None:
     for _ in range(5):
-        die_of_prompts(quarantine, ask("a", "Hello"), alone=True)
+        crash_of_prompts(quarantine, ask("a", "Hello"), alone=True)
     assert not is_suspect(quarantine, ask("b", "Hello"))
     assert not is_refused(quarantine, ask("b", "Hello"))
 
@@ -166,8 +167,8 @@ def test_condemned_load_is_refused_with_advice_and_retry_time(
 
 def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantine) -> None:
     """Others may be on the device by then."""
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
     quarantine.record_work(OnDevice(("large",), ("large",)))
     quarantine.remove("large")
@@ -176,22 +177,22 @@ def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantin
     assert not is_refused(quarantine, LARGE)
 
 
-def test_crash_before_the_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
-    die(quarantine, LARGE)
+def test_crash_before_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
+    crash(quarantine, LARGE)
+    crash(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
     quarantine.record_engine_end(is_crash=True)
     assert not is_refused(quarantine, LARGE)
 
 
-def test_expired_refusal_clears_the_load(quarantine: Quarantine, clock: Clock) -> None:
+def test_expired_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> None:
     condemn(quarantine, LARGE)
     clock.now += SECONDS - 1
     assert is_refused(quarantine, LARGE)
     clock.now += 1
     assert not is_refused(quarantine, LARGE)
     assert quarantine.num_shapes == 0
-    die(quarantine, LARGE)
+    crash(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)
 
 
@@ -200,17 +201,17 @@ def test_expired_refusal_clears_the_load(quarantine: Quarantine, clock: Clock) -
 
 def test_crashes_far_apart_do_not_count_together(quarantine: Quarantine, clock: Clock) -> None:
     for _ in range(4):
-        die(quarantine, LARGE)
+        crash(quarantine, LARGE)
         clock.now += SECONDS
         assert not is_suspect(quarantine, SAME)
 
 
 def test_requests_of_equal_load_count_one_crash_together(quarantine: Quarantine) -> None:
-    die_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
+    crash_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
     assert not is_suspect(quarantine, ask("c", LONG))
 
 
-def test_batched_encode_crash_blames_all_its_pictures(quarantine: Quarantine) -> None:
+def test_batched_encode_crash_blames_all_its_images(quarantine: Quarantine) -> None:
     screenshot, photo = ask("one", "", (1900, 1100)), ask("other", "", (800, 3000))
     for _ in range(2):
         for submit in (screenshot, photo):
@@ -221,7 +222,7 @@ def test_batched_encode_crash_blames_all_its_pictures(quarantine: Quarantine) ->
     assert is_suspect(quarantine, photo)
 
 
-def test_crash_blames_only_loads_on_the_device(quarantine: Quarantine) -> None:
+def test_crash_blames_only_loads_on_device(quarantine: Quarantine) -> None:
     names = ["waiting", "answered", "past", "failed", "culprit"]
     sizes = [(64, 64), (128, 128), (256, 256), (512, 512), (4096, 4096)]
     submits = [ask(name, "", size) for name, size in zip(names, sizes, strict=True)]
@@ -237,8 +238,8 @@ def test_crash_blames_only_loads_on_the_device(quarantine: Quarantine) -> None:
     assert [is_suspect(quarantine, submit) for submit in submits] == [False] * 4 + [True]
 
 
-def test_aborted_picture_still_under_encode_is_blamed(quarantine: Quarantine) -> None:
-    """The encoder continues an aborted picture while other prompts are prefilled."""
+def test_aborted_image_still_under_encode_is_blamed(quarantine: Quarantine) -> None:
+    """The encoder continues an aborted image while other prompts are prefilled."""
     for _ in range(2):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))
@@ -249,12 +250,12 @@ def test_aborted_picture_still_under_encode_is_blamed(quarantine: Quarantine) ->
     assert is_suspect(quarantine, LARGE)
 
 
-def test_aborted_picture_is_not_blamed_for_later_work(quarantine: Quarantine) -> None:
+def test_aborted_image_is_not_blamed_for_later_work(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))
         quarantine.remove("large")
-        die_of_prompts(quarantine, ask("b", LONG))
+        crash_of_prompts(quarantine, ask("b", LONG))
     assert not is_suspect(quarantine, SAME)
 
 
@@ -266,14 +267,14 @@ def test_intended_engine_end_is_no_crash(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, SAME)
 
 
-def test_work_of_the_previous_engine_is_not_blamed_again(quarantine: Quarantine) -> None:
-    die(quarantine, LARGE)
+def test_work_of_previous_engine_is_not_blamed_again(quarantine: Quarantine) -> None:
+    crash(quarantine, LARGE)
     admit(quarantine, LARGE)
     quarantine.record_engine_end(is_crash=True)
     assert not is_suspect(quarantine, SAME)
 
 
-def test_zero_quarantine_seconds_disable_the_quarantine(clock: Clock) -> None:
+def test_zero_quarantine_seconds_disable_quarantine(clock: Clock) -> None:
     quarantine = Quarantine(0.0, clock)
     condemn(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)

@@ -17,14 +17,14 @@ def with_pixels(request: Submit, **limits: int) -> Submit:
     return replace(request, images=images)
 
 
-def test_pictures_count_at_their_requested_size() -> None:
+def test_images_count_at_their_requested_size() -> None:
     large, small = ask("a", "", (2048, 2048)), ask("b", "", (512, 512))
     assert shape_of(with_pixels(large, max_pixels=512 * 512)) == shape_of(small)
     assert shape_of(with_pixels(small, min_pixels=2048 * 2048)) == shape_of(large)
     assert shape_of(with_pixels(small, max_pixels=2048 * 2048)) == shape_of(small)
 
 
-def test_count_only_request_has_an_empty_shape() -> None:
+def test_count_only_request_has_empty_shape() -> None:
     assert shape_of(replace(ask("a", LONG, SCREENSHOT), count_only=True)) == RequestShape()
 
 
@@ -62,7 +62,7 @@ def test_text_counts_equally_in_every_request_field(more: dict[str, Any]) -> Non
         (ask("a", "", (4000, 4000), max_side=512), ask("b", "", (512, 512))),
     ],
 )
-def test_requests_of_similar_cost_have_the_same_shape(one: Submit, other: Submit) -> None:
+def test_requests_of_similar_cost_have_same_shape(one: Submit, other: Submit) -> None:
     assert shape_of(one) == shape_of(other) != RequestShape()
 
 
@@ -91,7 +91,7 @@ def test_encode_load_counts_one_image_and_prefill_load_all() -> None:
     assert many.prefilling == PrefillLoad(16 << 20, 0, 0, 1)
 
 
-def test_small_text_has_no_load_and_a_small_picture_has_two() -> None:
+def test_small_text_has_no_load_and_small_image_has_two() -> None:
     assert shape_of(ask("a", "x" * 16_000)) == RequestShape()
     assert shape_of(ask("a", "x" * 2_000, n=8)) == RequestShape()
     assert shape_of(ask("a", "x" * 3_000, n=8)) != RequestShape()

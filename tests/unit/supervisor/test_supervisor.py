@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import until
 from vlm_server.protocol import Event, Loading, ModelFacts, Ready, SetMemoryLimit, Start, Unloadable
 from vlm_server.settings import EngineSettings, MemorySettings, Settings
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
@@ -55,7 +55,7 @@ class FakeProcess:
 
 
 def ignore_progress(_stage: str, _fraction: float) -> None:
-    """For tests about something else."""
+    """A progress callback for tests about something else."""
 
 
 class FakeSupervisor(Supervisor):
@@ -68,41 +68,34 @@ class FakeSupervisor(Supervisor):
         return self.processes[-1]
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.005)
-
-
-async def started(
+async def start_supervisor(
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[FakeSupervisor, FakeProcess]:
     supervisor = FakeSupervisor(on_progress)
     await supervisor.start()
-    await wait_until(lambda: any(one.sent for one in supervisor.processes))
+    await until(lambda: any(one.sent for one in supervisor.processes))
     return supervisor, supervisor.processes[0]
 
 
 async def test_memory_limit_changed_during_restart_is_sent_when_ready() -> None:
-    supervisor, first = await started()
+    supervisor, first = await start_supervisor()
     first.say(READY)
     await supervisor.wait_ready()
     first.say(None)
-    await wait_until(lambda: len(supervisor.processes) == 2 and bool(supervisor.processes[1].sent))
+    await until(lambda: len(supervisor.processes) == 2 and bool(supervisor.processes[1].sent))
     second = supervisor.processes[1]
     (start,) = second.sent
     assert isinstance(start, Start)
     assert start.memory.limit_bytes == 1000
     supervisor.set_memory_limit(500)
     second.say(READY)
-    await wait_until(lambda: supervisor.status.is_ready)
+    await until(lambda: supervisor.status.is_ready)
     assert second.sent[1:] == [SetMemoryLimit(500)]
     await supervisor.stop()
 
 
 async def test_memory_limit_is_sent_once() -> None:
-    supervisor, process = await started()
+    supervisor, process = await start_supervisor()
     process.say(READY)
     await supervisor.wait_ready()
     assert len(process.sent) == 1
@@ -111,8 +104,8 @@ async def test_memory_limit_is_sent_once() -> None:
     await supervisor.stop()
 
 
-async def test_cancelled_stop_followed_by_stop_ends_the_engine() -> None:
-    supervisor, process = await started()
+async def test_cancelled_stop_followed_by_stop_ends_engine() -> None:
+    supervisor, process = await start_supervisor()
     process.end_seconds = 0.2
     impatient = asyncio.create_task(supervisor.stop())
     await asyncio.sleep(0.05)
@@ -123,19 +116,19 @@ async def test_cancelled_stop_followed_by_stop_ends_the_engine() -> None:
 
 
 @pytest.mark.parametrize("end", [READY, Unloadable("it is broken"), None])
-async def test_load_progress_ends_with_the_load(end: Event | None) -> None:
+async def test_load_progress_ends_with_load(end: Event | None) -> None:
     """Whether the engine gets ready, can't load the model any more, or dies before that."""
     stages = list[str]()
-    supervisor, process = await started(lambda stage, _fraction: stages.append(stage))
+    supervisor, process = await start_supervisor(lambda stage, _fraction: stages.append(stage))
     for event in (READY, end):
         process.say(Loading("warming up", 0.5))
         process.say(event)
         if event is READY:
-            await wait_until(lambda: supervisor.status.is_ready)
+            await until(lambda: supervisor.status.is_ready)
             assert stages == ["starting", "warming up", ""]
             assert supervisor.status.progress is None
         process.say(None)
-        await wait_until(lambda: len(stages) > 3 and stages[-1] == "starting")
+        await until(lambda: len(stages) > 3 and stages[-1] == "starting")
         assert stages[:3] == ["starting", "warming up", ""]
         del stages[: stages.index("starting", 1)]
         process = supervisor.processes[-1]

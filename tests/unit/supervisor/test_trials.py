@@ -26,31 +26,31 @@ async def settled(task: asyncio.Task[bool]) -> bool:
     return task.done()
 
 
-def turn(made: Trials, name: str, is_suspect: bool = False) -> asyncio.Task[bool]:
-    return asyncio.create_task(made.wait_for_turn(name, suspect if is_suspect else innocent))
+def turn(trials: Trials, name: str, is_suspect: bool = False) -> asyncio.Task[bool]:
+    return asyncio.create_task(trials.wait_for_turn(name, suspect if is_suspect else innocent))
 
 
-async def test_requests_do_not_wait_without_a_suspect() -> None:
-    made = Trials()
+async def test_requests_do_not_wait_without_suspect() -> None:
+    trials = Trials()
     for name in "abc":
-        assert not await made.wait_for_turn(name, innocent)
+        assert not await trials.wait_for_turn(name, innocent)
 
 
 async def test_suspect_waits_for_running_requests_and_blocks_later_ones() -> None:
-    made = Trials()
-    await made.wait_for_turn("starting", innocent)
-    await made.wait_for_turn("answering", innocent)
-    made.record_token("answering")
-    tried, later = turn(made, "tried", True), turn(made, "later")
+    trials = Trials()
+    await trials.wait_for_turn("starting", innocent)
+    await trials.wait_for_turn("answering", innocent)
+    trials.record_token("answering")
+    tried, later = turn(trials, "tried", True), turn(trials, "later")
     assert not await settled(tried)
-    made.record_token("starting")
+    trials.record_token("starting")
     assert not await settled(tried)
-    made.remove("starting")
-    made.remove("answering")
+    trials.remove("starting")
+    trials.remove("answering")
     assert await settled(tried)
     assert tried.result()
     assert not await settled(later)
-    made.record_token("tried")
+    trials.record_token("tried")
     assert await settled(later)
     assert not later.result()
 
@@ -70,47 +70,47 @@ async def test_trial_waits_for_prompts_but_not_long_for_answers(
     assert await settled(tried)
 
 
-async def test_trials_run_in_turn_and_the_next_is_rechecked() -> None:
-    made = Trials()
+async def test_trials_run_in_turn_and_next_is_rechecked() -> None:
+    trials = Trials()
     answers = iter([True, False])
-    first = asyncio.create_task(made.wait_for_turn("first", lambda: next(answers)))
-    second = asyncio.create_task(made.wait_for_turn("second", lambda: next(answers)))
+    first = asyncio.create_task(trials.wait_for_turn("first", lambda: next(answers)))
+    second = asyncio.create_task(trials.wait_for_turn("second", lambda: next(answers)))
     assert await settled(first)
     assert not await settled(second)
-    made.record_token("first")
+    trials.record_token("first")
     assert await settled(second)
     assert (first.result(), second.result()) == (True, False)
 
 
 async def test_cancelled_suspect_unblocks_waiting_requests() -> None:
-    made = Trials()
-    await made.wait_for_turn("busy", innocent)
-    tried, later = turn(made, "tried", True), turn(made, "later")
+    trials = Trials()
+    await trials.wait_for_turn("busy", innocent)
+    tried, later = turn(trials, "tried", True), turn(trials, "later")
     assert not await settled(later)
     tried.cancel()
     assert await settled(later)
-    made.remove("busy")
-    made.remove("later")
-    assert await made.wait_for_turn("tried again", suspect)
-    made.remove("tried again")
-    assert not await made.wait_for_turn("last", innocent)
+    trials.remove("busy")
+    trials.remove("later")
+    assert await trials.wait_for_turn("tried again", suspect)
+    trials.remove("tried again")
+    assert not await trials.wait_for_turn("last", innocent)
 
 
 async def test_refused_suspect_blocks_no_later_request() -> None:
     def refused() -> bool:
         raise RequestTooCostly("no")
 
-    made = Trials()
+    trials = Trials()
     with pytest.raises(RequestTooCostly):
-        await made.wait_for_turn("refused", refused)
-    assert not await made.wait_for_turn("next", innocent)
+        await trials.wait_for_turn("refused", refused)
+    assert not await trials.wait_for_turn("next", innocent)
 
 
 async def test_engine_end_releases_all_waiting_requests() -> None:
-    made = Trials()
-    await made.wait_for_turn("busy", innocent)
-    tried, later = turn(made, "tried", True), turn(made, "later")
+    trials = Trials()
+    await trials.wait_for_turn("busy", innocent)
+    tried, later = turn(trials, "tried", True), turn(trials, "later")
     assert not await settled(tried)
-    made.clear()
+    trials.clear()
     assert await settled(tried)
     assert await settled(later)

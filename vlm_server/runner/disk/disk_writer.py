@@ -17,7 +17,7 @@ from vlm_server.runner.disk.records import UNREADABLE, Record, read_header
 
 logger = logging.getLogger(__name__)
 
-_MAX_QUEUED_BYTES = 256 << 20
+MAX_QUEUED_BYTES = 256 << 20
 """Limit of the queue; records beyond it are dropped."""
 _WARN_SECONDS = 3600.0
 """Minimum time between two warnings of failed writes."""
@@ -53,12 +53,7 @@ class DiskWriter:
     def room_bytes(self) -> int:
         """Free bytes of the queue."""
         with self._lock:
-            return _MAX_QUEUED_BYTES - sum(self._sizes.values())
-
-    @property
-    def num_queued(self) -> int:
-        with self._lock:
-            return len(self._sizes)
+            return MAX_QUEUED_BYTES - sum(self._sizes.values())
 
     def __contains__(self, key: str) -> bool:
         with self._lock:

@@ -123,7 +123,7 @@ async def post(client: httpx.AsyncClient, route: str, name: str) -> tuple[int, A
 
 
 @pytest.mark.parametrize("name", ["demo", "default", "fast", "gpt-4o"])
-async def test_load_accepts_every_name_of_a_served_model(
+async def test_load_accepts_every_name_of_served_model(
     operator: httpx.AsyncClient, pool: Pool, name: str
 ) -> None:
     assert await post(operator, LOAD, name) == (200, {"model": "demo", "state": "ready"})
@@ -140,7 +140,7 @@ async def test_unload_refuses_pinned_models_with_conflict(
     assert "pinned" in error["message"]
 
 
-async def test_a_checkpoint_wins_over_a_pattern(
+async def test_checkpoint_wins_over_pattern(
     operator: httpx.AsyncClient, pool: Pool, tmp_path: Path
 ) -> None:
     checkpoint(tmp_path / "disk/gpt-vision")
@@ -238,7 +238,7 @@ async def test_administration_body_without_json_content_type_is_415(
     assert (await operator.post(route, content=b'{"model": "demo"}')).status_code == 415
 
 
-async def test_administration_routes_need_an_admin_key(pool: Pool, tmp_path: Path) -> None:
+async def test_administration_routes_need_admin_key(pool: Pool, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[laptop]\nkey = "laptop-key"\n')
     file.chmod(0o600)

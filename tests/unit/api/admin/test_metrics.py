@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.api.conftest import Connect, listening
@@ -61,19 +62,14 @@ async def scrape(client: httpx.AsyncClient) -> dict[Sample, float]:
     }
 
 
-async def test_metrics_contain_every_engine_figure(
-    client: httpx.AsyncClient, engine: ScriptedEngine
-) -> None:
-    engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
-    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
-    found = await scrape(client)
-    assert {
-        sample_key: found[sample_key] for sample_key in found if not sample_key[0].startswith(FRONT)
-    } == {
+ENGINE_METRICS: dict[str, dict[Sample, float]] = {
+    "stored responses": {
         sample("stored_responses"): 0,
         sample("stored_responses_size_bytes"): 0,
         sample("stored_responses_limit_bytes"): Server().responses_store_bytes,
         sample("stored_responses_evictions_total"): 0,
+    },
+    "engine process": {
         of_model("engine_up"): 1,
         of_model("engine_ready"): 1,
         of_model("engine_restarts_total"): 2,
@@ -84,6 +80,10 @@ async def test_metrics_contain_every_engine_figure(
         of_model("engine_requests", state="prefill"): 3,
         of_model("engine_requests", state="decode"): 4,
         of_model("engine_tracked_requests"): 11,
+        of_model("engine_tracked", who="scheduler"): 5,
+        of_model("engine_tracked", who="runner"): 6,
+    },
+    "memory": {
         of_model("memory_active_bytes"): 100,
         of_model("memory_pool_bytes"): 200,
         of_model("memory_peak_bytes"): 300,
@@ -94,8 +94,8 @@ async def test_metrics_contain_every_engine_figure(
         of_model("memory_decisions_total", kind="clear_idle"): 7,
         of_model("memory_decisions_total", kind="wait"): 8,
         of_model("memory_clear_seconds_total"): 0.5,
-        of_model("engine_tracked", who="scheduler"): 5,
-        of_model("engine_tracked", who="runner"): 6,
+    },
+    "tokens": {
         of_model("generation_tokens_total"): 5000,
         of_model("prompt_tokens_total"): 7000,
         of_model("prefix_cache_queries_total"): 7000,
@@ -108,6 +108,8 @@ async def test_metrics_contain_every_engine_figure(
         of_model("spec_decode_num_drafts_total"): 71,
         of_model("spec_decode_num_draft_tokens_total"): 72,
         of_model("spec_decode_num_accepted_tokens_total"): 73,
+    },
+    "caches": {
         of_model("cache_entries", cache="pixel"): 1,
         of_model("cache_size_bytes", cache="pixel"): 10,
         of_model("cache_pinned_bytes", cache="pixel"): 5,
@@ -124,10 +126,35 @@ async def test_metrics_contain_every_engine_figure(
         of_model("cache_misses_total", cache="prefix"): 23,
         of_model("cache_evictions_total", cache="prefix"): 24,
         of_model("cache_damaged_total", cache="prefix"): 26,
-    }
+    },
+}
+"""The metrics of an engine with `STATS`, by what they are about."""
 
 
-async def test_metrics_omit_figures_of_a_restarting_engine(
+@pytest.fixture
+async def engine_metrics(client: httpx.AsyncClient, engine: ScriptedEngine) -> dict[Sample, float]:
+    """A scrape of an engine with `STATS`, without the front's own metrics."""
+    engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
+    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
+    scraped = await scrape(client)
+    return {key: value for key, value in scraped.items() if not key[0].startswith(FRONT)}
+
+
+@pytest.mark.parametrize("group", ENGINE_METRICS)
+async def test_metrics_report_engine_figures(
+    engine_metrics: dict[Sample, float], group: str
+) -> None:
+    expected = ENGINE_METRICS[group]
+    assert {key: engine_metrics.get(key) for key in expected} == expected
+
+
+async def test_metrics_contain_exactly_listed_engine_figures(
+    engine_metrics: dict[Sample, float],
+) -> None:
+    assert set(engine_metrics) == {key for group in ENGINE_METRICS.values() for key in group}
+
+
+async def test_metrics_omit_figures_of_restarting_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.be("restarting")
@@ -137,7 +164,7 @@ async def test_metrics_omit_figures_of_a_restarting_engine(
     assert not [name for name, _ in found if "memory" in name or name.endswith("tokens_total")]
 
 
-async def test_metrics_have_documentation_and_the_right_types(
+async def test_metrics_have_documentation_and_right_types(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, stats=STATS)
@@ -217,7 +244,7 @@ async def test_metrics_of_two_applications_are_independent(connect: Connect) -> 
     assert not [name for name, _ in found if name.endswith("requests_total")]
 
 
-async def test_metrics_need_the_key_like_the_status(connect: Connect) -> None:
+async def test_metrics_need_key_like_status(connect: Connect) -> None:
     client = connect(Settings(server=Server(api_keys=(KEY,))))
     assert (await client.get("/metrics")).status_code == 401
     client.headers["authorization"] = f"Bearer {KEY}"

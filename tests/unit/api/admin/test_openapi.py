@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from tests.support.whole_run import few_of
 from tests.unit.api.conftest import parsing_pool
-from tests.unit.api.requests import PNG_URL, chat, picture, text, user
+from tests.unit.api.requests import PNG_URL, chat, image_part, text, user
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.settings import Settings
@@ -104,7 +104,7 @@ async def test_openapi_describes_every_route(client: httpx.AsyncClient) -> None:
     ("name", "body", "is_valid"),
     [
         ("ChatRequest", chat(), True),
-        ("ChatRequest", chat(user(text(), picture(PNG_URL)), temperature=1, user="x"), True),
+        ("ChatRequest", chat(user(text(), image_part(PNG_URL)), temperature=1, user="x"), True),
         ("ChatRequest", chat(temperature=3), False),
         ("ChatRequest", chat(colour="red"), False),
         ("CompletionRequest", {"model": "demo", "prompt": "a", "echo": False}, True),

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from tests.unit.api.conftest import Connect, parsing_pool
-from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine, ended, finished, never
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
@@ -33,9 +33,9 @@ async def status(client: httpx.AsyncClient) -> dict[str, Any]:
 async def answering(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> AsyncIterator[asyncio.Task[httpx.Response]]:
-    """A request with a picture, submitted to an engine that does not go on."""
+    """A request with an image, submitted to an engine that does not go on."""
     engine.script = (says("Hello"), never())
-    body = chat(user(text(), picture()))
+    body = chat(user(text(), image_part()))
     task = asyncio.create_task(client.post(ROUTE, json=body))
     await asyncio.wait_for(engine.waiting.wait(), 5)
     yield task
@@ -75,7 +75,7 @@ async def test_cancelled_request_is_410_which_clients_do_not_retry(
     assert again.status_code == 404
 
 
-async def test_cancelling_and_settings_need_an_admin_key(tmp_path: Path, connect: Connect) -> None:
+async def test_cancelling_and_settings_need_admin_key(tmp_path: Path, connect: Connect) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[laptop]\nkey = "laptop-key"\n[ops]\nkey = "operator-key"\nadmin = true\n')
     file.chmod(0o600)

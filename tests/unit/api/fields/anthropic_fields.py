@@ -8,15 +8,14 @@ from typing import Any
 from tests.support.image_files import image_file
 from tests.unit.api.dialects.anthropic.steps import (
     COUNT_ROUTE,
+    IMAGE_BLOCK,
     LOOK,
-    PICTURE,
     ROUTE,
     assistant,
     call,
     request,
     result,
     text,
-    user,
 )
 from tests.unit.api.fields.count_fields import COUNTED, counting
 from tests.unit.api.fields.field import (
@@ -31,23 +30,24 @@ from tests.unit.api.fields.field import (
     works,
 )
 from tests.unit.api.fields.openai_fields import SCHEMA
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import ended, finished, thinks
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.dialects.anthropic.schema import SIGNATURE, MessagesRequest
 
 OTHER = base64.b64encode(image_file("PNG", (9, 7))).decode()
-URL_PICTURE = {"type": "image", "source": {"type": "url", "url": "data:image/png;base64," + OTHER}}
-OTHER_URL = "data:image/png;base64," + PICTURE["source"]["data"]
+URL_IMAGE = {"type": "image", "source": {"type": "url", "url": "data:image/png;base64," + OTHER}}
+OTHER_URL = "data:image/png;base64," + IMAGE_BLOCK["source"]["data"]
 THOUGHT = {"type": "thinking", "thinking": "Hm."}
 HIDDEN = {"type": "redacted_thinking", "data": "x"}
 MARK = {"type": "ephemeral"}
 
 SAID = request(user(text()))
-SEEN = request(user(PICTURE))
-LINKED = request(user(URL_PICTURE))
+SEEN = request(user(IMAGE_BLOCK))
+LINKED = request(user(URL_IMAGE))
 CALLED = request(user("hi"), assistant(THOUGHT, call(screen=1)), user(result(text())))
-SHOT = request(user("hi"), assistant(call()), user(result(PICTURE)))
-SHOT_LINKED = request(user("hi"), assistant(call()), user(result(URL_PICTURE)))
+SHOT = request(user("hi"), assistant(call()), user(result(IMAGE_BLOCK)))
+SHOT_LINKED = request(user("hi"), assistant(call()), user(result(URL_IMAGE)))
 WITH_TOOLS = request(tools=[{**LOOK, "name": "other"}, LOOK])
 COMPUTER = request(
     tools=[{"type": "computer_20251124", "name": "computer", "display_width_px": 800,

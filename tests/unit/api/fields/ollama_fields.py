@@ -40,7 +40,7 @@ ANSWERED = chat(user("hi"), {"role": "assistant", "content": "Yes?"}, user("so?"
 
 
 def shared(usual: dict[str, Any]) -> tuple[Field, ...]:
-    """What both routes have."""
+    """The fields of both routes."""
     scored = {**usual, "logprobs": True}
     return (
         works("model", "model", "other", fails=404),

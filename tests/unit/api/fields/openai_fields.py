@@ -17,7 +17,7 @@ from tests.unit.api.fields.field import (
     unknown_in_messages,
     works,
 )
-from tests.unit.api.requests import assistant, called, chat, picture, result, text, tool, user
+from tests.unit.api.requests import assistant, called, chat, image_part, result, text, tool, user
 from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 
 OTHER_PNG = data_url(image_file("PNG", (9, 7)))
@@ -29,8 +29,8 @@ WITH_TOOL = chat(tools=[tool("f", description="F.", parameters=SCHEMA)])
 WITH_TOOLS = chat(tools=[tool("f"), tool("g")])
 ASSISTANT = chat(user("hi"), {"role": "assistant", "content": "Yes?"}, user("so?"))
 CALLED = chat(user("hi"), assistant(called("1", "f", '{"x": 1}')), result("1", "x"))
-WITH_SHOT = chat(user("hi"), assistant(called("1")), result("1", picture()))
-WITH_PICTURE = chat(user(text(), picture()))
+WITH_SHOT = chat(user("hi"), assistant(called("1")), result("1", image_part()))
+WITH_IMAGE = chat(user(text(), image_part()))
 VIDEO_URL, OTHER_VIDEO_URL = (
     video_files.data_url(video_files.encode(video_files.noise(i, 3))) for i in (1, 2)
 )
@@ -225,7 +225,7 @@ UNKNOWN: tuple[Field, ...] = (
     *unknown_in_messages(
         ("messages[]", None),
         ("messages[].content[]{text}", chat(user(text()))),
-        ("messages[].content[]{image_url}.image_url", WITH_PICTURE),
+        ("messages[].content[]{image_url}.image_url", WITH_IMAGE),
         ("messages[assistant].tool_calls[]{function}", CALLED),
         ("messages[assistant].tool_calls[]{function}.function", CALLED),
         ("tools[]{function}", WITH_TOOL),
@@ -248,15 +248,15 @@ IMAGE = "messages[].content[]{image_url}.image_url"
 SHOT_IMAGE = "messages[tool].content[]{image_url}.image_url"
 VIDEO = "messages[].content[]{video_url}.video_url"
 MEDIA: tuple[Field, ...] = (
-    works("image", IMAGE, OTHER_PNG, on=WITH_PICTURE),
-    works("image", f"{IMAGE}.url", OTHER_PNG, on=WITH_PICTURE),
-    works("detail", f"{IMAGE}.detail", "low", on=WITH_PICTURE),
+    works("image", IMAGE, OTHER_PNG, on=WITH_IMAGE),
+    works("image", f"{IMAGE}.url", OTHER_PNG, on=WITH_IMAGE),
+    works("detail", f"{IMAGE}.detail", "low", on=WITH_IMAGE),
     works("image", f"{SHOT_IMAGE}.url", OTHER_PNG, on=WITH_SHOT),
     works("detail", f"{SHOT_IMAGE}.detail", "low", on=WITH_SHOT),
     works("video", VIDEO, OTHER_VIDEO_URL, on=WITH_VIDEO),
     works("video", f"{VIDEO}.url", OTHER_VIDEO_URL, on=WITH_VIDEO),
-    works("bounds of the size", "mm_processor_kwargs.min_pixels", 5000, on=WITH_PICTURE),
-    works("bounds of the size", "mm_processor_kwargs.max_pixels", 5000, on=WITH_PICTURE),
+    works("bounds of the size", "mm_processor_kwargs.min_pixels", 5000, on=WITH_IMAGE),
+    works("bounds of the size", "mm_processor_kwargs.max_pixels", 5000, on=WITH_IMAGE),
 )
 
 CHAT = Dialect(

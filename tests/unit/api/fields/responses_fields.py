@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
+from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
 from tests.unit.api.fields.field import (
     Dialect,
     Field,
@@ -25,7 +25,7 @@ from tests.unit.api.fields.openai_fields import (
     UNKNOWN_AT_THE_TOP,
     VIDEO_URL,
 )
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.requests import PNG_URL, user
 from vlm_server.api.dialects.responses.schema import HARMLESS, LOGPROBS, NEUTRAL, ResponsesRequest
 
 
@@ -38,7 +38,7 @@ async def stored(client: httpx.AsyncClient) -> str:
 TEXT: dict[str, Any] = {"type": "input_text", "text": "What?"}
 ANSWER = {"type": "output_text", "text": "That.", "annotations": []}
 REFUSAL = {"type": "refusal", "refusal": "No."}
-PICTURE = {"type": "input_image", "image_url": PNG_URL}
+IMAGE = {"type": "input_image", "image_url": PNG_URL}
 VIDEO = {"type": "input_video", "video_url": VIDEO_URL}
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "H"}]}
@@ -55,8 +55,8 @@ def output(*parts: dict[str, Any]) -> dict[str, Any]:
 SAID = asking([message("user", TEXT)])
 CUT_OFF = asking([user("hi"), {**message("assistant", ANSWER), "status": "incomplete"}])
 CALLED = asking([user("hi"), THOUGHT, CALL, output(TEXT)])
-SHOT = asking([user("hi"), CALL, output(PICTURE)])
-SEEN = asking([message("user", PICTURE)])
+SHOT = asking([user("hi"), CALL, output(IMAGE)])
+SEEN = asking([message("user", IMAGE)])
 FILMED = asking([message("user", VIDEO)])
 WITH_TOOLS = asking(tools=[tool("f", description="F."), tool("g")])
 LAST_TOOL = "tools[]{function}"

@@ -154,7 +154,7 @@ def read_as(dialect: Dialect, reading: Reading) -> list[Field]:
 
 
 @by_dialect
-async def test_working_fields_change_the_request(
+async def test_working_fields_change_request(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     await check_all(client, engine, dialect, read_as(dialect, Reading.WORKS), works)
@@ -210,7 +210,7 @@ def is_declared(path: str, dialect: Dialect) -> bool:
 
 
 @by_dialect
-def test_every_declared_field_has_a_listed_concept(dialect: Dialect) -> None:
+def test_every_declared_field_has_listed_concept(dialect: Dialect) -> None:
     assert {field.concept for field in dialect.fields} - CONCEPTS == set()
 
 

@@ -48,7 +48,7 @@ LONG_NAME = "x" * 900
 class Hostile:
     """A dialect, as a client meets it that sends nonsense.
 
-    whole: a request with most of what there is. plain: one without media, and pictured: one with.
+    whole: a request with most of what there is. plain: one without media, and imaged: one with.
     fields: the names of what stands beside the conversation. requests: those that are nearly right.
     anything: any JSON, of the dialect's words. longest: characters that a message may have.
     """
@@ -59,7 +59,7 @@ class Hostile:
     encode_error: Callable[[RequestError], bytes]
     whole: Json
     plain: Json
-    pictured: Json
+    with_image: Json
     fields: tuple[str, ...]
     requests: Strategy
     anything: Strategy
@@ -108,7 +108,7 @@ MODEL = st.just("demo") | WORD
 
 def _chat() -> Hostile:
     anything = anything_of("text", "image_url")
-    part = st.sampled_from([openai.text(), openai.picture(), {"type": "text"}])
+    part = st.sampled_from([openai.text(), openai.image_part(), {"type": "text"}])
     part |= st.fixed_dictionaries(
         {"type": WORD | st.just("image_url")},
         optional=dict.fromkeys(("text", "image_url", "video_url"), anything),
@@ -138,9 +138,9 @@ def _chat() -> Hostile:
         errors.encode_openai,
         whole=openai.chat(
             {"role": "system", "content": "Be brief."},
-            openai.user(openai.text(), openai.picture()),
+            openai.user(openai.text(), openai.image_part()),
             openai.assistant(openai.called("1", arguments='{"x": 1}'), reasoning_content="Hm."),
-            openai.result("1", openai.text(), openai.picture()),
+            openai.result("1", openai.text(), openai.image_part()),
             tools=[openai.tool(description="Looks.", parameters=SCHEMA, strict=True)],
             tool_choice={"type": "function", "function": {"name": "f"}},
             response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
@@ -156,7 +156,7 @@ def _chat() -> Hostile:
             chat_template_kwargs={"enable_thinking": True},
         ),
         plain=openai.chat(openai.user(openai.text())),
-        pictured=openai.chat(openai.user(openai.text(), openai.picture())),
+        with_image=openai.chat(openai.user(openai.text(), openai.image_part())),
         fields=fields,
         requests=with_some(
             st.fixed_dictionaries(
@@ -190,7 +190,7 @@ def _completions() -> Hostile:
             "response_format": {"type": "json_object"},
         },
         plain={"model": "demo", "prompt": "hi"},
-        pictured={},
+        with_image={},
         fields=fields,
         requests=with_some(
             st.fixed_dictionaries({"model": MODEL, "prompt": WORD | anything}), fields, anything
@@ -235,13 +235,13 @@ def _responses() -> Hostile:
         },
     )
     between = st.lists(item, min_size=1, max_size=3).map(
-        lambda odd: [responses.user("U"), *odd, responses.user("U")]
+        lambda odd: [openai.user("U"), *odd, openai.user("U")]
     )
     known = names_of(responses_schema.ResponsesRequest, "model", "input")
     fields = (*known, *sorted(responses_schema.HARMLESS), *responses_schema.NEUTRAL)
-    picture = {"type": "input_image", "image_url": openai.PNG_URL}
+    image = {"type": "input_image", "image_url": openai.PNG_URL}
     call = {"type": "function_call", "call_id": "1", "name": "a", "arguments": '{"x": 1}'}
-    result = {"type": "function_call_output", "call_id": "1", "output": [picture]}
+    result = {"type": "function_call_output", "call_id": "1", "output": [image]}
     thought = {"type": "reasoning", "id": "r", "summary": [], "content": []}
     return Hostile(
         "responses",
@@ -250,7 +250,7 @@ def _responses() -> Hostile:
         errors.encode_openai,
         whole=responses.asking(
             [
-                responses.user({"type": "input_text", "text": "U"}, picture),
+                openai.user({"type": "input_text", "text": "U"}, image),
                 {**thought, "content": [{"type": "reasoning_text", "text": "Hm."}]},
                 {"role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
                 call,
@@ -267,8 +267,8 @@ def _responses() -> Hostile:
             store=False,
             stream=False,
         ),
-        plain=responses.asking([responses.user("U")]),
-        pictured=responses.asking([responses.user(picture)], tools=[responses.tool("a")]),
+        plain=responses.asking([openai.user("U")]),
+        with_image=responses.asking([openai.user(image)], tools=[responses.tool("a")]),
         fields=fields,
         requests=st.one_of(
             with_some(
@@ -291,7 +291,7 @@ def _messages() -> Hostile:
     types = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
     names = ("type", "text", "source", "data", "media_type", "id", "name", "input", "content")
     anything = anything_of(*types, names=(*names, "tool_use_id", "thinking", "signature"))
-    block = st.sampled_from([anthropic.text(), anthropic.PICTURE, anthropic.call()])
+    block = st.sampled_from([anthropic.text(), anthropic.IMAGE_BLOCK, anthropic.call()])
     block |= st.fixed_dictionaries(
         {"type": st.sampled_from(types)}, optional=dict.fromkeys((*names[1:], LONG_NAME), anything)
     )
@@ -310,13 +310,13 @@ def _messages() -> Hostile:
         parse_message,
         anthropic_errors.encode,
         whole=anthropic.request(
-            anthropic.user(anthropic.text(), anthropic.PICTURE),
+            openai.user(anthropic.text(), anthropic.IMAGE_BLOCK),
             anthropic.assistant(
                 {"type": "thinking", "thinking": "Hm.", "signature": "x"},
                 anthropic.text(),
                 anthropic.call(screen=1),
             ),
-            anthropic.user(anthropic.result(anthropic.text(), anthropic.PICTURE)),
+            openai.user(anthropic.result(anthropic.text(), anthropic.IMAGE_BLOCK)),
             system=[anthropic.text("Be brief.")],
             tools=[anthropic.LOOK, {**computer, "display_width_px": 9, "display_height_px": 9}],
             tool_choice={"type": "tool", "name": "look"},
@@ -327,7 +327,7 @@ def _messages() -> Hostile:
             stream=False,
         ),
         plain=anthropic.request(),
-        pictured=anthropic.request(anthropic.user(anthropic.PICTURE)),
+        with_image=anthropic.request(openai.user(anthropic.IMAGE_BLOCK)),
         fields=fields,
         requests=with_some(
             st.fixed_dictionaries(
@@ -384,7 +384,7 @@ def _ollama(*, is_chat: bool) -> Hostile:
     tools = [{"type": "function", "function": _FUNCTION}]
     question: Json = {"prompt": "hi", "system": "Be brief."}
     request: Json = {"messages": history, "tools": tools} if is_chat else question
-    pictures = {"images": [anthropic.PNG]}
+    images = {"images": [anthropic.PNG]}
     return Hostile(
         "ollama chat" if is_chat else "ollama generate",
         "/api/chat" if is_chat else "/api/generate",
@@ -393,7 +393,7 @@ def _ollama(*, is_chat: bool) -> Hostile:
         whole={
             "model": "demo",
             **request,
-            **({} if is_chat else pictures),
+            **({} if is_chat else images),
             "format": SCHEMA,
             "think": "low",
             "keep_alive": "5m",
@@ -401,13 +401,9 @@ def _ollama(*, is_chat: bool) -> Hostile:
             "stream": False,
         },
         plain={"model": "demo", **({"messages": [user_turn]} if is_chat else {"prompt": "hi"})},
-        pictured={
+        with_image={
             "model": "demo",
-            **(
-                {"messages": [{**user_turn, **pictures}]}
-                if is_chat
-                else {"prompt": "hi", **pictures}
-            ),
+            **({"messages": [{**user_turn, **images}]} if is_chat else {"prompt": "hi", **images}),
         },
         fields=fields,
         requests=with_some(

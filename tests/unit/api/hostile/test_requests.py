@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.whole_run import examples
-from tests.unit.api.dialects.responses.requests import asking, user
+from tests.unit.api.dialects.responses.requests import asking
 from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
+from tests.unit.api.requests import user
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.parsing.conversation import NeedsProcess
 from vlm_server.api.parsing.media.external import BytesNeeded
@@ -151,7 +152,7 @@ def at(path: Path, value: Any) -> Iterator[None]:
 
 
 @by_dialect
-def test_refusals_do_not_repeat_the_value(dialect: Hostile) -> None:
+def test_refusals_do_not_repeat_value(dialect: Hostile) -> None:
     for path in paths(dialect.whole):
         for value in LONG:
             with at(path, value):
@@ -194,7 +195,7 @@ def test_ignored_unknown_fields_cause_no_error(dialect: Hostile, data: st.DataOb
 def test_request_with_changed_bytes_is_accepted_or_refused(
     dialect: Hostile, data: st.DataObject
 ) -> None:
-    body = bytearray(json.dumps(dialect.pictured or dialect.plain).encode())
+    body = bytearray(json.dumps(dialect.with_image or dialect.plain).encode())
     places = st.integers(0, len(body) - 1)
     for place in data.draw(st.lists(places, min_size=1, max_size=4)):
         body[place] = data.draw(st.integers(0, 255))
@@ -204,14 +205,14 @@ def test_request_with_changed_bytes_is_accepted_or_refused(
 # ---- where it is read ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.pictured], ids=str)
-def test_parsing_thread_accepts_texts_and_leaves_pictures(dialect: Hostile) -> None:
-    text, pictured = (json.dumps(each).encode() for each in (dialect.plain, dialect.pictured))
+@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.with_image], ids=str)
+def test_parsing_thread_accepts_texts_and_leaves_images(dialect: Hostile) -> None:
+    text, with_image = (json.dumps(each).encode() for each in (dialect.plain, dialect.with_image))
     on_thread = msgspec.structs.replace(CONTEXT, on_thread=True)
     assert dialect.parse(text, on_thread) == dialect.parse(text, CONTEXT)
-    assert dialect.parse(pictured, CONTEXT).submit.images
+    assert dialect.parse(with_image, CONTEXT).submit.images
     with pytest.raises(NeedsProcess):
-        dialect.parse(pictured, on_thread)
+        dialect.parse(with_image, on_thread)
 
 
 PROGRAM = """
@@ -237,7 +238,7 @@ print("all read")
 """
 
 
-def test_concurrent_first_requests_do_not_crash_the_front() -> None:
+def test_concurrent_first_requests_do_not_crash_front() -> None:
     jobs = [
         (dialect.parse.__module__, dialect.parse.__qualname__, json.dumps(dialect.plain))
         for dialect in DIALECTS

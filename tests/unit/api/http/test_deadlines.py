@@ -54,9 +54,7 @@ def test_timeout_header_shortens_and_never_extends() -> None:
     assert RequestClock({}, NONE).left() == Deadlines()
 
 
-async def test_engine_gets_the_remaining_deadlines(
-    connect: Connect, engine: ScriptedEngine
-) -> None:
+async def test_engine_gets_remaining_deadlines(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect()
     await client.post(ROUTE, json=chat(), headers={"x-request-timeout-ms": "5000"})
     remaining = engine.submitted[0].deadlines
@@ -114,7 +112,7 @@ SILENT: list[tuple[str, tuple[Step, ...], str]] = [
 
 @pytest.mark.parametrize(("setting", "script", "code"), SILENT)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_unresponsive_engine_ends_with_504_at_the_deadline(
+async def test_unresponsive_engine_ends_with_504_at_deadline(
     connect: Connect,
     engine: ScriptedEngine,
     setting: str,
@@ -133,7 +131,7 @@ async def test_unresponsive_engine_ends_with_504_at_the_deadline(
 @pytest.mark.parametrize(
     ("setting", "code"), [("token_seconds", "token_timeout"), ("total_seconds", "total_timeout")]
 )
-async def test_deadline_in_a_running_stream_is_an_event(
+async def test_deadline_in_running_stream_is_event(
     connect: Connect, engine: ScriptedEngine, setting: str, code: str
 ) -> None:
     engine.script = (begins, text("one"), never())
@@ -145,7 +143,7 @@ async def test_deadline_in_a_running_stream_is_an_event(
     assert engine.aborted == [engine.submitted[0].request_id]
 
 
-async def test_queue_deadline_ends_once_the_engine_begins(
+async def test_queue_deadline_ends_once_engine_begins(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     release = asyncio.Event()

@@ -51,7 +51,7 @@ async def test_until_disconnect_returns_result_and_raises_error() -> None:
         await until_disconnect(Client().receive, finish(ZeroDivisionError()))
 
 
-async def test_disconnect_cancels_the_work_and_awaits_cleanup() -> None:
+async def test_disconnect_cancels_work_and_awaits_cleanup() -> None:
     client, work = Client(), Work()
     asyncio.get_running_loop().call_later(0.01, client.left.set)
     with pytest.raises(ClientGone):
@@ -59,7 +59,7 @@ async def test_disconnect_cancels_the_work_and_awaits_cleanup() -> None:
     assert work.is_clean
 
 
-async def test_cancellation_cancels_the_work_and_awaits_cleanup() -> None:
+async def test_cancellation_cancels_work_and_awaits_cleanup() -> None:
     work = Work()
     task = asyncio.create_task(until_disconnect(Client().receive, work.run()))
     await asyncio.sleep(0.01)

@@ -48,7 +48,9 @@ async def scrape(client: httpx.AsyncClient, prefix: str = "vlm_server_") -> Figu
     return figures
 
 
-async def until(client: httpx.AsyncClient, name: str, value: float, label: str = "") -> Figures:
+async def wait_for_figure(
+    client: httpx.AsyncClient, name: str, value: float, label: str = ""
+) -> Figures:
     for _ in range(500):
         found = await scrape(client)
         if found[name, label] == value:
@@ -107,7 +109,7 @@ async def test_stream_has_no_server_timing_header(client: httpx.AsyncClient) -> 
     assert "server-timing" not in answer.headers
 
 
-async def test_tokenize_is_not_counted_as_an_answer(client: httpx.AsyncClient) -> None:
+async def test_tokenize_is_not_counted_as_answer(client: httpx.AsyncClient) -> None:
     await client.post("/v1/tokenize", json=chat())
     found = await scrape(client)
     assert found["request_success_total", "stop"] == found["num_requests_running", ""] == 0
@@ -123,7 +125,7 @@ async def test_finish_reason_counters_start_at_zero(client: httpx.AsyncClient) -
     assert ends == dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
 
 
-async def test_first_token_and_silence_are_timed_at_the_socket(
+async def test_first_token_and_silence_are_timed_at_socket(
     engine: ScriptedEngine,
 ) -> None:
     """The front's figures are never larger than those of the client."""
@@ -156,7 +158,7 @@ async def test_first_token_and_silence_are_timed_at_the_socket(
     assert found["stream_longest_silence_seconds_sum", ""] == gap
 
 
-async def test_latency_is_measured_from_the_headers(engine: ScriptedEngine) -> None:
+async def test_latency_is_measured_from_headers(engine: ScriptedEngine) -> None:
     """The request's task may start much later if the front is busy."""
     app = create_app(Settings(), OneModel(engine), parsing_pool())
 
@@ -174,7 +176,7 @@ async def test_latency_is_measured_from_the_headers(engine: ScriptedEngine) -> N
     assert float(receive.removeprefix("receive;dur=")) >= 5000
 
 
-async def test_connection_records_the_time_of_the_headers() -> None:
+async def test_connection_records_time_of_headers() -> None:
     received = asyncio.Queue[float]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,16 +207,16 @@ async def test_gauges_follow_requests_from_waiting_to_done(engine: ScriptedEngin
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
     ):
         asking = [asyncio.create_task(client.post(ROUTE, json=chat())) for _ in range(3)]
-        found = await until(client, "num_requests_waiting", 3)
+        found = await wait_for_figure(client, "num_requests_waiting", 3)
         assert found["num_requests_running", ""] == 0
         assert await loads(client) == (0, 3)
         begin.set()
-        found = await until(client, "num_requests_running", 3)
+        found = await wait_for_figure(client, "num_requests_running", 3)
         assert found["num_requests_waiting", ""] == 0
         assert await loads(client) == (3, 0)
         for task in asking:
             task.cancel()
-        found = await until(client, "num_requests_running", 0)
+        found = await wait_for_figure(client, "num_requests_running", 0)
         assert found["request_success_total", "abort"] == 3
         assert found["num_requests_waiting", ""] == 0
         assert await loads(client) == (0, 0)
@@ -238,14 +240,14 @@ async def test_failed_request_is_counted_as_error(
     assert found["num_requests_running", ""] == found["num_requests_waiting", ""] == 0
 
 
-async def test_metric_names_have_the_configured_prefix(connect: Connect) -> None:
+async def test_metric_names_have_configured_prefix(connect: Connect) -> None:
     client = connect(Settings(metrics=MetricsSettings(prefix="vllm:")))
     await client.post(ROUTE, json=chat())
     found = await scrape(client, "vllm:")
     assert found["request_success_total", "stop"] == 1
 
 
-async def test_log_line_has_the_answers_figures(
+async def test_log_line_has_answers_figures(
     client: httpx.AsyncClient, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.script = (*HELLO[:-1], timed(Phase("queue", 0.0), Phase("decode", 0.0)))

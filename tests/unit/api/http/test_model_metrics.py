@@ -12,7 +12,7 @@ from vlm_server.api.http.model_metrics import SECONDS, TOKENS, Histogram
 
 
 @pytest.mark.parametrize("bounds", [SECONDS, TOKENS], ids=["seconds", "tokens"])
-def test_histogram_counts_like_the_prometheus_library(bounds: tuple[float, ...]) -> None:
+def test_histogram_counts_like_prometheus_library(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
     ours = Histogram(bounds)
     registry = CollectorRegistry()

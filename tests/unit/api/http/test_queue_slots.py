@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from tests.support.clock import Clock
 from tests.unit.api.conftest import Connect, listening
 from tests.unit.api.http.test_transport import raw
 from tests.unit.api.requests import ROUTE, chat
@@ -22,14 +23,6 @@ from vlm_server.settings import Limits, Server, Settings
 KIB, MIB = 1 << 10, 1 << 20
 FREE = 64 * KIB
 begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Queue:
@@ -72,7 +65,7 @@ def test_single_client_gets_every_slot() -> None:
     assert Queue(max_requests=8).fill("a") == 8
 
 
-def test_freed_slot_goes_to_the_waiting_client() -> None:
+def test_freed_slot_goes_to_waiting_client() -> None:
     queue = Queue(max_requests=8)
     queue.fill("a")
     assert not queue.take("b")
@@ -95,7 +88,7 @@ def test_client_that_stopped_asking_loses_its_share() -> None:
     assert queue.take("a")
 
 
-def test_three_greedy_clients_get_a_third_each() -> None:
+def test_three_greedy_clients_get_equal_shares() -> None:
     queue = Queue(max_requests=9)
     queue.fill("a")
     for _ in range(60):
@@ -105,7 +98,7 @@ def test_three_greedy_clients_get_a_third_each() -> None:
     assert [queue.count(client) for client in "abc"] == [3, 3, 3]
 
 
-def test_clients_beyond_the_slots_get_one_each() -> None:
+def test_clients_more_than_slots_get_one_slot_each() -> None:
     queue = Queue(max_requests=3)
     for number in range(50):
         queue.take(f"client {number}")
@@ -166,7 +159,7 @@ async def test_key_cannot_take_all_slots_while_another_waits(
 # ---- bytes -----------------------------------------------------------------------------
 
 
-def test_body_over_the_waiting_bytes_is_refused() -> None:
+def test_body_over_waiting_bytes_is_refused() -> None:
     queue = Queue(max_body_bytes=MIB, max_waiting_bytes=2 * MIB)
     assert queue.take("a", MIB)
     assert queue.take("a", MIB)
@@ -201,7 +194,7 @@ def body_of(num_bytes: int) -> bytes:
     return body + b" " * (num_bytes - len(body))
 
 
-async def test_bytes_are_refused_before_the_body_is_read() -> None:
+async def test_bytes_are_refused_before_body_is_read() -> None:
     engine = ScriptedEngine(never())
     async with (
         listening(engine, SMALL) as port,
@@ -217,7 +210,7 @@ async def test_bytes_are_refused_before_the_body_is_read() -> None:
         assert b"retry-after: " in head
         assert (await client.get("/v1/status")).json()["requests"]["waiting_bytes"] > 0
         first.cancel()
-        await until_nothing_waits(client)
+        await wait_until_nothing_waits(client)
 
 
 async def test_unsent_body_takes_no_waiting_bytes() -> None:
@@ -235,7 +228,7 @@ async def test_unsent_body_takes_no_waiting_bytes() -> None:
         assert answer.status_code == 200
 
 
-async def until_nothing_waits(client: httpx.AsyncClient) -> None:
+async def wait_until_nothing_waits(client: httpx.AsyncClient) -> None:
     for _ in range(500):
         requests = (await client.get("/v1/status")).json()["requests"]
         if not (requests["in_flight"] or requests["waiting_bytes"]):
@@ -264,10 +257,10 @@ async def test_chunked_body_is_counted_after_its_arrival() -> None:
         assert second.status_code == 429
         release.set()
         assert (await first).status_code == 200
-        await until_nothing_waits(client)
+        await wait_until_nothing_waits(client)
 
 
-async def test_waiting_bytes_are_freed_when_the_engine_begins(
+async def test_waiting_bytes_are_freed_when_engine_begins(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(SMALL)
@@ -283,13 +276,13 @@ async def test_waiting_bytes_are_freed_when_the_engine_begins(
         assert (await client.post(ROUTE, json=chat())).status_code == 200, "a short one passes"
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await until_nothing_waits(client)
+        await wait_until_nothing_waits(client)
 
 
 # ---- when to come back -----------------------------------------------------------------
 
 
-def test_service_rate_covers_the_last_minute() -> None:
+def test_service_rate_covers_last_minute() -> None:
     rate = ServiceRate()
     assert rate.seconds_for(0, 100.0) == 1
     rate.begin(100.0)
@@ -311,7 +304,7 @@ def test_service_rate_of_many_ends_covers_less_time() -> None:
     assert rate.seconds_for(500, 30.0) == pytest.approx(5, rel=0.02)
 
 
-def test_retry_after_grows_with_the_load() -> None:
+def test_retry_after_grows_with_load() -> None:
     retry_seconds: dict[float, set[float]] = {}
     for seconds in (0.01, 0.5, 5.0):
         queue = Queue(max_requests=8)

@@ -122,7 +122,7 @@ def test_choices_have_own_latencies_and_share_longest_silence() -> None:
     assert read(answer.figures.longest_silence) == (1, 3)
 
 
-def test_tool_call_delta_counts_as_the_first_token() -> None:
+def test_tool_call_delta_counts_as_first_token() -> None:
     answer = Answer()
     with answer.recorder as recorder:
         answer.now = 104
@@ -133,7 +133,7 @@ def test_tool_call_delta_counts_as_the_first_token() -> None:
     assert answer.figures.ended["tool_calls"] == 1
 
 
-def test_truncated_choice_counts_the_answer_as_length() -> None:
+def test_truncated_choice_counts_answer_as_length() -> None:
     answer = Answer()
     with answer.recorder as recorder:
         for choice, reason in enumerate(("stop", "length", "tool_calls")):
@@ -180,7 +180,7 @@ def test_aborted_waiting_request_records_its_queue_time() -> None:
 @pytest.mark.parametrize(
     ("error", "reason"), [(asyncio.CancelledError, "abort"), (ValueError, "error")]
 )
-def test_silence_before_a_lost_answer_is_recorded(error: type[BaseException], reason: str) -> None:
+def test_silence_before_lost_answer_is_recorded(error: type[BaseException], reason: str) -> None:
     answer = Answer()
     lose(answer, error, 110, 111)
     assert read(answer.figures.longest_silence) == (1, 39)

@@ -29,7 +29,7 @@ async def sent_by(
     return sent
 
 
-async def test_a_stream_with_events_has_no_comments() -> None:
+async def test_stream_with_events_has_no_comments() -> None:
     sent = await sent_by([0.0, 0.0, 0.0], 0.1)
     assert [message.get("body") for message in sent[1:]] == [b"data: x\n\n"] * 3 + [DONE]
 

@@ -14,7 +14,7 @@ import pytest
 from starlette.routing import Route
 
 from tests.unit.api.conftest import parsing_pool
-from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, failed
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
@@ -62,15 +62,15 @@ class Traced:
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
 
+SECRET = "swordfish"
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
+async def test_request_span_has_documented_attributes(stream: bool) -> None:
     traced = Traced()
-    body = chat(user(text("swordfish"), picture()), stream=stream)
-    before = time.time_ns()
+    body = chat(user(text(SECRET), image_part()), stream=stream)
     answer = await traced.client.post(ROUTE, json=body)
-    after = time.time_ns()
-    spans = traced.spans
-    span = spans.pop("chat demo")
+    span = traced.spans["chat demo"]
     attributes = dict(span.attributes or {})
     assert [name for name in attributes if f"`{name}`" not in OPERATIONS_DOCS] == []
     assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0  # type: ignore[operator]
@@ -92,6 +92,16 @@ async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
         "vlm_server.images": 1,
         "vlm_server.videos": 0,
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_phases_are_child_spans_within_request_span(stream: bool) -> None:
+    traced = Traced()
+    before = time.time_ns()
+    await traced.client.post(ROUTE, json=chat(user(text(SECRET), image_part()), stream=stream))
+    after = time.time_ns()
+    spans = traced.spans
+    span = spans.pop("chat demo")
     assert list(spans) == ["receive", "queue", "prepare", "prefill", "decode"]
     assert span.context is not None
     slack = 10_000_000  # two clocks
@@ -99,14 +109,19 @@ async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
         assert child.parent == span.context
         assert before - slack <= span.start_time <= child.start_time <= child.end_time  # type: ignore[operator]
         assert child.end_time <= span.end_time <= after + slack  # type: ignore[operator]
-    everything = "".join(
-        finished_span.to_json() for finished_span in traced.exporter.get_finished_spans()
-    )
-    assert "swordfish" not in everything
-    assert "Hello" not in everything
 
 
-async def test_request_span_joins_the_callers_trace() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_spans_contain_neither_prompt_nor_answer(stream: bool) -> None:
+    traced = Traced()
+    await traced.client.post(ROUTE, json=chat(user(text(SECRET), image_part()), stream=stream))
+    exported = "".join(span.to_json() for span in traced.exporter.get_finished_spans())
+    assert "chat demo" in exported
+    assert SECRET not in exported
+    assert "Hello" not in exported
+
+
+async def test_request_span_joins_callers_trace() -> None:
     traced = Traced()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b"}
     await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -127,7 +142,7 @@ async def test_unsampled_callers_get_no_span() -> None:
 @pytest.mark.parametrize(
     "value", ["", "swordfish", f"00-{'0' * 32}-{PARENT}-01", "é" * 9, "-" * 999]
 )
-async def test_invalid_traceparent_begins_a_new_trace(value: str) -> None:
+async def test_invalid_traceparent_begins_new_trace(value: str) -> None:
     traced = Traced()
     headers = [(b"traceparent", value.encode("latin-1"))]
     answer = await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -135,7 +150,7 @@ async def test_invalid_traceparent_begins_a_new_trace(value: str) -> None:
     assert traced.spans["chat demo"].parent is None
 
 
-async def test_failed_request_span_has_the_error_code() -> None:
+async def test_failed_request_span_has_error_code() -> None:
     traced = Traced()
     await traced.client.post(ROUTE, json=chat(foo=1))
     traced.engine.script = (says("a"), failed("engine_died", "swordfish"))
@@ -229,13 +244,13 @@ async def test_otlp_collector_receives_spans(
     assert sorted(names) == ["chat demo", "decode", "prefill", "prepare", "queue", "receive"]
 
 
-def test_tracing_is_off_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_off_without_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENDPOINT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert start_tracer(Tracing(), OPERATIONS) is None
 
 
-def test_missing_otel_extra_is_an_error_only_by_settings(
+def test_missing_otel_extra_is_error_only_by_settings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace.export", None)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect, listening
-from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, ended, failed, finished, never
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.settings import Limits, Server, Settings
@@ -37,7 +37,7 @@ async def test_content_types_other_than_json_are_415(
     assert answer.json()["error"]["code"] == "unsupported_media_type"
 
 
-async def test_json_with_a_charset_is_accepted(client: httpx.AsyncClient) -> None:
+async def test_json_with_charset_is_accepted(client: httpx.AsyncClient) -> None:
     headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
     answer = await client.post(ROUTE, content=json.dumps(chat()), headers=headers)
     assert answer.status_code == 200
@@ -89,7 +89,7 @@ class Raw:
         self.writer.write("\r\n".join([*head, *headers, "", ""]).encode() + body)
 
     def ask(self, **fields: Any) -> None:
-        body = json.dumps(chat(user(text(), picture()), **fields)).encode()
+        body = json.dumps(chat(user(text(), image_part()), **fields)).encode()
         self.send(body, f"Content-Length: {len(body)}")
 
     async def status(self) -> int:
@@ -173,7 +173,7 @@ async def test_disconnect_during_upload_frees_its_slot(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leave", ["reset", "half-close"])
-async def test_disconnect_before_the_first_token_aborts(stream: bool, leave: str) -> None:
+async def test_disconnect_before_first_token_aborts_request(stream: bool, leave: str) -> None:
     engine = ScriptedEngine(never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=stream)
@@ -187,7 +187,7 @@ async def test_disconnect_before_the_first_token_aborts(stream: bool, leave: str
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_disconnect_during_the_answer_aborts(stream: bool) -> None:
+async def test_disconnect_during_answer_aborts_request(stream: bool) -> None:
     engine = ScriptedEngine(says("one"), says("two"), never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=stream)
@@ -199,7 +199,7 @@ async def test_disconnect_during_the_answer_aborts(stream: bool) -> None:
         assert engine.aborted == [engine.submitted[0].request_id]
 
 
-async def test_disconnect_of_a_non_reading_client_aborts() -> None:
+async def test_disconnect_of_non_reading_client_aborts_request() -> None:
     """The answer is buffered and the engine continues until the disconnect."""
     engine = ScriptedEngine(*[says("x" * 100_000)] * 60, never())
     async with one_place(engine) as port, raw(port) as client:
@@ -221,7 +221,7 @@ async def test_client_with_too_many_unread_bytes_is_disconnected() -> None:
         assert len(engine.aborted) == 1
 
 
-async def test_whole_answer_may_exceed_the_unread_limit() -> None:
+async def test_whole_answer_may_exceed_unread_limit() -> None:
     engine = ScriptedEngine(*[says("x" * 1_000_000)] * 12, ended(), finished())
     async with listening(engine) as port, httpx.AsyncClient() as client:
         answer = await client.post(f"http://127.0.0.1:{port}{ROUTE}", json=chat())
@@ -268,7 +268,7 @@ async def test_small_refused_body_is_read_and_connection_kept(size: int) -> None
             await asyncio.wait_for(client.reader.read(), 5)
 
 
-async def test_engine_error_after_keepalive_comment_is_an_event() -> None:
+async def test_engine_error_after_keepalive_comment_is_event() -> None:
     release = asyncio.Event()
     engine = ScriptedEngine(release, failed("out_of_memory", "Memory ran out."))
     settings = Settings(server=Server(stream_keepalive_seconds=0.1))
@@ -322,7 +322,7 @@ async def test_unusual_http_requests_have_their_status(
             assert await client.everything() == b'{"status":"live"}'
 
 
-async def test_connection_over_the_limit_gets_queue_full() -> None:
+async def test_connection_over_limit_gets_queue_full() -> None:
     engine = ScriptedEngine(never())
     settings = Settings(server=Server(max_connections=1))
     async with listening(engine, settings) as port, raw(port) as client:
@@ -333,7 +333,7 @@ async def test_connection_over_the_limit_gets_queue_full() -> None:
         assert not engine.closed.is_set()
 
 
-async def test_expect_continue_is_answered_when_the_body_is_read() -> None:
+async def test_expect_continue_is_answered_when_body_is_read() -> None:
     async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
         body = json.dumps(chat()).encode()
         client.send(b"", f"Content-Length: {len(body)}", "Expect: 100-continue")
@@ -352,7 +352,7 @@ async def test_first_token_is_sent_at_once() -> None:
         assert b'"role":"assistant"' in await client.until(b"one")
 
 
-async def test_second_request_waits_for_the_first_on_its_connection() -> None:
+async def test_second_request_waits_for_first_on_its_connection() -> None:
     engine = ScriptedEngine()
     async with listening(engine) as port, raw(port) as client:
         client.ask()
@@ -371,7 +371,7 @@ async def test_full_queue_is_429_before_images_are_parsed(
     running = [asyncio.create_task(client.post(ROUTE, json=chat())) for _ in range(2)]
     while len(engine.submitted) < 2:  # noqa: ASYNC110  the engine is only a script
         await asyncio.sleep(0.001)
-    answer = await client.post(ROUTE, json=chat(user(picture("data:image/png;base64,!!!!"))))
+    answer = await client.post(ROUTE, json=chat(user(image_part("data:image/png;base64,!!!!"))))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["code"] == "queue_full"
     assert (await client.get("/v1/status")).json()["requests"]["in_flight"] == 2
@@ -384,7 +384,7 @@ async def test_refused_requests_free_their_slots(connect: Connect, engine: Scrip
     client = connect(Settings(limits=Limits(max_requests=1, max_body_bytes=2048)))
     bad: list[dict[str, Any]] = [
         chat(foo=1),
-        chat(user(picture("nonsense"))),
+        chat(user(image_part("nonsense"))),
         {**chat(), "model": "other"},
         chat(user("x" * 3000)),
     ]
@@ -398,7 +398,7 @@ async def test_refused_requests_free_their_slots(connect: Connect, engine: Scrip
     assert engine.aborted == []
 
 
-async def test_cancelled_server_task_aborts_the_request(
+async def test_cancelled_server_task_aborts_request(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     engine.script = (never(),)

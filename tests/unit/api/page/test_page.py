@@ -17,7 +17,7 @@ KEY = "correct-horse-battery"
 MAX_BYTES = 100_000
 
 
-async def test_browser_gets_the_page(client: httpx.AsyncClient) -> None:
+async def test_browser_gets_page(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", headers=BROWSER)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -41,7 +41,7 @@ async def test_clients_probe_with_head(client: httpx.AsyncClient, headers: dict[
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-async def test_every_file_is_sent_with_its_type_and_the_policy(
+async def test_every_file_is_sent_with_its_type_and_policy(
     client: httpx.AsyncClient, name: str
 ) -> None:
     answer = await client.get(f"/page/{name}")
@@ -70,7 +70,7 @@ async def test_page_file_with_known_etag_is_304(client: httpx.AsyncClient) -> No
 @pytest.mark.parametrize(
     "name", ["none.js", "page.py", "..%2fpage.py", "%2e%2e/page.py", ".", "", "index.html/", "a%00"]
 )
-async def test_files_outside_the_page_are_404(client: httpx.AsyncClient, name: str) -> None:
+async def test_files_outside_page_are_404(client: httpx.AsyncClient, name: str) -> None:
     assert (await client.get(f"/page/{name}")).status_code == 404
 
 

@@ -42,7 +42,7 @@ def nested(depth: int) -> bytes:
     ],
     ids=["values", "depth", "brackets in a text", "quotes", "backslashes", "name"],
 )
-def test_bodies_at_the_limits_are_parsed(body: bytes) -> None:
+def test_bodies_at_limits_are_parsed(body: bytes) -> None:
     assert json_body.parse_object(body) == json.loads(body)
 
 
@@ -58,7 +58,7 @@ def test_bodies_at_the_limits_are_parsed(body: bytes) -> None:
         (json.dumps({"n" * (json_body.MAX_NAME_CHARS + 1): 1}).encode(), "name"),
     ],
 )
-def test_bodies_over_the_limits_are_refused_with_reason(body: bytes, word: str) -> None:
+def test_bodies_over_limits_are_refused_with_reason(body: bytes, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         json_body.parse_object(body)
 
@@ -118,7 +118,7 @@ def test_arbitrary_json_is_parsed_equally_or_refused_briefly(value: Any) -> None
 @example(b'{"a":1}\0')
 @example(b'{"a":"\\ud800"}')
 @example(b"")
-def test_arbitrary_bytes_are_an_object_or_refused(body: bytes) -> None:
+def test_arbitrary_bytes_are_object_or_refused(body: bytes) -> None:
     assert isinstance(outcome_of(body), RequestError | dict)
 
 
@@ -148,7 +148,7 @@ JSON = st.recursive(STRINGS | SCALARS, lambda inner: objects(inner) | arrays(inn
 @given(objects(JSON))
 @example(r'{"a": "\u0022\u0022", "b": 1, "b": 1}')
 @example(r'{"a": {"b": "x", "b": "y"}, "c": "\""}')
-def test_body_is_parsed_like_the_standard_library(text: str) -> None:
+def test_body_is_parsed_like_standard_library(text: str) -> None:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         assert len(dict(pairs)) == len(pairs)
         return dict(pairs)
@@ -173,7 +173,7 @@ def test_body_is_parsed_like_the_standard_library(text: str) -> None:
         ('"b": ' + "1" * 5000 + "}", "digits"),
     ],
 )
-def test_json_error_after_a_picture_has_its_position(rest: str, word: str) -> None:
+def test_json_error_after_image_has_its_position(rest: str, word: str) -> None:
     url = base64.b64encode(os.urandom(2 * MEBIBYTE)).decode()
     with pytest.raises(RequestError, match=word):
         json_body.parse_object(f'{{"a": "{url}", {rest}'.encode())

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.unit.api.requests import chat, picture, user
+from tests.unit.api.requests import chat, image_part, user
 from vlm_server.api.parsing import process as parsing_process
 from vlm_server.api.parsing.parsed_request import (
     Context,
@@ -35,29 +35,29 @@ def test_parse_job_is_separated_from_its_body() -> None:
     assert message == b"body"
 
 
-def test_parsing_process_returns_the_parsed_request() -> None:
-    body = json.dumps(chat(user(picture(), picture()), n=3, stream=True)).encode()
+def test_parsing_process_returns_parsed_request() -> None:
+    body = json.dumps(chat(user(image_part(), image_part()), n=3, stream=True)).encode()
     request, answering = decode_outcome(parsing_process.answer(sent(body)))
     assert request.submit.request_id == "chatcmpl-1"
     assert (answering.num_images, answering.num_choices, answering.stream) == (2, 3, True)
     assert request.shape == answering.shape
 
 
-def test_parsing_process_returns_the_error_of_a_bad_request() -> None:
-    body = json.dumps(chat(user(picture("data:;base64,AAAA")))).encode()
+def test_parsing_process_returns_error_of_bad_request() -> None:
+    body = json.dumps(chat(user(image_part("data:;base64,AAAA")))).encode()
     with pytest.raises(InvalidImage) as caught:
         decode_outcome(parsing_process.answer(sent(body)))
     assert caught.value.param == "messages[0].content[0]"
 
 
 @pytest.mark.parametrize("url", ["https://x/\\ud800", "file:///\\ud800", "\\ud800"])
-def test_url_with_a_lone_surrogate_is_a_bad_request(url: str) -> None:
-    body = json.dumps(chat(user(picture("URL")))).replace("URL", url).encode()
+def test_url_with_lone_surrogate_is_bad_request(url: str) -> None:
+    body = json.dumps(chat(user(image_part("URL")))).replace("URL", url).encode()
     with pytest.raises(InvalidRequest):
         decode_outcome(parsing_process.answer(sent(body)))
 
 
-def test_internal_error_does_not_end_the_parsing_process() -> None:
+def test_internal_error_does_not_end_parsing_process() -> None:
     with pytest.raises(InternalError):
         decode_outcome(parsing_process.answer(sent(b"{}", ParsingJob("no dialect", JOB.context))))
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.image_files import data_url, image_file
-from tests.unit.api.requests import PNG_URL, assistant, called, chat, picture, result, text, user
+from tests.unit.api.requests import PNG_URL, assistant, called, chat, image_part, result, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine, failed
 from vlm_server.api.parsing import routing_key
 from vlm_server.protocol import Message, SamplingParams, Submit, TextPart
@@ -32,25 +32,25 @@ async def key_of(client: httpx.AsyncClient, route: str, body: Any, **headers: st
     return key
 
 
-async def test_routing_key_of_a_conversation_is_its_first_pictures_hash(
+async def test_routing_key_of_conversation_is_hash_of_first_image(
     client: httpx.AsyncClient,
 ) -> None:
-    """Clients can compute the SHA-256; later pictures do not change it."""
-    first = user(picture(), text())
-    later = user(picture(OTHER_URL), text("And this?"))
-    turns = [[first], [first, SAID, later], [user(picture(), text("And its colour?"))]]
+    """Clients can compute the SHA-256; later images do not change it."""
+    first = user(image_part(), text())
+    later = user(image_part(OTHER_URL), text("And this?"))
+    turns = [[first], [first, SAID, later], [user(image_part(), text("And its colour?"))]]
     keys = [await key_of(client, CHAT, chat(*messages)) for messages in turns]
     assert keys == [hashlib.sha256(PNG).hexdigest()] * 3
 
 
 async def test_routing_key_of_text_stays_over_turns(client: httpx.AsyncClient) -> None:
-    """A later picture does not change the key; another first question does."""
+    """A later image does not change the key; another first question does."""
     system = {"role": "system", "content": "Be brief."}
     call = assistant(called("a"))
     turns = [
         [system, user("Look.")],
         [system, user("Look."), SAID, user("And now?")],
-        [system, user("Look."), call, result("a", picture())],
+        [system, user("Look."), call, result("a", image_part())],
     ]
     keys = {await key_of(client, CHAT, chat(*messages)) for messages in turns}
     other = await key_of(client, CHAT, chat(system, user("Listen.")))
@@ -58,14 +58,14 @@ async def test_routing_key_of_text_stays_over_turns(client: httpx.AsyncClient) -
     assert other not in keys
 
 
-async def test_routing_key_of_a_picture_is_equal_in_every_dialect(
+async def test_routing_key_of_image_is_equal_in_every_dialect(
     client: httpx.AsyncClient,
 ) -> None:
     base64 = PNG_URL.partition(",")[2]
     source = {"type": "base64", "media_type": "image/png", "data": base64}
     question = {"type": "text", "text": "What?"}
     requests = {
-        CHAT: chat(user(picture(), text())),
+        CHAT: chat(user(image_part(), text())),
         "/v1/messages": chat(user({"type": "image", "source": source}, question), max_tokens=9),
         RESPONSES: {
             "model": "demo",
@@ -78,16 +78,14 @@ async def test_routing_key_of_a_picture_is_equal_in_every_dialect(
     assert set(keys.values()) == {hashlib.sha256(PNG).hexdigest()}, keys
 
 
-async def test_response_continues_with_the_previous_routing_key(client: httpx.AsyncClient) -> None:
+async def test_response_continues_with_previous_routing_key(client: httpx.AsyncClient) -> None:
     first = await client.post(RESPONSES, json={"model": "demo", "input": "Look."})
     body = {"model": "demo", "input": "Again.", "previous_response_id": first.json()["id"]}
     assert await key_of(client, RESPONSES, body) == first.headers["x-vlm-routing-key"]
 
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])
-async def test_prompt_cache_key_decides_the_routing_key(
-    client: httpx.AsyncClient, route: str
-) -> None:
+async def test_prompt_cache_key_decides_routing_key(client: httpx.AsyncClient, route: str) -> None:
     """The key stays even when the first turns are dropped from the conversation."""
 
     def named(name: str, words: str) -> dict[str, Any]:
@@ -103,7 +101,7 @@ async def test_prompt_cache_key_decides_the_routing_key(
 
 
 async def test_routing_key_header_is_echoed(client: httpx.AsyncClient) -> None:
-    request = chat(user(picture(), text()))
+    request = chat(user(image_part(), text()))
     assert await key_of(client, CHAT, request, **{"X-SMG-Routing-Key": "mine"}) == "mine"
     streamed = {**request, "stream": True}
     assert await key_of(client, CHAT, streamed, **{"X-SMG-Routing-Key": "mine"}) == "mine"
@@ -115,11 +113,11 @@ async def test_invalid_routing_key_header_is_replaced(client: httpx.AsyncClient,
     assert echoed == await key_of(client, CHAT, chat())
 
 
-async def test_error_responses_carry_the_routing_key(
+async def test_error_responses_carry_routing_key(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (failed("engine_died", "It died."),)
-    answer = await client.post(CHAT, json=chat(user(picture(), text())))
+    answer = await client.post(CHAT, json=chat(user(image_part(), text())))
     assert answer.status_code == 502
     assert answer.headers["x-vlm-routing-key"] == hashlib.sha256(PNG).hexdigest()
     headers = {"X-SMG-Routing-Key": "mine"}
@@ -127,7 +125,7 @@ async def test_error_responses_carry_the_routing_key(
     assert (refused.status_code, refused.headers["x-vlm-routing-key"]) == (400, "mine")
 
 
-async def test_requests_without_a_prompt_have_no_routing_key(client: httpx.AsyncClient) -> None:
+async def test_requests_without_prompt_have_no_routing_key(client: httpx.AsyncClient) -> None:
     assert await key_of(client, OLLAMA, {"model": "demo", "messages": []}) is None
     assert "x-vlm-routing-key" not in (await client.get("/v1/models")).headers
 

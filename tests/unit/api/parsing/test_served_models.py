@@ -29,7 +29,7 @@ MODELS = (known("a:latest", "gpt-*"), known("a", "*b*"), known("org/c", "b"))
         ("b", "a"),
     ],
 )
-def test_ollama_spellings_name_the_served_model(name: str, model: str) -> None:
+def test_ollama_spellings_name_served_model(name: str, model: str) -> None:
     assert model_wanted(name, MODELS).name == model
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cache.disk.test_store import content_of, key_of, numbers_in, open_store, put
+from tests.unit.cache.disk_entries import content_of, key_of, numbers_in, open_store, put
 
 
 class BrokenPath(type(Path())):  # type: ignore[misc]
@@ -48,7 +48,7 @@ def test_lack_of_memory_or_descriptors_does_not_count_as_damage(
         store.check_integrity()
 
 
-def test_files_can_be_evicted_below_the_limit(tmp_path: Path) -> None:
+def test_files_can_be_evicted_below_limit(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -87,7 +87,7 @@ def test_folder_recreated_by_another_process_is_shared(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from tests.unit.cache.disk.test_store import open_store, put, numbers_in
+from tests.unit.cache.disk_entries import open_store, put, numbers_in
 resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
 with open_store(Path(sys.argv[1])) as store:
     try:

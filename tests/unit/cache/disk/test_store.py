@@ -2,56 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.unit.cache.disk_entries import (
+    OTHER,
+    OWNER,
+    WRITER,
+    all_files,
+    content_of,
+    key_of,
+    numbers_in,
+    open_store,
+    put,
+    write,
+)
 from vlm_server.cache.disk.files import default_folder
-from vlm_server.cache.disk.store import DiskStore
-
-OWNER, OTHER = "a" * 64, "b" * 64
-
-
-def key_of(number: int) -> str:
-    return f"thing-{number:064x}"
-
-
-def content_of(number: int, size_bytes: int) -> bytes:
-    return hashlib.shake_128(str(number).encode()).digest(size_bytes)
-
-
-@contextmanager
-def open_store(folder: Path, limit_bytes: int = 1000, owner: str = OWNER) -> Iterator[DiskStore]:
-    """As a process that was just started, and ends after that, has one."""
-    yield DiskStore("disk", folder, owner, limit_bytes)
-
-
-def put(store: DiskStore, number: int, size_bytes: int = 100, keep: tuple[int, ...] = ()) -> bool:
-    """Whether there was room."""
-    if store.make_room(size_bytes, [key_of(each) for each in keep]) is None:
-        return False
-    store.put(key_of(number), lambda path: write(path, content_of(number, size_bytes)))
-    return True
-
-
-def write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def numbers_in(store: DiskStore) -> set[int]:
-    return {int(key.partition("-")[2], 16) for key in store.paths}
-
-
-def all_files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
 
 
 def test_stored_entry_is_found_after_restart(tmp_path: Path) -> None:
@@ -121,7 +94,7 @@ def test_eviction_order_by_last_use_survives_restart(tmp_path: Path) -> None:
         store.check_integrity()
 
 
-def test_files_dated_in_the_future_are_evicted_in_order(tmp_path: Path) -> None:
+def test_files_dated_in_future_are_evicted_in_order(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -134,7 +107,7 @@ def test_files_dated_in_the_future_are_evicted_in_order(tmp_path: Path) -> None:
     assert numbers_in(store) == {3, 4, 5}
 
 
-def test_entries_to_keep_are_not_evicted_for_a_put(tmp_path: Path) -> None:
+def test_entries_to_keep_are_not_evicted_for_put(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -144,7 +117,7 @@ def test_entries_to_keep_are_not_evicted_for_a_put(tmp_path: Path) -> None:
         assert numbers_in(store) == {1, 3, 4}
 
 
-def test_smaller_limit_evicts_when_the_store_opens(tmp_path: Path) -> None:
+def test_smaller_limit_evicts_when_store_opens(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         for number in (1, 2, 3):
             put(store, number)
@@ -152,7 +125,7 @@ def test_smaller_limit_evicts_when_the_store_opens(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in all_files(tmp_path)) == 100
 
 
-def test_file_larger_than_announced_stays_within_the_limit(tmp_path: Path) -> None:
+def test_file_larger_than_announced_stays_within_limit(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         put(store, 1)
         store.make_room(100)
@@ -178,7 +151,7 @@ def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
         store.check_integrity()
 
 
-def test_owners_share_the_limit_but_no_entries(tmp_path: Path) -> None:
+def test_owners_share_limit_but_no_entries(tmp_path: Path) -> None:
     with open_store(tmp_path, 300) as store:
         put(store, 1)
         put(store, 2)
@@ -213,28 +186,6 @@ def test_unfinished_files_are_swept_and_foreign_files_kept(tmp_path: Path) -> No
         assert all(path.exists() for path in mine)
 
 
-WRITER = """
-import os, sys
-from pathlib import Path
-from tests.unit.cache.disk.test_store import OWNER, content_of, key_of
-from vlm_server.cache.disk.store import DiskStore
-
-def slowly(number):
-    def write(path):
-        with path.open("wb") as file:
-            for start in range(0, 200_000, 1000):
-                file.write(content_of(number, 200_000)[start : start + 1000])
-                file.flush()
-    return write
-
-store = DiskStore("disk", Path(sys.argv[1]), OWNER, 2_000_000)
-for number in range(1_000_000):
-    store.make_room(200_000)
-    store.put(key_of(number), slowly(number))
-    print(number, flush=True)
-"""
-
-
 def test_killed_process_leaves_only_whole_files_on_disk(tmp_path: Path) -> None:
     for after in (1, 3, 12):
         process = subprocess.Popen(
@@ -258,7 +209,7 @@ def test_killed_process_leaves_only_whole_files_on_disk(tmp_path: Path) -> None:
             store.check_integrity()
 
 
-def test_default_folder_is_the_cache_folder_of_the_system(
+def test_default_folder_is_cache_folder_of_system(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

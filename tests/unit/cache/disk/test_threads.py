@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import threading
@@ -13,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.unit.cache.disk_entries import OWNER, content_of, key_of, write
 from vlm_server.cache.disk.files import temporary_name
 from vlm_server.cache.disk.store import DiskStore
 
-OWNER = "a" * 64
 SECONDS = 20.0
 
 
@@ -42,19 +41,11 @@ class BusyPath(type(Path())):  # type: ignore[misc]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DiskStore]:
-    """Room for three files of 100 bytes."""
+    """A store with room for three files of 100 bytes."""
     store = DiskStore("disk", BusyPath(tmp_path), OWNER, 300)
     yield store
     BusyPath.on_unlink = BusyPath.on_read = None
     store.check_integrity()
-
-
-def key_of(number: int) -> str:
-    return f"thing-{number:064x}"
-
-
-def content_of(number: int) -> bytes:
-    return hashlib.shake_128(str(number).encode()).digest(100)
 
 
 def put(store: DiskStore, number: int, content: bytes | None = None) -> None:
@@ -62,12 +53,8 @@ def put(store: DiskStore, number: int, content: bytes | None = None) -> None:
     store.put(key_of(number), lambda path: write(path, content or content_of(number)))
 
 
-def write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
-def elsewhere(work: Callable[[], Any]) -> Any:
-    """What `work` returns on another thread. Raises TimeoutError if it does not end."""
+def run_on_other_thread(work: Callable[[], Any]) -> Any:
+    """The result of `work` on another thread. Raises TimeoutError if it does not end."""
     threads = ThreadPoolExecutor(1)
     try:
         return threads.submit(work).result(SECONDS)
@@ -81,7 +68,7 @@ def test_eviction_does_not_block_other_threads(store: DiskStore) -> None:
     results = list[object]()
 
     def look(path: Path) -> None:
-        results.append(elsewhere(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
+        results.append(run_on_other_thread(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
 
     BusyPath.on_unlink = look
     assert store.make_room(100) == [key_of(1)]
@@ -93,15 +80,17 @@ def test_deletion_of_damaged_file_does_not_block_other_threads(store: DiskStore)
     put(store, 2)
     store.paths[key_of(1)].write_bytes(b"something else")
     results = list[object]()
-    BusyPath.on_unlink = lambda path: results.append(elsewhere(lambda: store.get(key_of(2))))
+    BusyPath.on_unlink = lambda path: results.append(
+        run_on_other_thread(lambda: store.get(key_of(2)))
+    )
     assert store.get(key_of(1)) is None
     assert results == [content_of(2)]
     assert (store.stats().damaged, store.stats().misses) == (1, 1)
 
 
-def test_file_evicted_just_before_its_read_is_a_miss(store: DiskStore) -> None:
+def test_file_evicted_just_before_its_read_is_miss(store: DiskStore) -> None:
     put(store, 1)
-    BusyPath.on_read = lambda path: elsewhere(lambda: store.make_room(300))
+    BusyPath.on_read = lambda path: run_on_other_thread(lambda: store.make_room(300))
     assert store.get(key_of(1)) is None
     assert (store.stats().damaged, store.stats().evictions, store.stats().misses) == (0, 1, 1)
 
@@ -113,7 +102,7 @@ def test_file_replaced_just_before_its_read_is_kept(store: DiskStore) -> None:
         assert store.make_room(300) == [key_of(1)]
         put(store, 1, content_of(7))
 
-    BusyPath.on_read = lambda path: elsewhere(lambda: replace(path))
+    BusyPath.on_read = lambda path: run_on_other_thread(lambda: replace(path))
     assert store.get(key_of(1)) is None
     assert store.stats().damaged == 0
     assert store.get(key_of(1)) == content_of(7)
@@ -167,7 +156,7 @@ def test_temporary_file_that_vanishes_during_start_is_ignored(tmp_path: Path) ->
     assert key_of(3) in store
 
 
-def test_concurrent_writer_and_readers_keep_the_store_intact(store: DiskStore) -> None:
+def test_concurrent_writer_and_readers_keep_store_intact(store: DiskStore) -> None:
     is_written = threading.Event()
 
     def write_all() -> None:

@@ -1,4 +1,4 @@
-"""`ask` prints text, JSON and marked pictures; its question comes from words, pipe or terminal."""
+"""`ask` prints text, JSON and marked images; its question comes from words, pipe or terminal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def url(model: type[ScriptedModel]) -> Iterator[str]:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> str:
+def image(tmp_path: Path) -> str:
     Image.new("RGB", (200, 100), "white").save(tmp_path / "picture.png")
     return str(tmp_path / "picture.png")
 
@@ -80,9 +80,9 @@ def set_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 
 
 def test_ask_json_prints_answer_usage_and_timings(
-    url: str, picture: str, capsys: pytest.CaptureFixture[str]
+    url: str, image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ask", "--json", "--url", url, picture, "What?"]) == 0
+    assert main(["ask", "--json", "--url", url, image, "What?"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     document = json.loads(out)
@@ -98,39 +98,39 @@ def test_ask_json_prints_answer_usage_and_timings(
     assert timings["tokens_per_second"] > 0
 
 
-def test_ask_json_reports_regions_in_picture_pixels(
-    url: str, model: type[ScriptedModel], picture: str, capsys: pytest.CaptureFixture[str]
+def test_ask_json_reports_regions_in_image_pixels(
+    url: str, model: type[ScriptedModel], image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.text = '{"bbox_2d": [100, 200, 500, 400], "label": "it"}'
     region = {"kind": "box", "x": 20, "y": 20, "width": 80, "height": 20, "label": "it"}
-    assert main(["ask", "--json", "--url", url, picture, "Where?"]) == 0
+    assert main(["ask", "--json", "--url", url, image, "Where?"]) == 0
     assert json.loads(capsys.readouterr().out)["regions"] == [region]
     model.coordinates, model.text = "pixels", '{"bbox_2d": [10, 10, 50, 20], "label": "it"}'
-    assert main(["ask", "--json", "--url", url, picture, "Where?"]) == 0
+    assert main(["ask", "--json", "--url", url, image, "Where?"]) == 0
     assert json.loads(capsys.readouterr().out)["regions"] == [region]
 
 
-def test_save_boxes_writes_marked_picture(
+def test_save_boxes_writes_marked_image(
     url: str,
     model: type[ScriptedModel],
-    picture: str,
+    image: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model.text = "[100, 200, 500, 400]"
     target = tmp_path / "found.png"
-    assert main(["ask", "--save-boxes", str(target), "--url", url, picture, "Where?"]) == 0
+    assert main(["ask", "--save-boxes", str(target), "--url", url, image, "Where?"]) == 0
     assert capsys.readouterr() == ("[100, 200, 500, 400]\n", "")
-    with Image.open(target) as image:
-        assert image.getpixel((20, 30)) != (255, 255, 255)
-        assert image.getpixel((60, 30)) == (255, 255, 255)
+    with Image.open(target) as marked:
+        assert marked.getpixel((20, 30)) != (255, 255, 255)
+        assert marked.getpixel((60, 30)) == (255, 255, 255)
 
 
 def test_save_boxes_fails_if_answer_has_no_regions(
-    url: str, picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    url: str, image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "found.png"
-    assert main(["ask", "--save-boxes", str(target), "--url", url, picture, "What?"]) == 1
+    assert main(["ask", "--save-boxes", str(target), "--url", url, image, "What?"]) == 1
     out, err = capsys.readouterr()
     assert out == "a red circle\n"
     assert "no boxes or points" in err
@@ -141,7 +141,7 @@ def test_save_boxes_fails_if_answer_has_no_regions(
 def test_boxes_are_shown_only_on_terminals_with_graphics(
     url: str,
     model: type[ScriptedModel],
-    picture: str,
+    image: str,
     monkeypatch: pytest.MonkeyPatch,
     term: str,
     mark: str,
@@ -152,7 +152,7 @@ def test_boxes_are_shown_only_on_terminals_with_graphics(
     model.text = "[100, 200, 500, 400]"
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
-    assert main(["ask", "--url", url, picture, "Where?"]) == 0
+    assert main(["ask", "--url", url, image, "Where?"]) == 0
     head, _, rest = screen.getvalue().partition("\n")
     assert head == "[100, 200, 500, 400]"
     assert rest.startswith(mark)
@@ -160,22 +160,22 @@ def test_boxes_are_shown_only_on_terminals_with_graphics(
 
 
 def test_answer_text_on_terminal_has_no_escape_sequences(
-    url: str, model: type[ScriptedModel], picture: str, monkeypatch: pytest.MonkeyPatch
+    url: str, model: type[ScriptedModel], image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.text = "a\x1b]0;pwned\x07\tb\nc\x9b1m"
     for screen in (Terminal(), io.StringIO()):
         monkeypatch.setattr("sys.stdout", screen)
-        assert main(["ask", "--url", url, picture, "What?"]) == 0
+        assert main(["ask", "--url", url, image, "What?"]) == 0
         is_safe = not {"\x1b", "\x07", "\x9b"} & set(screen.getvalue())
         assert is_safe is screen.isatty()
         assert "\tb\nc" in screen.getvalue()
 
 
 def test_ask_hints_at_max_tokens_if_answer_hit_limit(
-    url: str, model: type[ScriptedModel], picture: str, capsys: pytest.CaptureFixture[str]
+    url: str, model: type[ScriptedModel], image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.reason = "length"
-    words = ["ask", "--max-tokens", "3", "--system", "Be brief.", "--url", url, picture, "What?"]
+    words = ["ask", "--max-tokens", "3", "--system", "Be brief.", "--url", url, image, "What?"]
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert out == "a red circle\n"
@@ -189,21 +189,21 @@ def test_ask_hints_at_max_tokens_if_answer_hit_limit(
 def test_ask_reads_question_from_stdin(
     url: str,
     model: type[ScriptedModel],
-    picture: str,
+    image: str,
     monkeypatch: pytest.MonkeyPatch,
     more: list[str],
 ) -> None:
     set_stdin(monkeypatch, b"What shape\nis this?\n")
-    assert main(["ask", "--url", url, picture, *more]) == 0
+    assert main(["ask", "--url", url, image, *more]) == 0
     (request,) = model.requests
     assert request["messages"][0]["content"][1]["text"] == "What shape\nis this?"
 
 
-def test_ask_reads_picture_from_stdin(
-    url: str, model: type[ScriptedModel], picture: str, monkeypatch: pytest.MonkeyPatch
+def test_ask_reads_image_from_stdin(
+    url: str, model: type[ScriptedModel], image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_stdin(monkeypatch, Path(picture).read_bytes())
-    assert main(["ask", "--url", url, "-", picture, "Are they the same?"]) == 0
+    set_stdin(monkeypatch, Path(image).read_bytes())
+    assert main(["ask", "--url", url, "-", image, "Are they the same?"]) == 0
     first, second, _ = model.requests[0]["messages"][0]["content"]
     assert first == second
     assert first["image_url"]["url"].startswith("data:image/png;base64,")
@@ -227,14 +227,14 @@ class TypingTerminal(Terminal):
 def test_conversation_sends_history_and_new_clears_it(
     url: str,
     model: type[ScriptedModel],
-    picture: str,
+    image: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each question is sent with the conversation so far; a picture appears in it once."""
-    lines = ["What is it?", "And its colour?", "/help", "", f"{picture} And this?", "/new", "Hm?"]
+    """Each question is sent with the conversation so far; an image appears in it once."""
+    lines = ["What is it?", "And its colour?", "/help", "", f"{image} And this?", "/new", "Hm?"]
     monkeypatch.setattr("sys.stdin", TypingTerminal(*lines))
-    assert main(["ask", "--url", url, picture]) == 0
+    assert main(["ask", "--url", url, image]) == 0
     roles = [[message["role"] for message in request["messages"]] for request in model.requests]
     assert roles == [
         ["user"],
@@ -253,12 +253,12 @@ def test_conversation_sends_history_and_new_clears_it(
 def test_conversation_continues_after_missing_file(
     url: str,
     model: type[ScriptedModel],
-    picture: str,
+    image: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        "sys.stdin", TypingTerminal("absent.png What?", picture, "What?", "/bye", "no")
+        "sys.stdin", TypingTerminal("absent.png What?", image, "What?", "/bye", "no")
     )
     assert main(["ask", "--url", url]) == 0
     assert "can't read absent.png" in capsys.readouterr().err
@@ -268,11 +268,11 @@ def test_conversation_continues_after_missing_file(
 
 @pytest.mark.parametrize("option", [["--json"], ["--save-boxes", "x.png"]])
 def test_conversation_refuses_json_and_save_boxes(
-    picture: str,
+    image: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     option: list[str],
 ) -> None:
     monkeypatch.setattr("sys.stdin", TypingTerminal("What?"))
-    assert main(["ask", *option, picture]) == 2
+    assert main(["ask", *option, image]) == 2
     assert option[0] in capsys.readouterr().err

@@ -87,19 +87,19 @@ def test_box_outline_is_drawn_at_its_coordinates() -> None:
     assert image.getpixel((60, 35)) == (255, 255, 255)  # its inside can still be seen
 
 
-def test_marked_picture_follows_exif_orientation() -> None:
+def test_marked_image_follows_exif_orientation() -> None:
     turned = png((200, 100), orientation=6)
     assert regions.upright_size(turned) == (100, 200)
     assert regions.drawn(turned, [HALF_BOX]).size == (100, 200)
 
 
-def test_labels_and_points_are_drawn_within_picture() -> None:
+def test_labels_and_points_are_drawn_within_image() -> None:
     marked = [Region("point", 0.5, 0.5, label="Ünï"), Region("box", 0, 0, 1, 1, "at the edge")]
     assert changed(regions.drawn(png((300, 300)), marked)) == (0, 0, 300, 300)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".JPEG"])
-def test_marked_picture_format_follows_file_suffix(tmp_path: Path, suffix: str) -> None:
+def test_marked_image_format_follows_file_suffix(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"found{suffix}"
     regions.check_target(path)
     regions.save(regions.drawn(png((40, 40)), [HALF_BOX]), path)
@@ -107,7 +107,7 @@ def test_marked_picture_format_follows_file_suffix(tmp_path: Path, suffix: str) 
         assert saved.size == (40, 40)
 
 
-def test_saving_marked_picture_reports_unwritable_path() -> None:
+def test_saving_marked_image_reports_unwritable_path() -> None:
     path = Path("/dev/full.png")
     image = Image.new("RGB", (4, 4))
     with pytest.raises(CommandFailed, match="can't write"):
@@ -137,7 +137,7 @@ def test_graphics_protocol_is_detected_from_environment(
     assert regions.protocol_of(environment) == protocol
 
 
-def test_iterm2_picture_is_one_escape_sequence() -> None:
+def test_iterm2_image_is_one_escape_sequence() -> None:
     text = regions.sequence(Image.new("RGB", (300, 200), "red"), "iterm2", 80)
     head, _, rest = text.partition(":")
     assert head.startswith("\x1b]1337;File=inline=1;size=")
@@ -147,7 +147,7 @@ def test_iterm2_picture_is_one_escape_sequence() -> None:
     assert Image.open(io.BytesIO(data)).size == (300, 200)
 
 
-def test_kitty_picture_is_sent_in_chunks() -> None:
+def test_kitty_image_is_sent_in_chunks() -> None:
     noisy = Image.effect_noise((3000, 1500), 100)
     text = regions.sequence(noisy, "kitty", 20)
     *chunks, end = text.split("\x1b\\")

@@ -12,7 +12,7 @@ from vlm_server.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.png", "b.jpg", "my file.png", "plain"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)

@@ -55,12 +55,12 @@ async def test_day_rounds_have_equal_work_and_unique_messages():
 
 
 def kinds(samples: Iterable[DaySample]) -> Counter[str]:
-    """How many requests of each kind there are, without the fixed work."""
+    """The number of requests of each kind, without the fixed work."""
     return Counter(sample.kind for sample in samples if sample.kind != FIXED_WORK)
 
 
 def size(request: dict[str, Any]) -> tuple[int, int, int]:
-    """The numbers of pictures, messages and answer tokens."""
+    """The numbers of images, messages and answer tokens."""
     shown = str(request["messages"]).count("'image_url':")
     return shown, len(request["messages"]), request["max_tokens"]
 

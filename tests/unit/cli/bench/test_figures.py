@@ -18,7 +18,7 @@ def test_percentile_of_hundred_values_is_exact(percent: float, value: float):
     assert figures.percentile(range(100, 0, -1), percent) == value
 
 
-def test_percentile_of_few_or_no_values():
+def test_percentile_of_few_values_is_largest_or_unknown():
     assert figures.percentile([2.0, 1.0], 99) == 2.0
     assert figures.percentile([], 99) is None
 

@@ -25,12 +25,12 @@ async def run(app: ScriptedServer, *scenarios: str, rounds: int = 1) -> list[Ben
         return [run async for run in measure([client], plan)]
 
 
-def pictures(request: dict[str, Any]) -> list[str]:
+def images(request: dict[str, Any]) -> list[str]:
     parts = [part for message in request["messages"] for part in message["content"]]
     return [part["image_url"]["url"] for part in parts if "image_url" in part]
 
 
-EXPECTED = {  # requests, different pictures, most pictures in one request, tokens
+EXPECTED = {  # requests, different images, most images in one request, tokens
     "repeat": (24, 1, 1, {16}),
     "question": (8, 1, 1, {16}),
     "agent": (8, 8, 8, {12}),
@@ -54,7 +54,7 @@ async def test_scenario_sends_expected_requests(scenario: str):
     app = ScriptedServer()
     await run(app, scenario)
     scenario_requests = app.requests[2:]  # after warming up
-    shown = [pictures(request) for request in scenario_requests]
+    shown = [images(request) for request in scenario_requests]
     assert EXPECTED[scenario] == (
         len(scenario_requests),
         len({url for urls in shown for url in urls}),
@@ -79,23 +79,23 @@ async def test_agent_scenario_keeps_answers_in_history():
 
 
 async def shown(scenario: str) -> list[list[str]]:
-    """Each request's pictures in `scenario`, as the number of the turn that introduced them."""
+    """Each request's images in `scenario`, as the number of the turn that introduced them."""
     app = ScriptedServer()
     await run(app, scenario)
     named: dict[str, str] = {}
     return [
-        [named.setdefault(url, f"{len(named) + 1}") for url in pictures(request)]
+        [named.setdefault(url, f"{len(named) + 1}") for url in images(request)]
         for request in app.requests[2:]
     ]
 
 
-async def test_agent_window_keeps_latest_three_pictures():
-    turns = [" ".join(shown_pictures) for shown_pictures in await shown("agent-window")]
+async def test_agent_window_keeps_latest_three_images():
+    turns = [" ".join(shown_images) for shown_images in await shown("agent-window")]
     assert turns[:5] == ["1", "1 2", "1 2 3", "2 3 4", "3 4 5"]
     assert turns[-1] == "10 11 12"
 
 
-async def test_agent_drops_removes_several_pictures_at_once():
+async def test_agent_drops_removes_several_images_at_once():
     turns = await shown("agent-drops")
     assert [len(turn) for turn in turns] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
     assert turns[6] == ["5", "6", "7"]
@@ -115,7 +115,7 @@ async def test_agent_window_keeps_all_text_of_history():
     forgotten = next(
         i for i, message in enumerate(before) if not isinstance(message["content"], str)
     )
-    assert messages[:forgotten] == before[:forgotten], "what is before the oldest picture stays"
+    assert messages[:forgotten] == before[:forgotten], "what is before the oldest image stays"
 
 
 async def test_agent_window_reports_tokens_not_cached():
@@ -126,9 +126,9 @@ async def test_agent_window_reports_tokens_not_cached():
 
 
 @pytest.mark.alone
-async def test_stall_measures_longest_gap_of_stream():
+async def test_stall_scenario_measures_longest_gap_of_stream():
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
-        if pictures(request):
+        if images(request):
             return [(0.05, text("p")), (0.0, ending(4))]
         return [(0.0, text("a")), (0.45, text("b")), (0.25, text("c")), (0.0, ending(300))]
 
@@ -138,12 +138,12 @@ async def test_stall_measures_longest_gap_of_stream():
     assert ttft.value == pytest.approx(50, abs=40)
 
 
-async def test_stall_is_unknown_if_text_ends_before_pictures():
+async def test_stall_scenario_is_unknown_if_text_ends_before_images():
     runs = await run(ScriptedServer(), "stall")
     assert runs[-1].figures[0].value is None
 
 
-async def test_conc_counts_clears_among_governor_decisions():
+async def test_conc_scenario_counts_clears_among_governor_decisions():
     """Only clears count among a governor's decisions, and only those during the scenario."""
 
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
@@ -157,7 +157,7 @@ async def test_conc_counts_clears_among_governor_decisions():
 
 
 @pytest.mark.alone
-async def test_conc_reports_gap_median_p99_and_ratio():
+async def test_conc_scenario_reports_gap_median_p99_and_ratio():
     def script(_: dict[str, Any]) -> list[tuple[float, bytes]]:
         pieces = [(0.02, text(str(number))) for number in range(10)]
         return [*pieces, (0.4, text("at last")), (0.0, ending(11))]
@@ -172,7 +172,7 @@ async def test_conc_reports_gap_median_p99_and_ratio():
     assert figures["between tokens, p99 / median"] == pytest.approx(most / middle)
 
 
-async def test_conc_clears_are_unknown_without_status_route():
+async def test_conc_scenario_clears_are_unknown_without_status_route():
     class WithoutStatusRoute(ScriptedServer):
         """A server without the route `/v1/status`."""
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
+from tests.unit.cli.scripted_server import event
 from vlm_server.cli.client.answer import TimedAnswer, failed, read_answer
 
 DONE = b"data: [DONE]\n\n"
-
-
-def event(**content: Any) -> bytes:
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
 def delta(**fields: Any) -> bytes:

@@ -23,8 +23,8 @@ FILE_KEY = "correct horse battery".replace(" ", "-")
 TOKEN = "hf_abcDEFghiJKLmnop"
 PASSWORD = "swordfish99"
 PROMPT = "Which of these patients has the broken left arm?"
-PICTURE = base64.b64encode(random.Random(0).randbytes(3000)).decode()
-SECRETS = (KEY, FILE_KEY, TOKEN, PASSWORD, PROMPT, PICTURE[100:160])
+IMAGE = base64.b64encode(random.Random(0).randbytes(3000)).decode()
+SECRETS = (KEY, FILE_KEY, TOKEN, PASSWORD, PROMPT, IMAGE[100:160])
 SECRETS += ("u5er-in-url", "q-in-url", "p4th")
 
 TRACE = f'Traceback\n  File "a.py", line 1, in f\n    {PROMPT}\nKeyError: {KEY}'
@@ -35,8 +35,8 @@ JSON_LINE = json.dumps(
 LOG = f"""\
 2026-11-22 18:00:00,000 front INFO POST /v1/chat/completions id=5f status=200 ms=412 key=laptop
 2026-11-22 18:00:01,000 front WARNING GET https://u5er-in-url:{PASSWORD}@hub.test/x?sig=q-in-url
-2026-11-22 18:00:02,000 front ERROR can't read 'data:image/png;base64,{PICTURE}'
-2026-11-22 18:00:02,500 engine ERROR a library says {PICTURE}
+2026-11-22 18:00:02,000 front ERROR can't read 'data:image/png;base64,{IMAGE}'
+2026-11-22 18:00:02,500 engine ERROR a library says {IMAGE}
 2026-11-22 18:00:03,000 engine ERROR no template for "{PROMPT}"
 2026-11-22 18:00:04,000 front WARNING Authorization: Bearer {KEY} refused, token={TOKEN}
 Traceback (most recent call last):

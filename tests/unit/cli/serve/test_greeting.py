@@ -32,7 +32,7 @@ def body_of(command: str) -> dict[str, Any]:
     return dict(json.loads(words[words.index("-d") + 1]))
 
 
-def test_example_request_is_one_curl_command_about_picture() -> None:
+def test_example_request_is_one_curl_command_about_image() -> None:
     command = greeting.example_request(URL, "demo", with_key=False)
     assert words_of(command)[:2] == ["curl", f"{URL}/chat/completions"]
     assert "\n" not in command
@@ -92,7 +92,7 @@ def test_log_level_defaults_to_warning_on_terminal(
     assert log.with_terminal_log(given, {"log.level": "command line"}).log.level == "info"
 
 
-def test_example_picture_is_small_red_circle_on_white() -> None:
+def test_example_image_is_small_red_circle_on_white() -> None:
     kind, _, data = red_circle_url().partition(",")
     assert kind == "data:image/png;base64"
     assert len(data) <= 400

@@ -210,7 +210,7 @@ def test_failed_manager_command_is_named_with_reason(tmp_path: Path) -> None:
         install(SystemdUser(tmp_path, CommandRecorder(enable=1)))
 
 
-def test_missing_manager_program_is_a_failure() -> None:
+def test_missing_manager_program_is_failure() -> None:
     result = run_command(["no-such-program-at-all"])
     assert result.returncode == 127
     assert "not installed" in result.stderr

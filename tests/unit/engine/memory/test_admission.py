@@ -21,10 +21,10 @@ from tests.unit.engine.fakes import (
     FakeProcess,
     FakeStep,
     answer_text,
+    answer_texts,
     prepared,
     prompt,
     submit,
-    texts,
 )
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission
@@ -39,7 +39,7 @@ from vlm_server.settings import MemorySettings
 WEIGHTS = 1000
 
 
-class AdmissionEngine(driver.Engine):
+class AdmissionEngine(driver.SteppedEngine):
     """A loop with memory for `room` tokens of all sequences."""
 
     def __init__(self, room: int) -> None:
@@ -93,7 +93,7 @@ class AdmissionEngine(driver.Engine):
 # A request of 5 prompt tokens and up to 20 of its answer takes 25 tokens until it ends.
 
 
-def test_fitting_requests_run_together_and_the_rest_wait_in_order():
+def test_fitting_requests_run_together_and_rest_wait_in_order():
     engine = AdmissionEngine(room=61)
     engine.ask("a", "b", "c", "d", max_tokens=20, ignore_eos=True)
     assert engine.answered == ["a", "b", "c", "d"]
@@ -111,7 +111,7 @@ def test_refused_request_does_not_block_later_ones():
     assert engine.decisions["refuse"] == 1
 
 
-def test_admission_counts_all_choices_of_a_request():
+def test_admission_counts_all_choices_of_request():
     engine = AdmissionEngine(room=61)
     engine.ask("two", n=2, max_tokens=20)
     engine.ask("three", n=3, max_tokens=20)
@@ -119,7 +119,7 @@ def test_admission_counts_all_choices_of_a_request():
 
 
 @pytest.mark.parametrize(("atomic", "largest_chunk"), [(0, 5), (4, 5), (9, 9), (13, 13)])
-def test_admission_counts_an_atomic_chunk_whole(atomic: int, largest_chunk: int):
+def test_admission_counts_atomic_chunk_whole(atomic: int, largest_chunk: int):
     governor = Governor(MemorySettings(), FakeMemory(), FakeProcess(), Caches())
     admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
@@ -130,7 +130,7 @@ def test_admission_counts_an_atomic_chunk_whole(atomic: int, largest_chunk: int)
     assert decision == governor.estimator.bytes_for("prefill", largest_chunk)
 
 
-def test_admission_counts_padding_to_the_longest_sequence():
+def test_admission_counts_padding_to_longest_sequence():
     """25 and 10 tokens would fit into 41 beside each other, were it not for the padding."""
     engine = AdmissionEngine(room=41)
     engine.ask("long", "short", max_tokens=20, ignore_eos=True)
@@ -153,7 +153,7 @@ def test_admission_resumes_after_external_memory_pressure():
     assert engine.decisions.get("wait", 0) == waits
 
 
-def test_abort_of_a_waiting_request_leaves_nothing():
+def test_abort_of_waiting_request_leaves_nothing():
     engine = AdmissionEngine(room=35)
     engine.prepare(submit("a", max_tokens=20, ignore_eos=True), submit("b", max_tokens=20))
     engine.step()
@@ -195,7 +195,7 @@ def test_every_request_is_answered_or_refused_within_memory(
 # ---- the loop ----------------------------------------------------------------------------
 
 
-def test_idle_engine_clears_the_pool_only_once():
+def test_idle_engine_clears_pool_only_once():
     engine = AdmissionEngine(room=1000)
     engine.ask("a", max_tokens=5)
     engine.memory.pool_bytes = 100 << 20
@@ -215,7 +215,7 @@ def test_out_of_memory_step_evicts_unused_entries():
     assert engine.answered == ["a", "b"]
 
 
-def test_prompts_without_memory_do_not_end_the_engine():
+def test_prompts_without_memory_do_not_end_engine():
     engine = AdmissionEngine(room=1000)
     engine.loop.max_failed_steps = 3
     launch = engine.runner.launch
@@ -243,7 +243,7 @@ def test_encode_out_of_memory_is_retried_once():
     engine.encoder.is_fast = True
     engine.run()
     assert [work.span_index for work in engine.encoder.done] == [0, 0]
-    assert texts(engine.events)["a"] == answer_text(prompt(images=1))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt(images=1))
     assert engine.decisions["clear_failure"] == 1
 
 
@@ -261,7 +261,7 @@ def test_requests_overlap_if_both_peaks_fit():
 
 
 @pytest.mark.parametrize(("room", "advice"), [(25, " `max_tokens` may be at most 20."), (4, "")])
-def test_memory_refusal_names_the_possible_answer_length(room: int, advice: str):
+def test_memory_refusal_names_possible_answer_length(room: int, advice: str):
     engine = AdmissionEngine(room=room)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     with pytest.raises(MemoryExceeded) as refused:
@@ -271,7 +271,7 @@ def test_memory_refusal_names_the_possible_answer_length(room: int, advice: str)
     assert engine.governor.stats().decisions == {"refuse": 1}
 
 
-def test_answer_cut_to_the_context_reserves_like_an_unbounded_one():
+def test_answer_cut_to_context_reserves_like_unbounded_one():
     engine = AdmissionEngine(room=5000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)
@@ -300,22 +300,22 @@ def admit(request: Request, admission: Admission, *admitted: Request) -> bool:
 
 
 def test_transient_bytes_of_admitted_requests_stay_reserved():
-    """The picture of the first takes 30 more for a while; the second, a text, must not use them."""
+    """The image of the first takes 30 more for a while; the second, a text, must not use them."""
     engine = AdmissionEngine(room=81)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
-    picture, text = waiting("picture"), waiting("text")
-    assert admit(picture, admission)
-    picture.transient_bytes = 30
+    image, text = waiting("image"), waiting("text")
+    assert admit(image, admission)
+    image.transient_bytes = 30
     engine.memory.limit_bytes -= 2
-    assert not admit(text, admission, picture)
+    assert not admit(text, admission, image)
     engine.memory.limit_bytes += 2
-    assert admission.decide(text, [picture], some_are_ending=False) is not None, "25, 25 and 30"
+    assert admission.decide(text, [image], some_are_ending=False) is not None, "25, 25 and 30"
     engine.memory.limit_bytes -= 2
-    picture.move_to(State.DECODE)
-    assert admit(text, admission, picture), "its worst moment is over"
+    image.move_to(State.DECODE)
+    assert admit(text, admission, image), "its worst moment is over"
 
 
-def test_transient_bytes_count_the_width_of_requests_not_begun():
+def test_transient_bytes_count_width_of_requests_not_begun():
     engine = AdmissionEngine(room=10_000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     long, short = waiting("long", "x" * 400), waiting("short")

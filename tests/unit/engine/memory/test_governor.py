@@ -111,13 +111,13 @@ def test_leased_features_are_not_evicted(harness: GovernorHarness):
     assert harness.cached == 0
 
 
-def test_request_larger_than_the_limit_is_refused(harness: GovernorHarness):
+def test_request_larger_than_limit_is_refused(harness: GovernorHarness):
     assert harness.admit(901) == "refuse"
     harness.hold(active=500)
     assert harness.admit(901, others_run=True) == "refuse"
 
 
-def test_learned_transient_bytes_never_refuse_a_request(harness: GovernorHarness):
+def test_learned_transient_bytes_never_refuse_request(harness: GovernorHarness):
     assert harness.admit(100, 5000, others_run=True) == "wait"
     assert harness.admit(100, 5000) == "admit"
 
@@ -312,7 +312,7 @@ def test_pool_is_kept_without_need_or_if_small(needed: bool, pool: int):
     assert harness.decisions == {}
 
 
-def test_caches_are_halved_once_the_pool_is_empty():
+def test_caches_are_halved_once_pool_is_empty():
     """As long as the system is short of memory, every five seconds."""
     harness = gpu()
     harness.hold(active=10 * GIB, pool=0)
@@ -346,7 +346,7 @@ def test_shared_memory_is_polled_while_idle():
     assert harness.governor.seconds_until_poll() is None, "the pool was all"
 
 
-def test_untrimmed_pool_is_cleared_only_near_the_limit(harness: GovernorHarness):
+def test_untrimmed_pool_is_cleared_only_near_limit(harness: GovernorHarness):
     """With ample memory the pool's own limit bounds it."""
     harness.memory.limit_bytes = 12 * GIB * MIB
     learn(harness, "encode", 256, 500)
@@ -383,7 +383,7 @@ def test_encode_peak_is_attributed_to_tokens_per_call(harness: GovernorHarness):
     assert harness.governor.estimator.bytes_for("encode", 80) == 80 * MIB, "nothing was encoded"
 
 
-def test_pool_is_cleared_before_an_encode_that_needs_it(harness: GovernorHarness):
+def test_pool_is_cleared_before_encode_that_needs_it(harness: GovernorHarness):
     learn(harness, "encode", 400, 400)
     harness.hold(active=500, pool=200)
     harness.governor.before_encode(200)
@@ -411,7 +411,7 @@ def test_pool_is_cleared_between_chunks_by_policy(policy: str, pool: int, cleare
     assert harness.decisions == cleared
 
 
-def test_pool_is_cleared_after_the_last_chunk_by_policy():
+def test_pool_is_cleared_after_last_chunk_by_policy():
     harness = GovernorHarness(prefill_keep_alloc="never")
     harness.governor.before_chunk()
     harness.governor.after_chunk(512, is_last=True, joined_running=False)
@@ -450,7 +450,7 @@ def test_failed_allocation_frees_all_unused_memory(harness: GovernorHarness):
 # ---- idle --------------------------------------------------------------------------------
 
 
-def test_idle_time_begins_at_the_end_of_work(harness: GovernorHarness):
+def test_idle_time_begins_at_end_of_work(harness: GovernorHarness):
     assert harness.governor.seconds_until_clear() is None, "nothing was done yet"
     harness.hold(pool=100)
     harness.governor.mark_busy()
@@ -463,7 +463,7 @@ def test_idle_time_begins_at_the_end_of_work(harness: GovernorHarness):
     assert harness.governor.seconds_until_clear() is None, "once is enough"
 
 
-def test_new_work_restarts_the_idle_timer(harness: GovernorHarness):
+def test_new_work_restarts_idle_timer(harness: GovernorHarness):
     harness.governor.mark_busy()
     assert harness.governor.seconds_until_clear() == 1.0
     harness.seconds = 0.9
@@ -472,7 +472,7 @@ def test_new_work_restarts_the_idle_timer(harness: GovernorHarness):
     assert harness.governor.seconds_until_clear() == 1.0
 
 
-def test_idle_clear_keeps_a_small_pool(harness: GovernorHarness):
+def test_idle_clear_keeps_small_pool(harness: GovernorHarness):
     harness.hold(pool=32)
     harness.governor.mark_busy()
     harness.governor.clear_when_idle()
@@ -488,7 +488,7 @@ def test_estimator_expects_much_before_its_first_measurement(harness: GovernorHa
     assert harness.governor.estimator.bytes_for("prefill", 100) >= 100 * MIB
 
 
-def test_estimator_uses_the_highest_bytes_per_token(harness: GovernorHarness):
+def test_estimator_uses_highest_bytes_per_token(harness: GovernorHarness):
     learn(harness, "encode", 100, 50)
     learn(harness, "encode", 200, 40)
     assert harness.governor.estimator.bytes_for("encode", 40) == 20 * MIB
@@ -570,7 +570,7 @@ def test_smaller_limit_keeps_reserved_bytes(harness: GovernorHarness) -> None:
     assert harness.governor.stats(100 * MIB).reserved_bytes == 100 * MIB
 
 
-def test_requests_are_admitted_by_the_new_limit(harness: GovernorHarness) -> None:
+def test_requests_are_admitted_by_new_limit(harness: GovernorHarness) -> None:
     assert harness.admit(800) == "admit"
     harness.governor.set_limit(500 * MIB, 0)
     assert harness.admit(800) == "refuse"

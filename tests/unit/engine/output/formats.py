@@ -71,7 +71,7 @@ def parser(
 
 
 def read(text_parser: AnswerParser, pieces: Iterable[str]) -> list[Piece]:
-    """All that the text in `pieces` brings."""
+    """All events of the text in `pieces`."""
     found = list[Piece]()
     for piece in pieces:
         text_parser.announce(piece, 0)
@@ -82,7 +82,7 @@ def read(text_parser: AnswerParser, pieces: Iterable[str]) -> list[Piece]:
 
 
 def merged(pieces: Iterable[Piece]) -> list[Event]:
-    """What `pieces` add up to; that they make sense is asserted."""
+    """The events merged to whole texts and calls; asserts that they are consistent."""
     events = list[Event]()
     ids = list[str]()
     for piece in pieces:

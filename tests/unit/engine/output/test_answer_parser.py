@@ -125,7 +125,7 @@ def test_arbitrary_text_is_parsed_equally_for_any_split(
 
 
 @given(st.lists(SEGMENT, max_size=5), st.integers(0, 300))
-def test_parser_never_sends_part_of_a_mark(segments: list[tuple[str, str]], length: int):
+def test_parser_never_sends_part_of_mark(segments: list[tuple[str, str]], length: int):
     """What is sent of a beginning is how all of it begins, but for a call that is cut off."""
     text = written(segments)
     text_parser = parser()
@@ -151,7 +151,7 @@ def test_tool_call_is_sent_once_it_is_complete():
     assert second == ToolCallDelta(0, arguments=ARGUMENTS)
 
 
-def test_tool_call_ids_are_random_and_fit_the_template():
+def test_tool_call_ids_are_random_and_fit_template():
     def first_id(pieces: list[Piece]) -> str:
         assert isinstance(pieces[0], ToolCallDelta)
         return pieces[0].id
@@ -175,6 +175,8 @@ def test_xml_call_is_read_to_its_end_mark():
 
 LINE = '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "click", "arguments": {"x": 1}}]'
 LINE_CALLS: list[Event] = [("call", "look", "{}"), ("call", "click", '{"x": 1}')]
+PRETTY = json.dumps([{"name": "look", "arguments": {"a": "[TOOL_CALLS] }]\n\\"}}], indent=1)
+PRETTY_CALL = ("call", "look", json.dumps({"a": "[TOOL_CALLS] }]\n\\"}))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +190,14 @@ LINE_CALLS: list[Event] = [("call", "look", "{}"), ("call", "click", '{"x": 1}')
         (f"[TOOL_CALLS]x{LINE}", [("text", "[TOOL_CALLS]x"), *LINE_CALLS]),
         ("[TOOL_CALLS]", [("text", "[TOOL_CALLS]")]),
         (LINE[:-1], [("text", LINE[:-1])]),
+        (f"[TOOL_CALLS]{PRETTY}", [PRETTY_CALL]),
+        (f"a [TOOL_CALLS] {PRETTY} b", [("text", "a "), PRETTY_CALL, ("text", " b")]),
+        (f"[TOOL_CALLS]{PRETTY}[TOOL_CALLS]{PRETTY}\n", [PRETTY_CALL] * 2),
+        (f"[TOOL_CALLS]\n{PRETTY}", [("text", f"[TOOL_CALLS]\n{PRETTY}")]),
+        ('[TOOL_CALLS][{"a\nb', [("text", '[TOOL_CALLS][{"a\nb')]),
     ],
 )
-def test_calls_without_end_mark_end_with_their_line(text: str, wanted: list[Event]):
+def test_calls_without_end_mark_end_with_their_json(text: str, wanted: list[Event]):
     for pieces in ([text], list(text)):
         assert merged(read(parser(MISTRAL), pieces)) == wanted
 
@@ -201,14 +208,14 @@ WRITTEN = "<function=look>\n<parameter=at>\n{}\n</parameter>\n</function>\n"
 @pytest.mark.parametrize(
     "value", ["a </tool_call> b", "</tool_call>" * 9, "<tool_call></tool_call>\n", "</function>"]
 )
-def test_end_mark_in_an_xml_argument_is_text(value: str):
+def test_end_mark_in_xml_argument_is_text(value: str):
     text = f"<tool_call>\n{WRITTEN.format(value)}</tool_call>"
     wanted = [("call", "look", json.dumps({"at": value}))] * 2
     for pieces in ([text, text], list(text + text)):
         assert merged(read(parser(XML), pieces)) == wanted
 
 
-def test_incomplete_call_does_not_swallow_the_next_call():
+def test_incomplete_call_does_not_swallow_next_call():
     call = f"<tool_call>{WRITTEN.format('a')}</tool_call>"
     cut = "<tool_call><function=look>\n<parameter=at>\nb</tool_call> Sorry. "
     wanted = [("text", cut), ("call", "look", '{"at": "a"}')]
@@ -225,25 +232,6 @@ def test_broken_json_string_is_sent_as_text_at_once():
     broken = '<tool_call>{"name": "look", "arguments": {"a": "b\nc"}}</tool_call>'
     text_parser = parser()
     assert merged(text_parser.push(broken)) == [("text", broken)]
-
-
-PRETTY = json.dumps([{"name": "look", "arguments": {"a": "[TOOL_CALLS] }]\n\\"}}], indent=1)
-PRETTY_CALL = ("call", "look", json.dumps({"a": "[TOOL_CALLS] }]\n\\"}))
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (f"[TOOL_CALLS]{PRETTY}", [PRETTY_CALL]),
-        (f"a [TOOL_CALLS] {PRETTY} b", [("text", "a "), PRETTY_CALL, ("text", " b")]),
-        (f"[TOOL_CALLS]{PRETTY}[TOOL_CALLS]{PRETTY}\n", [PRETTY_CALL] * 2),
-        (f"[TOOL_CALLS]\n{PRETTY}", [("text", f"[TOOL_CALLS]\n{PRETTY}")]),
-        ('[TOOL_CALLS][{"a\nb', [("text", '[TOOL_CALLS][{"a\nb')]),
-    ],
-)
-def test_call_without_end_mark_ends_with_its_json(text: str, wanted: list[Event]):
-    for pieces in ([text], list(text)):
-        assert merged(read(parser(MISTRAL), pieces)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -267,7 +255,7 @@ def test_broken_call_becomes_text_as_generated(broken: str):
     assert (text_parser.calls.num_valid, text_parser.calls.num_broken) == (1, 1)
 
 
-def test_list_with_an_invalid_call_becomes_text():
+def test_list_with_invalid_call_becomes_text():
     text = '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "jump", "arguments": {}}]'
     assert merged(read(parser(MISTRAL), [text])) == [("text", text)]
 
@@ -283,7 +271,7 @@ def test_answer_ends_after_first_call_without_parallel_calls(tools: ToolFormat):
         assert text_parser.calls.num_valid == 1
 
 
-def test_broken_call_does_not_count_as_the_single_call():
+def test_broken_call_does_not_count_as_single_call():
     text_parser = parser(parallel=False)
     assert merged(read(text_parser, [BROKEN, CALL, CALL])) == [("text", BROKEN), LOOK]
 
@@ -358,7 +346,7 @@ def test_reasoning_tokens_are_counted_with_their_marks(
     assert text_parser.num_reasoning_tokens == num_tokens
 
 
-def test_held_back_text_is_never_longer_than_a_mark():
+def test_held_back_text_is_never_longer_than_mark():
     text_parser = parser()
     assert text_parser.push(" <thin") == []
     assert merged(text_parser.push("g <thin")) == [("text", " <thing <thin")]
@@ -426,7 +414,7 @@ def test_control_tokens_are_read_as_marks_or_hidden():
     assert read_control(["</tool_call>", "a", "</think>"]) == [("text", "a")]
 
 
-def test_control_tokens_of_a_broken_call_become_text():
+def test_control_tokens_of_broken_call_become_text():
     assert read_control(["a", "<tool_call>", "b", "<x>", "c", "</tool_call>", "<x>", "d"]) == [
         ("text", "a<tool_call>b<x>c</tool_call>d")
     ]
@@ -461,7 +449,7 @@ def test_answer_parsing_takes_linear_time(tools: ToolFormat, start: str, count: 
         assert shown >= (0 if start == "<think>" else 2 * count), filling
 
 
-def test_call_is_complete_at_the_end_of_the_answer():
+def test_call_is_complete_at_end_of_answer():
     text_parser = parser()
     text_parser.push(CALL.removesuffix("</tool_call>"))
     assert merged(text_parser.flush("</tool_call>")) == [LOOK]

@@ -87,7 +87,7 @@ def format_called(name: str) -> ToolFormat:
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=30, deadline=None)
 @given(places=st.lists(st.integers(0, 300), max_size=40))
-def test_every_format_gives_the_same_calls_for_any_split(name: str, places: list[int]):
+def test_calls_of_every_format_are_equal_for_any_split(name: str, places: list[int]):
     text = f"I look.\n{CALLS[name]}\n{CALLS[name]}\n"
     answer_parser = parser(format_called(name), tools=(TOOL,))
     first, *calls = merged(read(answer_parser, split_at(text, places)))
@@ -96,7 +96,7 @@ def test_every_format_gives_the_same_calls_for_any_split(name: str, places: list
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_truncated_call_is_text_or_a_valid_call(name: str):
+def test_truncated_call_is_text_or_valid_call(name: str):
     """Wherever it is cut: nothing raises, and nothing is lost."""
     for length in range(1, len(CALLS[name])):
         text = CALLS[name][:length]
@@ -106,7 +106,7 @@ def test_truncated_call_is_text_or_a_valid_call(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"minicpm5", "minimax_m3"}))
-def test_end_mark_in_an_argument_is_text_for_every_format(name: str):
+def test_end_mark_in_argument_is_text_for_every_format(name: str):
     """But of the two whose own syntax has no such text."""
     tools = format_called(name)
     value = f"a {tools.start} b {tools.end} c"

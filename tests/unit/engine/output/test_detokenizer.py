@@ -61,12 +61,12 @@ IDS = st.integers(0, 310)
 @example([byte_id(b) for b in (*[0xFF] * 6, *"😀".encode())])
 @example([byte_id(b) for b in (*[0xE2] * 12, *"€".encode())])
 @example([*[special_id("<|box|>")] * 12, *map(byte_id, "€".encode())])
-def test_joined_pieces_equal_the_decoded_ids(ids: list[int]):
+def test_joined_pieces_equal_decoded_ids(ids: list[int]):
     assert "".join(pieces_of(ids)) == tokenizer().decode(ids, skip_special_tokens=True)
 
 
 @given(st.text(max_size=40).filter(lambda text: "\ufffd" not in text), st.booleans())
-def test_pieces_of_valid_text_never_split_a_character(text: str, as_bytes: bool):
+def test_pieces_of_valid_text_never_split_character(text: str, as_bytes: bool):
     ids = [byte_id(b) for b in text.encode()] if as_bytes else tokenizer().encode(text).ids
     assert not [piece for piece in pieces_of(ids) if "\ufffd" in piece]
 
@@ -88,7 +88,7 @@ def test_control_tokens_have_text_if_requested(ids: list[int]):
     assert controls == sum(token_id in map(special_id, SPECIALS) for token_id in ids)
 
 
-def test_tokens_without_text_do_not_make_a_later_character_split():
+def test_tokens_without_text_do_not_make_later_character_split():
     ids = [special_id("<|box|>")] * 20 + [byte_id(b) for b in "😀".encode()]
     assert "".join(pieces_of(ids)) == "😀"
 
@@ -128,7 +128,7 @@ class CountingTokenizer:
         return tokenizer().id_to_token(id)
 
 
-def test_decoded_window_stays_short_in_a_long_answer():
+def test_decoded_window_stays_short_in_long_answer():
     counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     for token_id in tokenizer().encode("the quick brown fox " * 50).ids:
@@ -145,7 +145,7 @@ def test_decoded_window_stays_short_for_tokens_without_text():
 
 
 @pytest.mark.parametrize("stranger", [302, 5000, 2**31 - 1])
-def test_unknown_ids_have_no_text_and_keep_a_short_window(stranger: int):
+def test_unknown_ids_have_no_text_and_keep_short_window(stranger: int):
     counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     text = ""
@@ -156,7 +156,7 @@ def test_unknown_ids_have_no_text_and_keep_a_short_window(stranger: int):
 
 
 @pytest.mark.parametrize("text", ["\ufffd", "a\ufffdb", "\ufffd\ufffd"])
-def test_replacement_character_in_the_vocabulary_is_text(text: str):
+def test_replacement_character_in_vocabulary_is_text(text: str):
     assert "".join(pieces_of([byte_id(b) for b in text.encode()])) == text
 
 

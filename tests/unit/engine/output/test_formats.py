@@ -251,7 +251,7 @@ def test_valid_calls_of_every_format_are_read(
         ("harmony", 'functions.look<|message|>{"text": '),
     ],
 )
-def test_text_without_a_whole_call_raises(name: str, text: str):
+def test_text_without_whole_call_raises(name: str, text: str):
     with pytest.raises(ValueError, match="no tool call"):
         read(name, text)
 
@@ -285,9 +285,7 @@ def test_text_without_a_whole_call_raises(name: str, text: str):
         ("unheard of", "true", True),
     ],
 )
-def test_arguments_between_tags_have_the_types_of_the_schema(
-    name: str, key: str, text: str, expected: Any
-):
+def test_arguments_between_tags_have_types_of_schema(name: str, key: str, text: str, expected: Any):
     written = {
         "qwen3_coder": f"<function=look>\n<parameter={key}>\n{text}\n</parameter>\n</function>",
         "minimax_m2": f'<invoke name="look"><parameter name="{key}">{text}</parameter></invoke>',
@@ -311,7 +309,7 @@ def test_arguments_between_tags_have_the_types_of_the_schema(
         (None, None),
     ],
 )
-def test_tool_format_is_recognized_by_the_template(template: str | None, name: str | None):
+def test_tool_format_is_recognized_by_template(template: str | None, name: str | None):
     found = tool_parser(template, "auto")
     assert (found and found.name) == name
 
@@ -340,6 +338,6 @@ def test_tool_parser_setting_overrides_template_and_is_validated():
         (None, None),
     ],
 )
-def test_reasoning_marks_are_recognized_by_the_template(template: str | None, start: str | None):
+def test_reasoning_marks_are_recognized_by_template(template: str | None, start: str | None):
     found = reasoning_format(template)
     assert (found and found.start) == start

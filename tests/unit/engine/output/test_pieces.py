@@ -40,7 +40,7 @@ def test_split_keeps_all_text_and_finds_all_marks(texts: list[str], text: str):
 
 
 @given(MARKS, TEXTS)
-def test_text_is_held_back_only_if_it_may_become_a_mark(texts: list[str], text: str):
+def test_text_is_held_back_only_if_it_may_become_mark(texts: list[str], text: str):
     length, mark = Marks(*texts).find(text)
     held = text[length:]
     assert mark or not held or any(one.startswith(held) and one != held for one in texts)

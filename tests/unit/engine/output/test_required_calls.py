@@ -46,7 +46,7 @@ def test_whitespace_between_json_tokens_is_ignored(
 
 
 @given(CALLS, PLACES)
-def test_required_answer_ends_after_a_single_allowed_call(
+def test_required_answer_ends_after_single_allowed_call(
     calls: list[tuple[str, object]], places: list[int]
 ):
     answer_parser = parser(None, None, FORCED, parallel=False)
@@ -110,7 +110,7 @@ def test_invalid_required_call_becomes_content(text: str):
 
 
 @pytest.mark.parametrize("rest", [" and more", ", 1]", "]]", ', {"name": 3}]'])
-def test_text_after_a_required_call_becomes_content(rest: str):
+def test_text_after_required_call_becomes_content(rest: str):
     text = '[{"name": "look", "arguments": {"a": 1}}'
     for pieces in ([text + rest], list(text + rest)):
         answer_parser = parser(None, None, FORCED)

@@ -40,14 +40,14 @@ def cut(text: str, snapshot_points: list[int]) -> list[str]:
 @example(("abca", "b"), "abca", [])
 @example(("abcc", "bc"), "abcc", [3])
 @example(("aab",), "aaab", [2])
-def test_stop_position_is_independent_of_text_split(
+def test_stop_string_position_is_independent_of_text_split(
     stops: tuple[str, ...], text: str, snapshot_points: list[int]
 ):
     assert run(stops, cut(text, snapshot_points)) == expected(stops, text)
 
 
 @given(STOPS, st.lists(SHORT, max_size=6))
-def test_emitted_text_is_always_a_prefix_of_the_answer(stops: tuple[str, ...], pieces: list[str]):
+def test_emitted_text_is_always_prefix_of_answer(stops: tuple[str, ...], pieces: list[str]):
     checker = StopChecker(stops)
     final, _ = expected(stops, "".join(pieces))
     emitted = ""
@@ -59,18 +59,18 @@ def test_emitted_text_is_always_a_prefix_of_the_answer(stops: tuple[str, ...], p
             break
 
 
-def test_possible_stop_is_held_back_until_decided():
+def test_possible_stop_string_is_held_back_until_decided():
     checker = StopChecker(("END",))
     assert checker.push("the EN") == ("the ", False)
     assert checker.push("TRY") == ("ENTRY", False)
 
 
-def test_text_that_cannot_begin_a_stop_is_not_held_back():
+def test_text_that_cannot_begin_stop_string_is_not_held_back():
     checker = StopChecker(("END",))
     assert checker.push("the ENx") == ("the ENx", False)
 
 
-def test_first_completed_stop_is_named():
+def test_first_completed_stop_string_is_named():
     checker = StopChecker(("later", "now", "no"))
     checker.push("first n")
     assert checker.reached is None

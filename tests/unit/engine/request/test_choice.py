@@ -45,7 +45,7 @@ def expected(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[s
 @example(("é€", "a é"), [*"a é€".encode()], 20)
 @example(("ab", "€"), [*"a€".encode()][:-1], 3)
 @example(("b😀", "aab"), [*"aab😀".encode()], 7)
-def test_choice_text_is_cut_exactly_at_the_first_stop(
+def test_choice_text_is_cut_exactly_at_first_stop_string(
     stops: tuple[str, ...], ids: list[int], max_tokens: int
 ):
     pieces, choice = answer(stops, ids, max_tokens)
@@ -54,13 +54,13 @@ def test_choice_text_is_cut_exactly_at_the_first_stop(
 
 
 @given(TEXT_IDS)
-def test_choice_pieces_never_split_a_character(ids: list[int]):
+def test_choice_pieces_never_split_character(ids: list[int]):
     pieces, _ = answer((), ids, 1000)
     assert not [piece for piece in pieces if "\ufffd" in piece]
 
 
 @given(STOPS, TEXT_IDS)
-def test_choice_holds_back_only_possible_stops(stops: tuple[str, ...], ids: list[int]):
+def test_choice_holds_back_only_possible_stop_strings(stops: tuple[str, ...], ids: list[int]):
     """Held back is the longest end that some stop begins with, and no more."""
     choice = Choice(SamplingParams(stop=stops), ByteDecoder())
     emitted = ""
@@ -101,7 +101,7 @@ def stopped(stops: tuple[str, ...], events: list[Event]) -> tuple[list[Event], s
 def read_answer(
     text: str, stops: tuple[str, ...], text_parser: AnswerParser
 ) -> tuple[list[Event], Choice]:
-    """All that an answer tells that comes token by token."""
+    """All deltas of an answer that comes token by token."""
     choice = Choice(SamplingParams(stop=stops), MARKS)
     choice.set_parser(text_parser)
     found = list[Piece]()
@@ -135,7 +135,7 @@ def test_stop_strings_end_content_and_reasoning(text: str, stops: list[str]):
 STOPS_IN_CALLS = ("}", '"', "look", "\n", "</tool_call>", "arguments")
 
 
-def test_stop_string_in_a_call_is_its_text():
+def test_stop_string_in_call_is_its_text():
     text = '<tool_call>\n{"name": "look", "arguments": {"a": "b"}}\n</tool_call>'
     found, choice = read_answer(text, STOPS_IN_CALLS, parser())
     assert found == [("call", "look", '{"a": "b"}')]

@@ -48,7 +48,7 @@ def feed(request: Request, tokens: list[int], choice: int = 0) -> str:
 
 
 def joined(pieces: Sequence[Piece]) -> str:
-    """All of it, which is content."""
+    """The whole text, which is content."""
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
@@ -56,7 +56,7 @@ def end_of(request: Request, choice: int = 0) -> str | None:
     return request.choices[choice].finish_reason
 
 
-def test_eos_ends_the_request_without_text():
+def test_eos_ends_request_without_text():
     request = decoding()
     assert feed(request, [*b"hi", EOS]) == "hi"
     assert end_of(request) == "stop"
@@ -64,7 +64,7 @@ def test_eos_ends_the_request_without_text():
     assert request.usage.prompt_tokens == 5
 
 
-def test_max_tokens_ends_the_request_with_all_its_text():
+def test_max_tokens_ends_request_with_all_its_text():
     request = decoding(max_tokens=2)
     assert feed(request, [*b"hi"]) == "hi"
     assert end_of(request) == "length"
@@ -89,18 +89,18 @@ def test_stop_string_at_max_tokens_is_finish_reason_stop():
 
 
 @pytest.mark.parametrize("last", [EOS, ord("N")])
-def test_partial_stop_string_at_the_end_is_text(last: int):
+def test_partial_stop_string_at_end_is_text(last: int):
     request = decoding(max_tokens=2, stop=("END",))
     assert feed(request, [ord("E"), last]) == ("E" if last == EOS else "EN")
 
 
-def test_partial_character_at_the_end_is_a_replacement_character():
+def test_partial_character_at_end_is_replacement_character():
     request = decoding(max_tokens=2)
     assert feed(request, [*"€".encode()][:2]) == "\ufffd"
     assert end_of(request) == "length"
 
 
-def test_stop_string_before_a_partial_character_is_found():
+def test_stop_string_before_partial_character_is_found():
     """A token may end one word and begin a character: its text waits for the character."""
 
     class Words(ByteDecoder):
@@ -131,7 +131,7 @@ def test_illegal_state_change_raises():
     assert request.state is State.FINISHED_ABORTED
 
 
-def test_last_choice_to_end_finishes_the_request():
+def test_last_choice_to_end_finishes_request():
     submitted = submit("a", stop=("END",), n=3)
     request = in_decode(Request(submitted, submitted.sampling, ByteDecoder(), clock=lambda: 0.0), 6)
     assert feed(request, [*b"the E"], 2) == "the "
@@ -148,7 +148,7 @@ def test_last_choice_to_end_finishes_the_request():
     assert request.usage.prompt_tokens == 5
 
 
-def test_cache_references_of_a_request_are_released_once():
+def test_cache_references_of_request_are_released_once():
     caches = Caches(encoder_bytes=100)
     caches.store_features("0", FakeFeatures("features of 0")).release()
     prepared_prompt = prepared(prompt(images=1), caches)

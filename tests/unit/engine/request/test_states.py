@@ -27,7 +27,7 @@ LEGAL = {
 }
 
 
-def test_state_changes_outside_the_table_raise():
+def test_state_changes_outside_table_raise():
     for old, new in itertools.product(State, State):
         if (old, new) in LEGAL:
             check_transition(old, new)

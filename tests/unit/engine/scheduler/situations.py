@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.cache.fakes import FakeDisk
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import FakeFeatures, prepared, prompt
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import State
@@ -17,7 +17,7 @@ def caches_on(disk: FakeDisk) -> Caches:
     return caches
 
 
-def use_disk(engine: Engine) -> None:
+def use_disk(engine: SteppedEngine) -> None:
     """Have the preparers ask the engine's caches, and so the disk."""
 
     def prepare_from_disk(submit: Submit) -> Prepared:
@@ -30,8 +30,8 @@ def use_disk(engine: Engine) -> None:
 FEATURES = {f"{number}": FakeFeatures(f"features of {number}") for number in range(2)}
 
 
-def bring_to_state(engine: Engine, state: State) -> None:
-    """Bring request `a` there: two pictures, three chunks."""
+def bring_to_state(engine: SteppedEngine, state: State) -> None:
+    """Bring request `a` there: two images, three chunks."""
     if state is State.WAITING:
         engine.preparers.outcome = None
         engine.add(*(f"earlier {n}" for n in range(engine.config.max_preparing)), images=1)
@@ -53,7 +53,7 @@ def bring_to_state(engine: Engine, state: State) -> None:
         engine.step_until(lambda: bool(engine.runner.prefills))
 
 
-def finish_all(engine: Engine) -> None:
+def finish_all(engine: SteppedEngine) -> None:
     engine.memory.active_bytes = 1
     engine.encoder.is_fast = engine.disk_reader.is_fast = True
     if engine.encoder.work:
@@ -62,5 +62,5 @@ def finish_all(engine: Engine) -> None:
         engine.disk_reader.finish()
     for name in list(engine.preparers.works):
         engine.preparers.finish(name)
-    engine.preparers.outcome = Engine().preparers.outcome
+    engine.preparers.outcome = SteppedEngine().preparers.outcome
     engine.run()

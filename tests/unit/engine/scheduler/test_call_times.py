@@ -7,7 +7,7 @@ import math
 from vlm_server.engine.scheduler.sizing import CallTimes
 
 
-def test_call_time_is_the_best_of_the_last_three():
+def test_call_time_is_best_of_last_three():
     times = CallTimes[str](max_age=100)
     assert times.best("a") == math.inf
     times.record("a", 1.0)

@@ -21,12 +21,12 @@ def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 
     return chunk_sizes
 
 
-def test_chunk_size_grows_to_the_step_limit():
+def test_chunk_size_grows_to_step_limit():
     assert sizes(lambda tokens: 0.012 + tokens * 1e-5)[-1] == 2048
     assert sizes(lambda tokens: 0.012 + tokens * 3e-5)[-1] == 1024
 
 
-def test_chunk_size_shrinks_to_the_step_limit():
+def test_chunk_size_shrinks_to_step_limit():
     assert sizes(lambda tokens: tokens * 1e-3)[-1] == 32
     assert sizes(lambda tokens: tokens * 1e-1)[-1] == 16
 
@@ -36,7 +36,7 @@ def test_chunk_size_stays_where_shrinking_saves_no_time():
     assert min(sizes(lambda tokens: 0.08 + tokens * 1e-5)) >= 64
 
 
-def test_single_slow_chunk_does_not_shrink_the_size():
+def test_single_slow_chunk_does_not_shrink_size():
     """The first of a size may wait for a kernel to be compiled."""
     known_sizes: set[int] = set()
 
@@ -59,7 +59,7 @@ def test_chunk_size_that_was_slow_is_tried_again_later():
     assert size == 2048
 
 
-def test_chunk_size_follows_a_slower_device():
+def test_chunk_size_follows_slower_device():
     pace = ChunkSizer(0.05, 2048)
     for _ in range(8):
         pace.record(1024, 0.02)
@@ -74,11 +74,11 @@ def test_chunk_sizes_are_powers_of_two():
 
 
 @pytest.mark.parametrize("largest", [1, 3, 16, 100])
-def test_chunk_size_never_exceeds_the_maximum(largest: int):
+def test_chunk_size_never_exceeds_maximum(largest: int):
     assert set(sizes(lambda _: 1e-6, largest=largest)) <= set(range(1, largest + 1))
 
 
-def test_chunk_includes_a_small_rest_of_the_prompt():
+def test_chunk_includes_small_rest_of_prompt():
     pace = ChunkSizer(0.05, 2048)
     for _ in range(5):
         pace.record(1024, 0.04)
@@ -87,7 +87,7 @@ def test_chunk_includes_a_small_rest_of_the_prompt():
     assert pace.chunk_tokens(5, others_decode=True) == 5
 
 
-def test_chunk_may_take_a_second_while_no_sequence_decodes():
+def test_chunk_may_take_one_second_while_no_sequence_decodes():
     """Who comes meanwhile waits for it."""
     pace = ChunkSizer(0.05, 2048)
     assert pace.chunk_tokens(10**6, others_decode=False) == 128, "nothing is measured"
@@ -102,7 +102,7 @@ def test_chunk_may_take_a_second_while_no_sequence_decodes():
 
 
 @pytest.mark.parametrize("others_decode", [True, False])
-def test_chunks_shrink_with_the_cached_length_before_them(others_decode: bool):
+def test_chunks_shrink_with_cached_length_before_them(others_decode: bool):
     """The first one already, as when a long beginning is cached."""
     pace = ChunkSizer(1.0, 2048)
 
@@ -120,7 +120,7 @@ def test_chunks_shrink_with_the_cached_length_before_them(others_decode: bool):
     assert chunk_sizes(0, 10)[-1] == 1024
 
 
-def test_chunk_sizer_learns_from_prompts_in_a_single_chunk():
+def test_chunk_sizer_learns_from_prompts_in_single_chunk():
     """Sizes that are never met alone are judged by the chunks that they let through."""
     pace = ChunkSizer(0.1, 2048)
     for tokens in (33, 65, 1, 1):

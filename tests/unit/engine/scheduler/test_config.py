@@ -20,5 +20,5 @@ MIB = 1 << 20
         (2000, 0, 256),  # a state that takes nothing
     ],
 )
-def test_default_max_num_seqs_fills_half_of_the_memory(free: int, one: int, suitable: int) -> None:
+def test_default_max_num_seqs_fills_half_of_memory(free: int, one: int, suitable: int) -> None:
     assert suitable_num_seqs(free * MIB, one * MIB) == suitable

@@ -5,48 +5,41 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.support.clock import Clock
 from tests.unit.cache.fakes import FakeDisk
-from tests.unit.engine.driver import Engine
-from tests.unit.engine.fakes import answer_text, prompt, submit, texts
+from tests.unit.engine.driver import SteppedEngine
+from tests.unit.engine.fakes import answer_text, answer_texts, prompt, submit
 from tests.unit.engine.scheduler.situations import FEATURES, bring_to_state, caches_on, finish_all
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.protocol import Deadlines, Failed
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def timed_engine() -> tuple[Engine, Clock]:
+def timed_engine() -> tuple[SteppedEngine, Clock]:
     """An engine whose time a test moves."""
-    engine, clock = Engine(caches_on(FakeDisk(FEATURES))), Clock()
+    engine, clock = SteppedEngine(caches_on(FakeDisk(FEATURES))), Clock()
     engine.scheduler._clock = clock
     return engine, clock
 
 
-def add(engine: Engine, name: str, deadlines: Deadlines, **sampling: object) -> None:
+def add(engine: SteppedEngine, name: str, deadlines: Deadlines, **sampling: object) -> None:
     submitted = submit(name, **sampling)
     engine.inbox.put(msgspec.structs.replace(submitted, deadlines=deadlines))
 
 
-def failures(engine: Engine) -> list[tuple[str, str]]:
+def failures(engine: SteppedEngine) -> list[tuple[str, str]]:
     return [(one.request_id, one.code) for one in engine.events if isinstance(one, Failed)]
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> None:
+def test_missed_deadline_ends_request_once_in_every_state(state: State) -> None:
     engine, clock = timed_engine()
     bring_to_state(engine, state)
     request = engine.request("a")
     request.deadlines._total_at = clock.now + 5
-    engine.take_in()
+    engine.accept()
     assert failures(engine) == []
     clock.now += 5
-    engine.take_in()
+    engine.accept()
     assert failures(engine) == [("a", "total_timeout")]
     engine.abort("a")
     finish_all(engine)
@@ -54,7 +47,7 @@ def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> Non
     assert engine.is_clean()
 
 
-def test_preparation_past_the_queue_deadline_is_cancelled() -> None:
+def test_preparation_past_queue_deadline_is_cancelled() -> None:
     engine, clock = timed_engine()
     engine.preparers.outcome = None
     add(engine, "a", Deadlines(queue_seconds=1))
@@ -75,10 +68,10 @@ def test_encoding_request_has_no_queue_deadline() -> None:
     engine.step()
     engine.encoder.finish()
     engine.run()
-    assert texts(engine.events) == {"a": answer_text(prompt(images=1))}
+    assert answer_texts(engine.events) == {"a": answer_text(prompt(images=1))}
 
 
-def test_request_waiting_for_the_batch_has_a_queue_deadline() -> None:
+def test_request_waiting_for_batch_has_queue_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "wide", Deadlines(), n=3, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
@@ -95,7 +88,7 @@ def test_first_and_later_tokens_have_separate_deadlines() -> None:
     submitted = submit("slow", images=1)
     engine.inbox.put(msgspec.structs.replace(submitted, deadlines=Deadlines(first_token_seconds=2)))
     add(engine, "text", Deadlines(first_token_seconds=2, token_seconds=3))
-    engine.step_until(lambda: bool(texts(engine.events)))
+    engine.step_until(lambda: bool(answer_texts(engine.events)))
     clock.now += 2
     engine.events += engine.scheduler.expire()
     assert failures(engine) == [("slow", "first_token_timeout")]
@@ -104,7 +97,7 @@ def test_first_and_later_tokens_have_separate_deadlines() -> None:
     assert failures(engine)[1:] == [("text", "token_timeout")]
 
 
-def test_timely_token_renews_the_token_deadline() -> None:
+def test_timely_token_renews_token_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(token_seconds=3), max_tokens=9, ignore_eos=True)
     for _ in range(1000):
@@ -116,7 +109,7 @@ def test_timely_token_renews_the_token_deadline() -> None:
     assert engine.ended == ["a"]
 
 
-def test_request_finished_by_a_late_step_is_answered() -> None:
+def test_request_finished_by_late_step_is_answered() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(total_seconds=1), max_tokens=1)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -127,7 +120,7 @@ def test_request_finished_by_a_late_step_is_answered() -> None:
     assert engine.scheduler.expire() == []
 
 
-def test_scheduler_reports_seconds_to_the_next_deadline() -> None:
+def test_scheduler_reports_seconds_to_next_deadline() -> None:
     engine, clock = timed_engine()
     assert engine.scheduler.seconds_to_deadline() == float("inf")
     engine.preparers.outcome = None

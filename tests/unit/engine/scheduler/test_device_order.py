@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from vlm_server.engine.scheduler.device_order import TurnCandidate, fair_turn
 
 
@@ -66,12 +66,12 @@ def test_equal_requests_run_in_order_of_arrival():
     assert queue(a=3, b=3, c=3).run() == "aaabbbccc"
 
 
-def test_short_request_runs_between_turns_of_a_long_one():
+def test_short_request_runs_between_turns_of_long_one():
     assert queue(a=5, b=1).run() == "abaaaa"
     assert queue(a=6, b=2).run() == "ababaaaa"
 
 
-def test_shortest_request_runs_after_begun_ones_are_finished():
+def test_shortest_request_runs_once_begun_ones_are_finished():
     assert queue(a=9, b=3, c=2).run() == "acacababab" + "aaaa"
     job_queue = queue(a=9, b=3)
     assert [job_queue.turn(), job_queue.turn()] == ["a", "b"]
@@ -79,7 +79,7 @@ def test_shortest_request_runs_after_begun_ones_are_finished():
     assert job_queue.run().startswith("ababac")
 
 
-def test_interrupted_request_remains_the_oldest():
+def test_interrupted_request_remains_oldest():
     young = [
         TurnCandidate("b", 500, is_begun=True, num_seqs=1),
         TurnCandidate("c", 400, True, num_seqs=1),
@@ -91,8 +91,8 @@ def test_interrupted_request_remains_the_oldest():
     assert fair_turn([old, *young], "a", room=2) != "a", "its row is another's"
 
 
-def test_query_of_the_next_request_takes_no_turn():
-    engine = Engine(prefill_chunk_tokens=2)
+def test_query_of_next_request_takes_no_turn():
+    engine = SteppedEngine(prefill_chunk_tokens=2)
     engine.add("long", text="x" * 40)
     engine.add("short", text="x" * 20)
     engine.step_until(lambda: len(engine.chunks) == 4)
@@ -112,7 +112,7 @@ def test_request_does_not_begin_without_room():
     assert job_queue.run(room=1) == "aa"
 
 
-def test_request_waiting_for_many_rows_is_not_passed():
+def test_request_waiting_for_many_rows_is_not_overtaken():
     job_queue = queue()
     job_queue.add("wide", 3, num_seqs=4)
     job_queue.add("b", 1)
@@ -134,9 +134,7 @@ def test_short_request_interleaves_if_its_rows_also_fit(room: int, order: str):
     st.integers(1, 9),
     st.integers(1, 2),
 )
-def test_wait_is_at_most_twice_the_work_ahead(
-    jobs: list[tuple[int, int]], newcomer: int, room: int
-):
+def test_wait_is_at_most_twice_work_ahead(jobs: list[tuple[int, int]], newcomer: int, room: int):
     """`jobs` come at these turns; one more comes at every turn."""
     job_queue = Queue()
     arrivals = sorted((when, n, left) for n, (when, left) in enumerate(jobs))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from tests.unit.cache.fakes import FakeDisk, LoadedSource
-from tests.unit.engine.driver import Engine
-from tests.unit.engine.fakes import FakeMemory, answer_text, prompt, texts
+from tests.unit.engine.driver import SteppedEngine
+from tests.unit.engine.fakes import FakeMemory, answer_text, answer_texts, prompt
 from tests.unit.engine.scheduler.situations import FEATURES, caches_on, use_disk
 from vlm_server.engine.request.states import State
 from vlm_server.errors import OutOfMemory
 from vlm_server.protocol import OnDevice
 
 
-def states_of(engine: Engine, name: str) -> list[State]:
+def states_of(engine: SteppedEngine, name: str) -> list[State]:
     """The states that a request is in after each step, until nobody has anything to do."""
     passed_states = list[State]()
     while not engine.ended:
@@ -25,7 +25,7 @@ def states_of(engine: Engine, name: str) -> list[State]:
 def test_disk_entries_are_read_after_admission_and_not_recomputed():
     source = LoadedSource(prompt("a longer", 2).key)
     disk = FakeDisk(FEATURES, source)
-    engine = Engine(caches_on(disk))
+    engine = SteppedEngine(caches_on(disk))
     use_disk(engine)
     engine.disk_reader.is_fast = False
     engine.add("a", text="a longer prompt", images=2)
@@ -34,7 +34,7 @@ def test_disk_entries_are_read_after_admission_and_not_recomputed():
     assert engine.request("a").disk_read_bytes == len(source.prompt_key)
     engine.disk_reader.finish()
     engine.run()
-    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert answer_texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
     assert engine.runner.num_cached_tokens["a"] == len(source.prompt_key)
     assert engine.encoder.done == []
     assert engine.is_clean()
@@ -47,19 +47,19 @@ def test_request_with_missing_disk_files_is_prepared_again():
         def read_features(self, key: str) -> None:
             return None
 
-    engine = Engine(caches_on(Forgetful(FEATURES)))
+    engine = SteppedEngine(caches_on(Forgetful(FEATURES)))
     use_disk(engine)
     engine.add("a", text="a longer prompt", images=2)
     assert states_of(engine, "a")[:2] == [State.PREPARING, State.READING_DISK]
-    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert answer_texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
     assert len(engine.disk_reader.done) == 1
     assert len(engine.encoder.done) == 2
     engine.run()
     assert engine.is_clean()
 
 
-def test_disk_is_read_for_one_request_at_a_time():
-    engine = Engine(caches_on(FakeDisk(FEATURES)))
+def test_disk_reads_are_for_one_request_at_once():
+    engine = SteppedEngine(caches_on(FakeDisk(FEATURES)))
     use_disk(engine)
     engine.disk_reader.is_fast = False
     engine.add("a", "b", text="a longer prompt", images=2)
@@ -84,14 +84,14 @@ def test_disk_read_is_skipped_without_memory_to_reserve():
     needed = prepared_prompt.num_tokens + 10 + sum(one.size_bytes for one in FEATURES.values())
     for room, num_reads in ((needed, 0), (needed + 2 * 8, 1)):
         memory = FakeMemory(active_bytes=1000, limit_bytes=1000 + room)
-        engine = Engine(caches_on(FakeDisk(FEATURES)), memory=memory)
+        engine = SteppedEngine(caches_on(FakeDisk(FEATURES)), memory=memory)
         engine.governor.reset_stats()
         use_disk(engine)
         engine.add("a", text="a longer prompt", images=2, max_tokens=10)
         engine.run()
         assert len(engine.disk_reader.done) == num_reads
         assert len(engine.encoder.done) == 2 - 2 * num_reads
-        assert texts(engine.events)["a"] == answer_text(prepared_prompt, 10)
+        assert answer_texts(engine.events)["a"] == answer_text(prepared_prompt, 10)
 
 
 def test_disk_read_out_of_memory_frees_caches_and_recomputes():
@@ -99,10 +99,10 @@ def test_disk_read_out_of_memory_frees_caches_and_recomputes():
         def read_features(self, key: str) -> None:
             raise OutOfMemory("no memory")
 
-    engine = Engine(caches_on(Short(FEATURES)))
+    engine = SteppedEngine(caches_on(Short(FEATURES)))
     use_disk(engine)
     engine.add("a", text="a longer prompt", images=2)
     engine.run()
-    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert answer_texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
     assert engine.governor.stats().decisions["clear_failure"] == 1
     assert engine.is_clean()

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import (
     TOKENS_PER_IMAGE,
     FakeFeatures,
     FakeMemory,
     answer_text,
+    answer_texts,
     features_of,
     prepared,
     prompt,
-    texts,
 )
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.lru import LruCache
@@ -29,16 +29,16 @@ from vlm_server.protocol import Finished
 Device = Callable[[int], float | None]
 CHUNK_SECONDS, DECODE_SECONDS = 0.02, 0.001
 ENCODE_SECONDS = 0.026
-"""Of one picture, on each of these devices."""
+"""Of one image, on each of these devices."""
 
 
 def gpu(count: int) -> float:
-    """One picture does not fill it: as measured on an H200."""
+    """One image does not fill it: as measured on an H200."""
     return 0.012 + 0.014 * count
 
 
 def launch_bound(count: int) -> float:
-    """Pictures so small that what it takes to begin is all."""
+    """Images so small that what it takes to begin is all."""
     return 0.0258 + 0.0002 * count
 
 
@@ -53,10 +53,10 @@ def prompt_with_images(name: str, images: int) -> PreparedPrompt:
     return replace(prepared_prompt, spans=spans)
 
 
-def new_engine(device: Device, most: int = 8, **options: object) -> Engine:
+def new_engine(device: Device, most: int = 8, **options: object) -> SteppedEngine:
     """An engine that has measured its device."""
     limits = {"prefill_chunk_tokens": 100, "max_num_seqs": 8, "context_tokens": 1000} | options
-    engine = Engine(max_images_per_encode=most, **limits)  # type: ignore[arg-type]
+    engine = SteppedEngine(max_images_per_encode=most, **limits)  # type: ignore[arg-type]
     engine.encoder.seconds = device
     for number in range(4):
         engine.add_prepared(f"earlier {number}", prompt_with_images(f"earlier {number}", 12))
@@ -66,8 +66,8 @@ def new_engine(device: Device, most: int = 8, **options: object) -> Engine:
     return engine
 
 
-def arrive(engine: Engine, **images: int) -> None:
-    """Requests with so many pictures each, prepared before the next step."""
+def arrive(engine: SteppedEngine, **images: int) -> None:
+    """Requests with so many images each, prepared before the next step."""
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     for name, count in images.items():
         engine.add(name, images=count)
@@ -77,7 +77,7 @@ def arrive(engine: Engine, **images: int) -> None:
     engine.preparers.outcome = usual
 
 
-def calls_of(engine: Engine) -> list[list[str]]:
+def calls_of(engine: SteppedEngine) -> list[list[str]]:
     """The request ids of each encode call, up to the end of all requests."""
     engine.encoder.is_fast = True
     if engine.encoder.works:
@@ -90,14 +90,14 @@ def calls_of(engine: Engine) -> list[list[str]]:
 # ---- whose -------------------------------------------------------------------------------
 
 
-def test_images_of_a_request_are_encoded_in_one_batch():
+def test_images_of_request_are_encoded_in_one_batch():
     engine = new_engine(gpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"] * 4, ["a"] * 2]
-    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 6))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt_with_images("a", 6))
 
 
-def test_images_are_not_batched_on_a_device_without_gain():
+def test_images_are_not_batched_on_device_without_gain():
     engine = new_engine(cpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"]] * 6
@@ -109,8 +109,8 @@ def test_images_are_not_batched_if_limited_to_one():
     assert calls_of(engine) == [["a"]] * 3
 
 
-def test_prompt_is_prefilled_before_images_of_the_next_request():
-    """Its prefill comes first, and so does that of a short one beside the pictures of a long."""
+def test_prompt_is_prefilled_before_images_of_next_request():
+    """Its prefill comes first, and so does that of a short one beside the images of a long."""
     engine = new_engine(gpu)
     arrive(engine, a=1, b=1)
     assert calls_of(engine) == [["a"], ["b"]]
@@ -119,13 +119,13 @@ def test_prompt_is_prefilled_before_images_of_the_next_request():
     assert calls_of(engine)[0] == ["many", "one"], "it would be the short one's turn anyway"
 
 
-def test_two_requests_share_an_encode_if_it_costs_no_time():
+def test_two_requests_share_encode_if_it_costs_no_time():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1, c=1)
     assert calls_of(engine)[0] == ["a", "b"], "and no third one is begun"
 
 
-def test_prompt_waiting_for_room_limits_the_encode_batch():
+def test_prompt_waiting_for_room_limits_encode_batch():
     engine = new_engine(gpu, max_num_seqs=1)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -143,7 +143,7 @@ def test_images_are_not_batched_while_text_waits_for_prefill():
     assert len(engine.encoder.works) == 1
 
 
-def test_images_are_not_batched_during_a_last_chunk():
+def test_images_are_not_batched_during_last_chunk():
     engine = new_engine(gpu)
     arrive(engine, a=1, b=4)
     engine.step()
@@ -213,11 +213,11 @@ def test_failed_image_fails_only_its_request():
     arrive(engine, a=1, b=1)
     engine.step()
     _, second = engine.encoder.works
-    engine.encoder.finish(InternalError("a bad picture"), features_of(second.span))
+    engine.encoder.finish(InternalError("a bad image"), features_of(second.span))
     calls_of(engine)
     assert engine.ended[-2:] == ["a", "b"]
-    assert "a" not in texts(engine.events)
-    assert texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
+    assert "a" not in answer_texts(engine.events)
+    assert answer_texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
 
 
 def test_encode_batch_out_of_memory_is_retried_once():
@@ -228,7 +228,7 @@ def test_encode_batch_out_of_memory_is_retried_once():
     engine.step()
     assert "a" not in engine.ended
     calls_of(engine)
-    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 4))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt_with_images("a", 4))
 
 
 def test_batched_encode_is_given_up_after_failures():
@@ -238,7 +238,7 @@ def test_batched_encode_is_given_up_after_failures():
 
 
 class ConcurrentlyFilledCache(LruCache[EncodedImage]):
-    """One into which another thread puts features between the first look for them and the next."""
+    """A cache into which another thread puts features between two lookups."""
 
     looked_for: str | None = None
 
@@ -254,10 +254,10 @@ def test_features_stored_by_another_thread_are_used():
     engine.caches.features = ConcurrentlyFilledCache("encoder", 1 << 20)
     arrive(engine, a=3)
     calls_of(engine)
-    assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 3))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt_with_images("a", 3))
 
 
-def test_abort_leaves_the_rest_of_the_encode_batch():
+def test_abort_leaves_rest_of_encode_batch():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1)
     engine.step()
@@ -265,14 +265,14 @@ def test_abort_leaves_the_rest_of_the_encode_batch():
     engine.abort("a")
     engine.step()
     assert engine.state_of("a") is None
-    assert engine.num_tracked == 2, "the encoder still has its picture"
+    assert engine.num_tracked == 2, "the encoder still has its image"
     calls_of(engine)
-    assert texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
+    assert answer_texts(engine.events)["b"] == answer_text(prompt_with_images("b", 1))
     ended = {e.request_id: e for e in engine.events if isinstance(e, Finished)}
     assert ended["a"].is_aborted
 
 
-def test_abort_of_a_whole_encode_batch_leaves_nothing():
+def test_abort_of_whole_encode_batch_leaves_nothing():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1)
     engine.step()
@@ -288,7 +288,7 @@ def test_abort_of_a_whole_encode_batch_leaves_nothing():
 
 
 def first_tokens(device: Device, most: int, images: dict[str, int]) -> dict[str, float]:
-    """When each prompt's prefill ends, in seconds from their common arrival.
+    """The end of each prompt's prefill, in seconds from their common arrival.
 
     A chunk takes its time, or until the end of the encode that runs beside it.
     """

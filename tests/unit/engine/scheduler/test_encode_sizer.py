@@ -13,7 +13,7 @@ FEW_TOKENS = 256
 
 
 def gpu(count: int) -> float:
-    """One picture does not fill it, eight do: as measured on an H200."""
+    """One image does not fill it, eight do: as measured on an H200."""
     return 0.012 + 0.014 * count
 
 
@@ -24,7 +24,7 @@ def cpu(count: int) -> float:
 def counts(
     device: Device, times: int = 12, waiting: int = 8, most: int = 8, max_seconds: float = 1.0
 ) -> list[int]:
-    """What is encoded, while there are always so many pictures, of a device's seconds by count."""
+    """The sizes of encode batches while so many images always wait, by seconds per size."""
     sizer, batch_sizes = EncodeSizer(most), []
     for _ in range(times):
         batch_sizes.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))
@@ -43,11 +43,11 @@ def test_useless_encode_batch_is_tried_twice_and_again_later():
     assert batch_sizes.count(2) < 300 / 20
 
 
-def test_encode_batch_stops_growing_at_the_best_size():
+def test_encode_batch_stops_growing_at_best_size():
     assert counts(lambda count: 0.01 * max(count, 2))[-4:] == [2] * 4
 
 
-def test_slow_first_encode_does_not_shrink_the_batch():
+def test_slow_first_encode_does_not_shrink_batch():
     """Kernels are compiled, or attention is planned, for each new shape."""
     known_counts: set[int] = set()
 

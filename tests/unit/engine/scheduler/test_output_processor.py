@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import EOS, SPECIAL, MarkDecoder, deltas, outcome_of, prompt
 from tests.unit.engine.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
 from vlm_server.engine.output.formats import Formats
@@ -23,9 +23,9 @@ LIST = '[{"name": "look", "arguments": {"a": 1}}, {"name": "click", "arguments":
 
 def engine_saying(
     *answers: str, answer: AnswerFormat = ANSWER, formats: Formats = FORMATS
-) -> Engine:
+) -> SteppedEngine:
     """Every request is answered by `answers`, one for each choice, and an end token."""
-    engine = Engine(decoder=DECODER, formats=formats, context_tokens=1000)
+    engine = SteppedEngine(decoder=DECODER, formats=formats, context_tokens=1000)
     engine.runner.answer = lambda _, choice: [*DECODER.encode(answers[choice]), EOS]
 
     def outcome(submitted: Submit) -> Prepared:
@@ -50,7 +50,7 @@ def pieces_in(found: list[Delta]) -> list[Piece]:
     return pieces
 
 
-def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str | None]:
+def say(engine: SteppedEngine, **sampling: object) -> tuple[list[tuple[str, ...]], str | None]:
     """The pieces of an answer and its finish reason."""
     engine.add("a", **sampling)
     found = deltas(engine.run())
@@ -59,7 +59,7 @@ def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str 
     return merged(pieces_in(found)), found[-1].finish_reason
 
 
-def counts(engine: Engine) -> tuple[int, int]:
+def counts(engine: SteppedEngine) -> tuple[int, int]:
     stats = engine.scheduler.stats()
     return stats.tool_calls, stats.broken_tool_calls
 
@@ -83,7 +83,7 @@ def test_reasoning_text_and_calls_are_separate_deltas():
         CALL.removesuffix("</tool_call>"),
     ],
 )
-def test_broken_call_is_text_and_does_not_end_the_answer(broken: str):
+def test_broken_call_is_text_and_does_not_end_answer(broken: str):
     engine = engine_saying(f"a{broken}")
     assert say(engine) == ([("text", f"a{broken}")], "stop")
     assert counts(engine) == (0, 1)
@@ -95,7 +95,7 @@ def test_call_truncated_by_max_tokens_is_text():
     assert counts(engine) == (0, 1)
 
 
-def test_finish_reason_length_stays_after_a_call():
+def test_finish_reason_length_stays_after_call():
     engine = engine_saying(f"{CALL}more")
     assert say(engine, max_tokens=len(DECODER.encode(CALL)) + 1) == (
         [LOOK, ("text", "m")],
@@ -116,7 +116,7 @@ def test_stop_string_applies_to_content_and_reasoning_only():
     assert say(engine, stop=("STOP",)) == ([("thought", "a ")], "stop")
 
 
-def test_single_call_ends_the_choice_without_parallel_calls():
+def test_single_call_ends_choice_without_parallel_calls():
     engine = engine_saying(f"a{CALL}{CALL}b", f"{CALL}c", answer=replace(ANSWER, parallel=False))
     engine.add("a", n=2)
     found = deltas(engine.run())
@@ -164,7 +164,7 @@ def test_unknown_control_tokens_are_hidden():
     assert say(engine) == ([("text", "ab")], "stop")
 
 
-def test_eos_token_may_be_the_end_mark_of_a_call():
+def test_eos_token_may_be_end_mark_of_call():
     end = DECODER.encode("</tool_call>")
     engine = engine_saying("")
     engine.scheduler._output._eos_token_ids = frozenset(end)
@@ -172,12 +172,12 @@ def test_eos_token_may_be_the_end_mark_of_a_call():
     assert say(engine) == ([LOOK], "tool_calls")
 
 
-def test_mistral_calls_are_complete_at_the_end_of_the_answer():
+def test_mistral_calls_are_complete_at_end_of_answer():
     engine = engine_saying(f"[TOOL_CALLS]{LIST}", formats=Formats(MISTRAL))
     assert say(engine) == ([LOOK, ("call", "click", "{}")], "tool_calls")
 
 
-def test_logprobs_are_in_a_tokens_first_delta():
+def test_logprobs_are_in_tokens_first_delta():
     engine = engine_saying(f"ab{CALL[:-1]}")
     engine.add("a", logprobs=0)
     launch = engine.runner.launch

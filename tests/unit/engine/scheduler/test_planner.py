@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import FakeFeatures, FakeMemory, submit
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.interfaces import SchedulerOutput, SeqId
@@ -23,14 +23,14 @@ def video_submit(name: str) -> Submit:
 
 
 def test_equal_prompts_are_prefilled_in_order_of_arrival():
-    engine = Engine(max_num_seqs=9)
+    engine = SteppedEngine(max_num_seqs=9)
     engine.ready(*"abcd")
     engine.run()
     assert [new.request_id for plan in engine.plans for new in plan.new] == list("abcd")
 
 
-def test_sequences_decode_in_every_step_beside_a_prefill():
-    engine = Engine(prefill_chunk_tokens=1)
+def test_sequences_decode_in_every_step_during_prefill():
+    engine = SteppedEngine(prefill_chunk_tokens=1)
     engine.encoder.is_fast = False
     engine.add("a", max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -44,8 +44,8 @@ def test_sequences_decode_in_every_step_beside_a_prefill():
     assert plan.prefills
 
 
-def test_tokens_of_a_step_share_one_message():
-    engine = Engine()
+def test_tokens_of_step_share_one_message():
+    engine = SteppedEngine()
     engine.add("a", "b", "c")
     engine.run()
     sizes = [len(event.deltas) for event in engine.events if hasattr(event, "deltas")]
@@ -53,7 +53,7 @@ def test_tokens_of_a_step_share_one_message():
 
 
 def test_running_sequences_never_exceed_max_num_seqs():
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.add(*"abcdef", images=1)
     while len(engine.ended) < 6:
         engine.step()
@@ -65,7 +65,7 @@ def test_running_sequences_never_exceed_max_num_seqs():
 
 @pytest.mark.parametrize("images", [0, 1])
 def test_preparations_never_exceed_max_preparing(images: int):
-    engine = Engine(max_num_seqs=9, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=9, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*"abcd", images=images)
     assert started(engine.step()) == ["a", "b"]
@@ -74,11 +74,11 @@ def test_preparations_never_exceed_max_preparing(images: int):
     assert started(engine.step()) == ["c"]
 
 
-def test_text_passes_all_waiting_images():
+def test_text_overtakes_waiting_images():
     """The images wait for a preparer, for a place among prepared requests, and for the encoder."""
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
-    engine.add(*(f"picture {number}" for number in range(9)), images=1)
+    engine.add(*(f"image {number}" for number in range(9)), images=1)
     engine.step_until(lambda: engine.encoder.work is not None)
     for _ in range(3):
         engine.step()
@@ -89,19 +89,19 @@ def test_text_passes_all_waiting_images():
     engine.step_until(lambda: "text" in engine.ended)
 
 
-def test_texts_and_images_pass_all_waiting_schemas():
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+def test_texts_and_images_overtake_waiting_schemas():
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*(f"schema {number}" for number in range(9)), json_schema="{}")
     engine.add("both", json_schema="{}", images=1)
     engine.add("text")
-    engine.add("picture", images=1)
-    assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "picture"]
+    engine.add("image", images=1)
+    assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "image"]
 
 
-def test_compiled_schemas_never_exceed_the_waiting_places():
+def test_compiled_schemas_never_exceed_waiting_places():
     """Each keeps a process."""
-    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
     engine.add(*(f"{number}" for number in range(9)), json_schema="{}", images=1)
     engine.step_until(lambda: engine.encoder.work is not None)
@@ -111,8 +111,8 @@ def test_compiled_schemas_never_exceed_the_waiting_places():
     assert sum(map(engine.count, begun)) == 4
 
 
-def test_short_prompt_is_prefilled_between_chunks_of_a_long_one():
-    engine = Engine(prefill_chunk_tokens=2, context_tokens=1000)
+def test_short_prompt_is_prefilled_between_chunks_of_long_one():
+    engine = SteppedEngine(prefill_chunk_tokens=2, context_tokens=1000)
     engine.ready("long", text="x" * 40)
     engine.step()
     engine.add("short", "second", text="hello")
@@ -123,9 +123,9 @@ def test_short_prompt_is_prefilled_between_chunks_of_a_long_one():
     assert order[-1] == "long"
 
 
-def test_begun_prompt_keeps_its_place_in_the_batch():
+def test_begun_prompt_keeps_its_place_in_batch():
     """Else it would hold its KV cache while others come and go."""
-    engine = Engine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
+    engine = SteppedEngine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
     engine.add("running", max_tokens=900, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
     engine.add("long", text="x" * 40)
@@ -136,8 +136,8 @@ def test_begun_prompt_keeps_its_place_in_the_batch():
         assert SeqId("short") not in engine.runner.seqs
 
 
-def device_work_order(engine: Engine) -> list[tuple[str, str]]:
-    """All that is done before anyone decodes, in order: ("encode" or "chunk", request)."""
+def device_work_order(engine: SteppedEngine) -> list[tuple[str, str]]:
+    """The work before the first decode step, in order: ("encode" or "chunk", request)."""
     engine.run()
     order: list[tuple[str, str]] = []
     for plan in engine.plans:
@@ -148,7 +148,7 @@ def device_work_order(engine: Engine) -> list[tuple[str, str]]:
 
 
 def test_few_images_are_encoded_between_those_of_another_request():
-    engine = Engine(prefill_chunk_tokens=64)
+    engine = SteppedEngine(prefill_chunk_tokens=64)
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     engine.add("many", images=5)
     engine.add("one", "two", images=1)
@@ -162,16 +162,16 @@ def test_few_images_are_encoded_between_those_of_another_request():
     assert encoded == ["many", "one", "many", "many", "two", "many", "many"]
 
 
-def test_first_equal_request_is_prefilled_before_the_next_encode():
-    engine = Engine(prefill_chunk_tokens=64)
+def test_first_equal_request_is_prefilled_before_next_encode():
+    engine = SteppedEngine(prefill_chunk_tokens=64)
     engine.ready("a", "b", "c", images=1)
     assert device_work_order(engine) == [
         (what, name) for name in "abc" for what in ("encode", "chunk")
     ]
 
 
-def test_prompts_without_images_are_prefilled_during_an_encode():
-    engine = Engine()
+def test_prompts_without_images_are_prefilled_during_encode():
+    engine = SteppedEngine()
     engine.encoder.is_fast = False
     engine.add("many", images=3)
     engine.step_until(lambda: engine.encoder.work is not None)
@@ -186,9 +186,9 @@ def test_prompts_without_images_are_prefilled_during_an_encode():
     assert sorted(engine.ended) == ["b", "many", "other"]
 
 
-def test_plan_is_empty_while_all_wait_for_an_encode():
+def test_plan_is_empty_while_all_requests_wait_for_encode():
     """Else the loop would turn in circles beside the encoder."""
-    engine = Engine(max_num_seqs=1, prefill_chunk_tokens=2)
+    engine = SteppedEngine(max_num_seqs=1, prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
     engine.step_until(lambda: "a" in engine.runner.prefills)
     engine.encoder.is_fast = False
@@ -204,21 +204,21 @@ def test_plan_is_empty_while_all_wait_for_an_encode():
 
 
 @pytest.mark.parametrize("waiting", ["wide", None])
-def test_encoding_continues_while_prompts_wait_for_the_batch(waiting: str | None):
-    engine = Engine(max_num_seqs=2 if waiting else 1, context_tokens=1000)
+def test_encoding_continues_while_prompts_wait_for_batch(waiting: str | None):
+    engine = SteppedEngine(max_num_seqs=2 if waiting else 1, context_tokens=1000)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
     if waiting:
         engine.add(waiting, n=2)
-        engine.take_in()
+        engine.accept()
     engine.add("a", "b", images=1)
     engine.step_until(lambda: len(engine.encoder.done) == 2)
     assert [work.request_id for work in engine.encoder.done] == ["a", "b"]
     assert list(engine.runner.seqs) == [SeqId("running")]
 
 
-def test_pixels_and_cache_references_are_dropped_by_the_first_chunk():
-    engine = Engine(prefill_chunk_tokens=2)
+def test_pixels_and_cache_references_are_dropped_by_first_chunk():
+    engine = SteppedEngine(prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
     engine.step_until(lambda: engine.state_of("a") is State.ENCODING)
     assert engine.request("a")._inputs
@@ -228,12 +228,12 @@ def test_pixels_and_cache_references_are_dropped_by_the_first_chunk():
 
 
 def test_videos_take_only_one_preparer():
-    engine = Engine(max_num_seqs=9, max_preparing=3)
+    engine = SteppedEngine(max_num_seqs=9, max_preparing=3)
     engine.preparers.outcome = None
     for name in ("a", "b"):
         engine.inbox.put(video_submit(name))
-    engine.add("picture", images=1)
-    assert started(engine.step()) == ["a", "picture"]
+    engine.add("image", images=1)
+    assert started(engine.step()) == ["a", "image"]
     assert started(engine.step()) == []
     engine.abort("a")
     assert started(engine.step()) == []
@@ -241,9 +241,9 @@ def test_videos_take_only_one_preparer():
     assert started(engine.step()) == ["b"]
 
 
-def test_abort_cancels_a_preparation_that_has_not_begun():
+def test_abort_cancels_preparation_that_has_not_begun():
     """Also before its thread has begun: else a dead video is decoded, and holds up the next."""
-    engine = Engine()
+    engine = SteppedEngine()
     engine.preparers.outcome = None
     engine.inbox.put(video_submit("a"))
     (work,) = engine.step().prepare
@@ -257,7 +257,7 @@ def test_abort_cancels_a_preparation_that_has_not_begun():
 
 def test_aborted_preparation_keeps_its_place_until_it_ends():
     """The thread is busy with it all the same: what is started more would queue after it."""
-    engine = Engine(max_num_seqs=9, max_preparing=2)
+    engine = SteppedEngine(max_num_seqs=9, max_preparing=2)
     engine.preparers.outcome = None
     engine.add(*"abcdef")
     assert len(engine.step().prepare) == 2
@@ -269,7 +269,7 @@ def test_aborted_preparation_keeps_its_place_until_it_ends():
 
 
 def test_images_are_encoded_singly_oldest_request_first():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=2)
     plan = engine.step()
@@ -283,8 +283,8 @@ def test_images_are_encoded_singly_oldest_request_first():
     assert [work.request_id for work in plan.encode] == ["b"]
 
 
-def test_older_prompt_alternates_with_a_begun_one():
-    engine = Engine(prefill_chunk_tokens=2)
+def test_older_prompt_alternates_with_begun_one():
+    engine = SteppedEngine(prefill_chunk_tokens=2)
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
     engine.step()
@@ -298,8 +298,8 @@ def test_older_prompt_alternates_with_a_begun_one():
     assert "c" not in order
 
 
-def test_text_is_prefilled_during_the_encode_of_an_older_request():
-    engine = Engine()
+def test_text_is_prefilled_during_encode_of_older_request():
+    engine = SteppedEngine()
     engine.encoder.is_fast = False
     engine.ready("a", images=1)
     engine.ready("b")
@@ -308,7 +308,7 @@ def test_text_is_prefilled_during_the_encode_of_an_older_request():
 
 
 def test_chunks_shrink_to_max_step_seconds_while_others_decode():
-    engine = Engine(prefill_chunk_tokens=64, max_step_seconds=0.1, context_tokens=1000)
+    engine = SteppedEngine(prefill_chunk_tokens=64, max_step_seconds=0.1, context_tokens=1000)
     engine.runner.prefill_seconds = lambda plan: 0.004 * plan.num_prefill_tokens
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -318,8 +318,8 @@ def test_chunks_shrink_to_max_step_seconds_while_others_decode():
     assert sizes == [32, 16, 16]  # 128 milliseconds are too much, and 64 are not
 
 
-def test_piggybacked_chunks_fill_a_mixed_step():
-    engine = Engine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
+def test_piggybacked_chunks_fill_mixed_step():
+    engine = SteppedEngine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
     engine.runner.mixed_step_tokens = 24
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -333,8 +333,8 @@ def test_piggybacked_chunks_fill_a_mixed_step():
     assert sizes == {"a": [64], "b": [23, 23, 16], "c": [21, 21, 20]}
 
 
-def test_next_image_is_encoded_during_a_prompts_last_chunk():
-    engine = Engine(prefill_chunk_tokens=4)
+def test_next_image_is_encoded_during_prompts_last_chunk():
+    engine = SteppedEngine(prefill_chunk_tokens=4)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
     engine.step()
@@ -347,11 +347,11 @@ def test_next_image_is_encoded_during_a_prompts_last_chunk():
         begun.append((chunk.is_last, [work.request_id for work in plan.encode_during_step]))
     assert len(begun) > 1
     assert begun == [(False, [])] * (len(begun) - 1) + [(True, ["b"])]
-    assert not engine.step().prefills, "its picture is not encoded yet"
+    assert not engine.step().prefills, "its image is not encoded yet"
 
 
 def test_encode_waits_for_prefill_without_memory_for_both():
-    engine = Engine(memory=FakeMemory(limit_bytes=10**6), prefill_chunk_tokens=64)
+    engine = SteppedEngine(memory=FakeMemory(limit_bytes=10**6), prefill_chunk_tokens=64)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
     engine.step()

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.whole_run import few_of
-from tests.unit.engine.driver import Engine
-from tests.unit.engine.fakes import FakeMemory, answer_text, prepared, prompt, texts
+from tests.unit.engine.driver import SteppedEngine
+from tests.unit.engine.fakes import FakeMemory, answer_text, answer_texts, prepared, prompt
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import State
 from vlm_server.interfaces import SchedulerOutput, StepResult
@@ -30,11 +30,11 @@ def cpu(plan: SchedulerOutput) -> float:
     return 0.001 * plan.num_prefill_tokens
 
 
-def new_engine(device: Device = gpu, most: int = 8, **options: object) -> Engine:
+def new_engine(device: Device = gpu, most: int = 8, **options: object) -> SteppedEngine:
     """An engine that has measured its device."""
     limits = {"prefill_chunk_tokens": 256, "max_num_seqs": 64, "max_preparing": 99}
     limits |= {"context_tokens": 1000} | options
-    engine = Engine(max_prompts_per_prefill=most, **limits)  # type: ignore[arg-type]
+    engine = SteppedEngine(max_prompts_per_prefill=most, **limits)  # type: ignore[arg-type]
     engine.runner.prefill_seconds = device
     for size in SIZES:
         for _ in range(3):
@@ -50,7 +50,7 @@ def new_engine(device: Device = gpu, most: int = 8, **options: object) -> Engine
     return engine
 
 
-def prefill_batches(engine: Engine) -> list[list[str]]:
+def prefill_batches(engine: SteppedEngine) -> list[list[str]]:
     """The request ids of each prefill call, up to the end of all requests."""
     engine.run()
     assert engine.is_clean()
@@ -65,10 +65,10 @@ def test_waiting_prompts_are_prefilled_in_ordered_batches():
     engine = new_engine()
     engine.ready(*"abcdef")
     assert prefill_batches(engine) == [[*"abcd"], [*"ef"]]
-    assert texts(engine.events) == dict.fromkeys("abcdef", answer_text(prompt()))
+    assert answer_texts(engine.events) == dict.fromkeys("abcdef", answer_text(prompt()))
 
 
-def test_prompts_are_not_batched_on_a_device_without_gain():
+def test_prompts_are_not_batched_on_device_without_gain():
     engine = new_engine(cpu)
     engine.ready(*"abc")
     assert prefill_batches(engine) == [["a"], ["b"], ["c"]]
@@ -136,9 +136,12 @@ def test_batched_prefill_respects_max_step_seconds_while_decoding():
 
 def test_batched_prefill_is_halved_to_fit_memory():
     def first_chunk(limit_bytes: int) -> list[str]:
-        engine = new_engine(memory=FakeMemory(limit_bytes=limit_bytes))
+        memory = FakeMemory(limit_bytes=limit_bytes)
+        engine = new_engine(memory=memory)
         engine.governor.reset_stats()
-        engine.governor.estimator._rates["prefill"].append(1 << 20)  # of each token
+        engine.governor.estimator.begin("prefill")
+        memory.peak_bytes = memory.active_bytes + (32 << 20)
+        engine.governor.estimator.end("prefill", 32)  # 1 MiB per token
         engine.ready(*"abcd", max_tokens=5)
         return prefill_batches(engine)[0]
 
@@ -149,7 +152,7 @@ def test_batched_prefill_is_halved_to_fit_memory():
 # ---- what is cached ----------------------------------------------------------------------
 
 
-def add_texts(engine: Engine, **said: str) -> None:
+def add_texts(engine: SteppedEngine, **said: str) -> None:
     """Requests that may use what is cached."""
     prompts = {name: prepared(prompt(text), engine.caches) for name, text in said.items()}
     engine.preparers.outcome = lambda submitted: prompts[submitted.request_id]
@@ -182,13 +185,13 @@ def test_prompt_with_long_cached_prefix_is_prefilled_alone():
 # ---- what may happen to them -------------------------------------------------------------
 
 
-def test_failed_prompt_leaves_the_rest_of_its_batch():
+def test_failed_prompt_leaves_rest_of_its_batch():
     engine = new_engine()
     engine.ready(*"abc")
     engine.runner.failing_prefills = {"b"}
     assert prefill_batches(engine)[0] == [*"ab"]
     assert [e.request_id for e in engine.events if isinstance(e, Failed)] == ["b"]
-    assert texts(engine.events) == dict.fromkeys("ac", answer_text(prompt()))
+    assert answer_texts(engine.events) == dict.fromkeys("ac", answer_text(prompt()))
 
 
 def test_batched_prefill_is_given_up_after_failures():
@@ -221,14 +224,14 @@ def test_batched_prompts_are_all_announced_on_device():
     assert ("a", "b") in working
 
 
-def test_abort_leaves_the_rest_of_the_prefill_batch():
+def test_abort_leaves_rest_of_prefill_batch():
     engine = new_engine()
     engine.ready(*"ab")
     engine.step()
     assert len(engine.plans[-1].prefills) == 2
     engine.abort("a")
     engine.run()
-    assert texts(engine.events)["b"] == answer_text(prompt())
+    assert answer_texts(engine.events)["b"] == answer_text(prompt())
     assert engine.is_clean()
 
 
@@ -236,7 +239,7 @@ def test_abort_leaves_the_rest_of_the_prefill_batch():
 
 
 def first_tokens(device: Device, most: int, sizes: dict[str, int]) -> dict[str, float]:
-    """When each prompt's prefill ends, in seconds from their common arrival."""
+    """The end of each prompt's prefill, in seconds from their common arrival."""
     engine = new_engine(device, most)
     for name, size in sizes.items():
         engine.add(name, text=name * size)

@@ -27,7 +27,7 @@ def counts(
     waiting: int = 8,
     max_seconds: float = 0.25,
 ) -> list[int]:
-    """What is prefilled, while there are always so many prompts."""
+    """The sizes of prefill batches while so many prompts always wait."""
     sizer, batch_sizes = PrefillSizer(), list[int]()
     for _ in range(times):
         longest = [num_tokens] * waiting
@@ -38,7 +38,7 @@ def counts(
     return batch_sizes
 
 
-def test_prefill_batch_doubles_while_the_first_is_not_delayed():
+def test_prefill_batch_doubles_while_first_is_not_delayed():
     assert counts(gpu) == [1, 1, 2, 2, 4, 4, 8, 8, 8, 8]
 
 
@@ -62,7 +62,7 @@ def test_prefill_batch_never_exceeds_waiting_prompts():
     assert max(counts(gpu, waiting=3)) == 2
 
 
-def test_slow_first_prefill_does_not_shrink_the_batch():
+def test_slow_first_prefill_does_not_shrink_batch():
     known_counts = set[int]()
 
     def planning(num_tokens: int, count: int) -> float:
@@ -73,7 +73,7 @@ def test_slow_first_prefill_does_not_shrink_the_batch():
     assert counts(planning, max_seconds=10)[-1] == 8
 
 
-def test_batch_with_a_short_prompt_is_judged_by_its_time():
+def test_batch_with_short_prompt_is_judged_by_its_time():
     """And is no trial: the short one might wait long."""
     sizer = PrefillSizer()
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_longer_prompts_are_not_tried_after_useless_shorter_ones():
     assert sizer.choose_num_prompts([LONG, LONG], 0.25, others_decode=False) == 1
 
 
-def test_prefill_times_beside_decode_are_compared_separately():
+def test_prefill_times_during_decode_are_compared_separately():
     sizer = PrefillSizer()
     for _ in range(2):
         sizer.record(SHORT, 1, 0.010, others_decode=False)

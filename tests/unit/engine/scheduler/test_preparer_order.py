@@ -13,7 +13,7 @@ from vlm_server.engine.scheduler.requests import Requests
 
 
 class Preparers:
-    """Their order, and all requests that there are."""
+    """Preparer threads: their order, and all requests."""
 
     def __init__(self, max_preparing: int, max_ready: int = 99) -> None:
         self.now = 0.0
@@ -62,7 +62,7 @@ class Preparers:
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(1, 1), (2, 1), (3, 2)])
-def test_costly_requests_leave_a_preparer_thread_free(threads: int, begun: int):
+def test_costly_requests_leave_preparer_thread_free(threads: int, begun: int):
     preparers = Preparers(threads)
     preparers.costly("a", "b", "c", "d")
     assert preparers.start() == ["a", "b", "c"][:begun]
@@ -126,7 +126,7 @@ def test_ready_requests_limit_new_preparations():
     assert sum(r.state is State.PREPARING for r in preparers.requests.values()) == 3
 
 
-def test_few_requests_hold_pixels_whatever_max_ready_is():
+def test_pixels_are_held_by_few_requests_for_any_max_ready():
     """Two are prepared, and sixteen wait for the device."""
     preparers = Preparers(2, max_ready=256)
     for number in range(100):
@@ -238,5 +238,5 @@ def test_image_is_prepared_before_any_video():
     preparers.add("oldest")
     preparers.add("video", num_pixels=100)
     preparers.requests["video"].has_video = True
-    preparers.add("picture", num_pixels=10_000)
-    assert preparers.start() == ["oldest", "picture"]
+    preparers.add("image", num_pixels=10_000)
+    assert preparers.start() == ["oldest", "image"]

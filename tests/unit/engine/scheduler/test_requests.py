@@ -7,18 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import submit
 from vlm_server.engine.request.states import State
 
 
-def add(engine: Engine, client: str, *names: str, images: int = 0, **sampling: object) -> None:
+def add(
+    engine: SteppedEngine, client: str, *names: str, images: int = 0, **sampling: object
+) -> None:
     for name in names:
         request_names = submit(name, images=images, **sampling)
         engine.inbox.put(msgspec.structs.replace(request_names, client=client))
 
 
-def begin_order(engine: Engine) -> list[str]:
+def begin_order(engine: SteppedEngine) -> list[str]:
     """The requests in the order in which the runner met them."""
     return [new.request_id for plan in engine.plans for new in plan.new]
 
@@ -27,8 +29,8 @@ def names(client: str, count: int) -> list[str]:
     return [f"{client}{number}" for number in range(count)]
 
 
-def test_requests_of_a_client_begin_in_order() -> None:
-    engine = Engine(max_num_seqs=1)
+def test_requests_of_one_client_begin_in_order() -> None:
+    engine = SteppedEngine(max_num_seqs=1)
     add(engine, "a", *names("a", 6))
     engine.run()
     assert begin_order(engine) == names("a", 6)
@@ -36,7 +38,7 @@ def test_requests_of_a_client_begin_in_order() -> None:
 
 @pytest.mark.parametrize("images", [0, 1])
 def test_late_client_is_next_and_then_alternates(images: int) -> None:
-    engine = Engine(max_num_seqs=1, max_preparing=2, clock=lambda: 0.0)
+    engine = SteppedEngine(max_num_seqs=1, max_preparing=2, clock=lambda: 0.0)
     add(engine, "a", *names("a", 12), images=images)
     engine.step_until(lambda: "a1" in engine.ended)
     add(engine, "b", *names("b", 3), images=images)
@@ -48,8 +50,8 @@ def test_late_client_is_next_and_then_alternates(images: int) -> None:
     assert last <= order.index("a2") + 6 + 2 * images, "some are already prepared"
 
 
-def test_free_place_goes_to_the_waiting_client() -> None:
-    engine = Engine(max_num_seqs=3)
+def test_free_place_goes_to_waiting_client() -> None:
+    engine = SteppedEngine(max_num_seqs=3)
     add(engine, "a", *names("a", 9), max_tokens=20, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
     add(engine, "b", "b0")
@@ -58,7 +60,7 @@ def test_free_place_goes_to_the_waiting_client() -> None:
 
 
 def test_request_of_many_choices_uses_many_turns() -> None:
-    engine = Engine(max_num_seqs=3)
+    engine = SteppedEngine(max_num_seqs=3)
     add(engine, "x", "first", n=3, max_tokens=9, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
     add(engine, "a", "a0", "a1", n=3)
@@ -68,9 +70,9 @@ def test_request_of_many_choices_uses_many_turns() -> None:
     assert order.index("b2") < order.index("a1") < order.index("b4")
 
 
-def test_client_served_alone_has_no_debt() -> None:
+def test_sole_client_builds_up_no_debt() -> None:
     """Service without competition does not count against a client."""
-    engine = Engine(max_num_seqs=1)
+    engine = SteppedEngine(max_num_seqs=1)
     add(engine, "c", "long", max_tokens=150, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
     engine.abort("long")
@@ -83,7 +85,7 @@ def test_client_served_alone_has_no_debt() -> None:
 
 
 def test_idle_client_gains_no_credit() -> None:
-    engine = Engine(max_num_seqs=1)
+    engine = SteppedEngine(max_num_seqs=1)
     add(engine, "b", "b0")
     engine.run()
     add(engine, "a", *names("a", 10))
@@ -98,7 +100,7 @@ def test_idle_client_gains_no_credit() -> None:
 @given(st.lists(st.sampled_from("aaaaabbc"), min_size=2, max_size=40), st.integers(1, 3))
 def test_waiting_clients_are_served_equally_often(clients: str, max_num_seqs: int) -> None:
     """All are there at once; each that still waits is begun about as often as the others."""
-    engine = Engine(max_num_seqs=max_num_seqs, max_preparing=50)
+    engine = SteppedEngine(max_num_seqs=max_num_seqs, max_preparing=50)
     request_names = [f"{client}{number}" for number, client in enumerate(clients)]
     for name in request_names:
         add(engine, name[0], name)
@@ -115,7 +117,7 @@ def test_waiting_clients_are_served_equally_often(clients: str, max_num_seqs: in
 
 
 def test_ended_clients_leave_no_state() -> None:
-    engine = Engine()
+    engine = SteppedEngine()
     for number in range(50):
         add(engine, f"client {number}", f"r{number}")
         engine.run()

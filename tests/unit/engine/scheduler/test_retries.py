@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.engine.driver import Engine
-from tests.unit.engine.fakes import answer_text, prompt, texts
+from tests.unit.engine.driver import SteppedEngine
+from tests.unit.engine.fakes import answer_text, answer_texts, prompt
 from vlm_server.errors import InternalError, OutOfMemory, RequestError, StepTooLong
 from vlm_server.protocol import Failed, Finished
 
 TEXT = "x" * 40
 
 
-def fail(error: RequestError, times: int, **settings: int) -> Engine:
+def fail(error: RequestError, times: int, **settings: int) -> SteppedEngine:
     """One request decodes; the first chunks of another fail."""
-    engine = Engine(prefill_chunk_tokens=16, **settings)
+    engine = SteppedEngine(prefill_chunk_tokens=16, **settings)
     engine.add("first", text="hello", max_tokens=200)
-    engine.step_until(lambda: bool(texts(engine.events).get("first")))
+    engine.step_until(lambda: bool(answer_texts(engine.events).get("first")))
     engine.runner.chunk_errors["a"] = [error] * times
     engine.add("a", text=TEXT)
     engine.run()
-    assert texts(engine.events)["first"] == answer_text(prompt("hello"))[:200]
+    assert answer_texts(engine.events)["first"] == answer_text(prompt("hello"))[:200]
     assert engine.num_tracked == 0
     return engine
 
 
-def end_of(engine: Engine, request_id: str) -> Finished | Failed:
+def end_of(engine: SteppedEngine, request_id: str) -> Finished | Failed:
     (end,) = (
         each
         for each in engine.events
@@ -42,7 +42,7 @@ def end_of(engine: Engine, request_id: str) -> Finished | Failed:
 def test_prompt_is_answered_after_retries(error: RequestError, times: int):
     engine = fail(error, times)
     assert isinstance(end_of(engine, "a"), Finished)
-    assert texts(engine.events)["a"] == answer_text(prompt(TEXT))
+    assert answer_texts(engine.events)["a"] == answer_text(prompt(TEXT))
     assert engine.governor.stats().decisions[f"failure_{error.code}"] == times
 
 
@@ -51,13 +51,13 @@ def test_prompt_is_answered_after_retries(error: RequestError, times: int):
     [(OutOfMemory("none"), 2), (StepTooLong("long"), 4), (InternalError("a bug"), 1)],
     ids=["out of memory", "step too long", "internal error"],
 )
-def test_prompt_fails_after_the_last_retry(error: RequestError, times: int):
+def test_prompt_fails_after_last_retry(error: RequestError, times: int):
     end = end_of(fail(error, times), "a")
     assert isinstance(end, Failed)
     assert end.code == error.code
 
 
-def test_every_retry_halves_the_chunks():
+def test_every_retry_halves_chunks():
     engine = fail(StepTooLong("long"), 2)
     sizes = [end - start for name, start, end in engine.chunks if name == "a"]
     assert sizes[:2] == [16, 8]
@@ -65,7 +65,7 @@ def test_every_retry_halves_the_chunks():
     assert sum(sizes[2:]) == len(TEXT)
 
 
-def test_larger_chunks_are_tried_again_after_a_while():
+def test_larger_chunks_are_tried_again_later():
     engine = fail(StepTooLong("long"), 2)
     engine.add("long", text="y" * 100)
     engine.run()

@@ -7,19 +7,19 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tests.unit.engine.driver import Engine
-from tests.unit.engine.fakes import answer_text, answer_tokens, deltas, prompt, submit, texts
+from tests.unit.engine.driver import SteppedEngine
+from tests.unit.engine.fakes import answer_text, answer_texts, answer_tokens, deltas, prompt, submit
 from vlm_server.engine.request.states import State
 from vlm_server.interfaces import PrefillWork
 from vlm_server.protocol import Failed, Finished, Submit, Usage
 
 
 def test_request_is_answered_and_leaves_no_state():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.add("a", text="a longer prompt", images=2)
     engine.run()
     prepared_prompt = prompt("a longer prompt", 2)
-    assert texts(engine.events) == {"a": answer_text(prepared_prompt)}
+    assert answer_texts(engine.events) == {"a": answer_text(prepared_prompt)}
     assert engine.usages == {
         "a": Usage(prepared_prompt.num_tokens, len(answer_tokens(prepared_prompt)))
     }
@@ -28,7 +28,7 @@ def test_request_is_answered_and_leaves_no_state():
     assert engine.is_clean()
 
 
-def counted(engine: Engine, wanted: Submit) -> Finished:
+def counted_tokens(engine: SteppedEngine, wanted: Submit) -> Finished:
     """The end of a request of which nothing but the prompt is wanted."""
     engine.inbox.put(msgspec.structs.replace(wanted, count_only=True))
     (end,) = (event for event in engine.run() if isinstance(event, Finished))
@@ -36,8 +36,8 @@ def counted(engine: Engine, wanted: Submit) -> Finished:
 
 
 def test_token_count_request_ends_once_prepared():
-    engine = Engine()
-    end = counted(engine, submit("a", text="a longer prompt", images=2))
+    engine = SteppedEngine()
+    end = counted_tokens(engine, submit("a", text="a longer prompt", images=2))
     prepared_prompt = prompt("a longer prompt", 2)
     token_ids = tuple(prepared_prompt.token_ids.tolist())
     assert (end.usage, end.token_ids) == (Usage(prepared_prompt.num_tokens, 0), token_ids)
@@ -46,13 +46,13 @@ def test_token_count_request_ends_once_prepared():
     assert engine.is_clean()
 
 
-def test_prompt_beyond_the_context_can_be_counted():
-    engine = Engine(context_tokens=10)
-    assert counted(engine, submit("a", text="more than ten bytes")).usage == Usage(19, 0)
+def test_prompt_beyond_context_can_be_counted():
+    engine = SteppedEngine(context_tokens=10)
+    assert counted_tokens(engine, submit("a", text="more than ten bytes")).usage == Usage(19, 0)
 
 
 def test_request_passes_all_states_in_order():
-    engine = Engine()
+    engine = SteppedEngine()
     engine.preparers.outcome = None
     engine.encoder.is_fast = False
     engine.add("a", text="a longer text", images=2)
@@ -63,7 +63,7 @@ def test_request_passes_all_states_in_order():
         if state and state not in passed_states:
             passed_states.append(state)
 
-    engine.take_in()
+    engine.accept()
     look()
     engine.preparers.finish("a")
     while not engine.ended:
@@ -74,8 +74,8 @@ def test_request_passes_all_states_in_order():
     assert passed_states == [State.PREPARING, State.ENCODING, State.PREFILL, State.DECODE]
 
 
-def test_images_are_encoded_in_order_before_the_first_chunk():
-    engine = Engine(prefill_chunk_tokens=6)
+def test_images_are_encoded_in_order_before_first_chunk():
+    engine = SteppedEngine(prefill_chunk_tokens=6)
     engine.encoder.is_fast = False
     engine.ready("a", text="12345", images=2)
     for index in range(2):
@@ -94,8 +94,8 @@ def test_images_are_encoded_in_order_before_the_first_chunk():
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(4, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
-def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
-    engine = Engine(prefill_chunk_tokens=5)
+def test_chunks_end_exactly_with_prompt(tokens: int, chunks: int):
+    engine = SteppedEngine(prefill_chunk_tokens=5)
     engine.add("a", text="x" * tokens)
     engine.run()
     assert len(engine.chunks) == chunks
@@ -111,15 +111,15 @@ def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
     ],
 )
 def test_atomic_tokens_are_prefilled_in_one_chunk(atomic: int, chunks: list[tuple[int, int]]):
-    engine = Engine()
+    engine = SteppedEngine()
     prepared_prompt = prompt(images=2)
     engine.add_prepared("a", replace(prepared_prompt, atomic_prefill_tokens=atomic))
     engine.run()
     assert [(start, end) for _, start, end in engine.chunks] == chunks
 
 
-def test_sampling_defaults_come_from_the_checkpoint():
-    engine = Engine(default_temperature=0.7, default_top_p=0.9)
+def test_sampling_defaults_come_from_checkpoint():
+    engine = SteppedEngine(default_temperature=0.7, default_top_p=0.9)
     engine.add("a", temperature=None, top_p=None)
     engine.add("c", temperature=0.0, top_p=0.5)
     engine.run()
@@ -129,12 +129,12 @@ def test_sampling_defaults_come_from_the_checkpoint():
 
 
 @pytest.mark.parametrize("token_id", [-1, 259, 2**31, 2**40])
-def test_logit_bias_outside_the_vocabulary_fails_only_its_request(token_id: int):
-    engine = Engine(vocabulary_size=259)
+def test_logit_bias_outside_vocabulary_fails_only_its_request(token_id: int):
+    engine = SteppedEngine(vocabulary_size=259)
     engine.add("a", logit_bias={0: 1.0, 258: -1.0})
     engine.step()
     engine.add("b", logit_bias={5: 1.0, token_id: 1.0})
-    (failed,) = [event for event in engine.take_in() if isinstance(event, Failed)]
+    (failed,) = [event for event in engine.accept() if isinstance(event, Failed)]
     assert (failed.code, failed.param) == ("invalid_value", "logit_bias")
     engine.run()
     assert engine.ended == ["b", "a"]
@@ -145,11 +145,11 @@ def test_logit_bias_outside_the_vocabulary_fails_only_its_request(token_id: int)
     ("tokens", "max_tokens", "is_taken"),
     [(199, 1, True), (199, 2, True), (200, None, False), (200, 1, False), (150, 50, True)],
 )
-def test_prompt_must_leave_room_in_the_context(tokens: int, max_tokens: int | None, is_taken: bool):
-    engine = Engine(context_tokens=200)
+def test_prompt_must_leave_room_in_context(tokens: int, max_tokens: int | None, is_taken: bool):
+    engine = SteppedEngine(context_tokens=200)
     engine.add("a", text="x" * tokens, max_tokens=max_tokens)
     engine.step()
-    events = engine.take_in()
+    events = engine.accept()
     if is_taken:
         assert engine.state_of("a") is State.PREFILL
         return
@@ -161,8 +161,8 @@ def test_prompt_must_leave_room_in_the_context(tokens: int, max_tokens: int | No
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5, 65535])
-def test_answer_is_cut_at_the_end_of_the_context(max_tokens: int | None):
-    engine = Engine(context_tokens=9, eos_token_ids=frozenset())
+def test_answer_is_cut_at_end_of_context(max_tokens: int | None):
+    engine = SteppedEngine(context_tokens=9, eos_token_ids=frozenset())
     engine.add("a", text="12345", max_tokens=max_tokens)
     engine.run()
     assert engine.usages == {"a": Usage(5, 4)}
@@ -170,7 +170,7 @@ def test_answer_is_cut_at_the_end_of_the_context(max_tokens: int | None):
 
 
 def test_usage_is_reported_with_each_token_if_requested():
-    engine = Engine(eos_token_ids=frozenset())
+    engine = SteppedEngine(eos_token_ids=frozenset())
     engine.add("a", text="12345", max_tokens=2, reports_usage=True)
     engine.add("b", text="12345", max_tokens=2)
     engine.run()

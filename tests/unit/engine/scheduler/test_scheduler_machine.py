@@ -2,8 +2,8 @@
 
 The invariants: exactly one terminal event for each accepted request, nothing remembered of what has
 ended, no sequence lost between scheduler and runner, nobody waits for ever, and what a request says
-is what it would have said alone. Requests share pictures and beginnings, in caches of any size, and
-tokens may attend to later ones: nothing stays pinned that nobody waits for, and no picture is
+is what it would have said alone. Requests share images and beginnings, in caches of any size, and
+tokens may attend to later ones: nothing stays pinned that nobody waits for, and no image is
 encoded that is cached.
 """
 
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.unit.engine.driver import Engine
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import answer_text, answer_tokens, features_of
 from tests.unit.engine.mixed_prompts import (
     Attention,
@@ -55,10 +55,10 @@ from vlm_server.protocol import (
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
 ROUNDS_PER_REQUEST = 150
-"""More than its pictures, its chunks and its answer take, with as much for who goes between."""
+"""More than its images, its chunks and its answer take, with as much for who goes between."""
 TEXTS = st.text("ab é😀", min_size=1, max_size=14)
-PICTURES = st.integers(0, 2)
-PARTS = st.tuples(st.lists(PICTURES | TEXTS, max_size=3).map(tuple), TEXTS).map(
+IMAGES = st.integers(0, 2)
+PARTS = st.tuples(st.lists(IMAGES | TEXTS, max_size=3).map(tuple), TEXTS).map(
     lambda drawn: (*drawn[0], drawn[1])
 )
 LONGEST = 60
@@ -66,7 +66,7 @@ LONGEST = 60
 ENOUGH = 10**6
 
 
-class Watched(Scheduler):
+class WatchedScheduler(Scheduler):
     """A prompt that could be prefilled is, if and only if there is room for its sequences."""
 
     def schedule(self) -> SchedulerOutput:
@@ -83,7 +83,7 @@ class Watched(Scheduler):
         return plan
 
 
-class Lives(RuleBasedStateMachine):
+class SchedulerMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     def __init__(self) -> None:
@@ -121,10 +121,10 @@ class Lives(RuleBasedStateMachine):
         self.caches = Caches(
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
-        self.stores_all_pictures = encoder_bytes == ENOUGH
-        self.engine = Engine(
+        self.stores_all_images = encoder_bytes == ENOUGH
+        self.engine = SteppedEngine(
             self.caches,
-            scheduler=Watched,
+            scheduler=WatchedScheduler,
             max_num_seqs=MAX_NUM_SEQS,
             prefill_chunk_tokens=CHUNK,
             max_preparing=MAX_PREPARING,
@@ -169,7 +169,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(target=requests, before=requests, parts=PARTS)
     def continue_conversation(self, before: str, parts: Parts) -> str:
-        """What a client asks next: the same, the answer as far as it came, and more."""
+        """The client's next question: the same, the answer as far as it came, and more."""
         earlier = (*self.parts[before], self.said.get(SeqId(before), ""))
         salt = self.submitted[before].cache_salt
         whole = parts if num_tokens_of(earlier) > LONGEST else (*earlier, *parts)
@@ -269,7 +269,7 @@ class Lives(RuleBasedStateMachine):
 
     @property
     def preparing(self) -> dict[str, Submit]:
-        """What preparers have, and are not done with."""
+        """The requests of unfinished preparations."""
         works = self.engine.preparers.works
         return {name: work.submit for name, work in works.items() if name not in self.outcomes}
 
@@ -288,7 +288,7 @@ class Lives(RuleBasedStateMachine):
         plan = self.engine.step()
         assert not (plan.encode and plan.encode_during_step)
         works = plan.encode or plan.encode_during_step
-        assert len({work.span.mm_hash for work in works}) == len(works), "one picture twice"
+        assert len({work.span.mm_hash for work in works}) == len(works), "one image twice"
         assert not [work for work in works if work.span.mm_hash in self.caches.features], (
             "it is there"
         )
@@ -391,9 +391,9 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def cached_images_are_not_encoded_again(self) -> None:
-        if self.stores_all_pictures:
+        if self.stores_all_images:
             assert all(count <= 1 for count in self.encoded.values())
 
 
-Lives.TestCase.settings = settings(stateful_step_count=40)
-TestLives = Lives.TestCase
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40)
+TestLives = SchedulerMachine.TestCase

@@ -6,21 +6,22 @@ from collections import Counter
 
 import pytest
 
-from tests.unit.engine.driver import Engine
+from tests.support.clock import Clock
+from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import prompt
-from tests.unit.engine.scheduler.test_deadlines import Clock, timed_engine
+from tests.unit.engine.scheduler.test_deadlines import timed_engine
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import State
 from vlm_server.protocol import Finished, Timeline
 
 
-def timeline_of(engine: Engine, name: str) -> Timeline:
+def timeline_of(engine: SteppedEngine, name: str) -> Timeline:
     (end,) = [e for e in engine.events if isinstance(e, Finished) and e.request_id == name]
     return end.timeline
 
 
 def seconds_of(timeline: Timeline) -> dict[str, float]:
-    """By phase; those that took no time are left out."""
+    """The seconds of each phase that took any."""
     seconds = Counter[str]()
     for phase in timeline.phases:
         seconds[phase.name] += phase.seconds
@@ -28,7 +29,7 @@ def seconds_of(timeline: Timeline) -> dict[str, float]:
 
 
 @pytest.fixture
-def timed() -> tuple[Engine, Clock]:
+def timed() -> tuple[SteppedEngine, Clock]:
     engine, clock = timed_engine()
     engine.caches = Caches()
     engine.preparers.outcome = None
@@ -36,13 +37,13 @@ def timed() -> tuple[Engine, Clock]:
     return engine, clock
 
 
-def prepare(engine: Engine, clock: Clock, name: str, seconds: float) -> None:
+def prepare(engine: SteppedEngine, clock: Clock, name: str, seconds: float) -> None:
     clock.now += seconds
     engine.preparers.finish(name)
     engine.step()
 
 
-def test_every_second_belongs_to_exactly_one_phase(timed: tuple[Engine, Clock]) -> None:
+def test_every_second_belongs_to_exactly_one_phase(timed: tuple[SteppedEngine, Clock]) -> None:
     engine, clock = timed
     engine.add("a", images=1)
     engine.step()
@@ -60,8 +61,8 @@ def test_every_second_belongs_to_exactly_one_phase(timed: tuple[Engine, Clock]) 
     ]  # fmt: skip
 
 
-def test_request_is_in_the_queue_phase_until_device_work_begins(
-    timed: tuple[Engine, Clock],
+def test_request_is_in_queue_phase_until_device_work_begins(
+    timed: tuple[SteppedEngine, Clock],
 ) -> None:
     """Admitted at once, the second waits until the encoder has done with the first."""
     engine, clock = timed
@@ -81,7 +82,7 @@ def test_request_is_in_the_queue_phase_until_device_work_begins(
 
 
 def test_media_and_cached_media_are_counted() -> None:
-    engine = Engine(Caches(encoder_bytes=1 << 20))
+    engine = SteppedEngine(Caches(encoder_bytes=1 << 20))
     for name, images in (("a", 2), ("b", 2), ("c", 3), ("d", 0)):
         engine.add_prepared(name, prompt(name, images))
         engine.run()

@@ -40,12 +40,12 @@ def test_single_child_process_answers_many_jobs(pool: ChildPool):
     assert ask(pool, "pid -") == ask(pool, "pid -")
 
 
-def test_child_process_may_return_a_large_answer(pool: ChildPool):
+def test_child_process_may_return_large_answer(pool: ChildPool):
     text = "x" * (5 << 20)
     assert ask(pool, f"echo {text}") == text
 
 
-def test_output_printed_in_a_child_is_not_its_answer(pool: ChildPool):
+def test_output_printed_in_child_is_not_its_answer(pool: ChildPool):
     assert ask(pool, "print hello") == ""
     assert ask(pool, "echo next") == "next"
 
@@ -77,19 +77,19 @@ def test_child_process_with_much_memory_is_replaced(pool: ChildPool):
     assert ask(pool, "pid -") != first
 
 
-def test_memory_of_the_parent_does_not_replace_a_child_process(pool: ChildPool):
+def test_memory_of_parent_does_not_replace_child_process(pool: ChildPool):
     held = bytearray(b"x" * (300 << 20))
     first = ask(pool, "pid -")
     assert ask(pool, "pid -") == first
     del held
 
 
-def test_parts_of_a_job_arrive_as_one_message(pool: ChildPool):
+def test_parts_of_job_arrive_as_one_message(pool: ChildPool):
     job = Parts(7, [b"echo ", bytearray(b"a"), b"b"])
     assert pool.run(job, 5, Cancellation()) == b"ab"
 
 
-def test_cancellation_kills_the_child_and_frees_its_place(pool: ChildPool):
+def test_cancellation_kills_child_and_frees_its_place(pool: ChildPool):
     outcomes: list[type[Exception]] = []
     cancellations = [Cancellation() for _ in range(3)]
 
@@ -130,7 +130,7 @@ def test_pool_never_exceeds_its_number_of_processes(pool: ChildPool):
     assert time.monotonic() - started > 0.8
 
 
-def test_child_process_imports_nothing_from_the_working_folder(
+def test_child_process_imports_nothing_from_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "queue.py").write_text("raise SystemExit('imported')")

@@ -395,7 +395,7 @@ def test_answer_schema_leaves_xml_calls_unconstrained(
     assert more is None or not takes(grammar, "<tool_call><function=now>" + end + more)
 
 
-def test_invalid_answer_schema_beside_tools_is_refused(grammars: Grammars):
+def test_invalid_answer_schema_with_tools_is_refused(grammars: Grammars):
     constraint_of_request = constraint(tools("auto", now={}), HERMES, {"type": "text"})
     assert "Invalid type" in refusal(grammars, constraint_of_request)
 

@@ -50,7 +50,7 @@ New = Callable[..., Grammars]
 @pytest.fixture
 def new() -> Iterator[New]:
     """A factory of grammars with generous limits."""
-    made: list[Grammars] = []
+    created: list[Grammars] = []
 
     def grammars(
         compile_seconds: float = 60.0,
@@ -60,20 +60,20 @@ def new() -> Iterator[New]:
         host: Any = None,
     ) -> Grammars:
         limits = GrammarLimits(compile_seconds, memory_bytes, follow_seconds)
-        made.append(Grammars(host or byte_host(), limits, cache_bytes))
-        return made[-1]
+        created.append(Grammars(host or byte_host(), limits, cache_bytes))
+        return created[-1]
 
     yield grammars
-    for grammar in made:
+    for grammar in created:
         grammar.close()
 
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    """Grammars shared by a module, for tests that only check masks and refusals."""
-    made = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
-    yield made
-    made.close()
+    """Grammars that a module shares, for tests that only check masks and refusals."""
+    created = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
+    yield created
+    created.close()
 
 
 def compiled(grammars: Grammars, schema: Any, salt: str = "") -> CompiledGrammar:
@@ -93,7 +93,7 @@ def pid_of(grammar: CompiledGrammar) -> int:
     return grammar.process._pid
 
 
-def comes_true(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def becomes_true(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -228,22 +228,22 @@ def test_grammar_cache_is_bounded_and_evicted_processes_end(new: New):
     assert grammars._kept.stats().size_bytes <= 16 << 20
     kept = grammars._kept.stats().entries
     assert 1 <= kept < 12
-    assert comes_true(lambda: sum(map(is_alive, pids)) == kept)
+    assert becomes_true(lambda: sum(map(is_alive, pids)) == kept)
     grammars._kept.clear()
-    assert comes_true(lambda: not any(map(is_alive, pids)))
+    assert becomes_true(lambda: not any(map(is_alive, pids)))
 
 
 def test_grammar_larger_than_cache_is_not_kept(new: New):
     grammars = new(cache_bytes=16 << 20)
     pid = pid_of(compiled(grammars, SLOW))
-    assert comes_true(lambda: not is_alive(pid))
+    assert becomes_true(lambda: not is_alive(pid))
 
 
 def test_grammar_of_killed_process_is_recompiled(new: New):
     grammars = new()
     first = compiled(grammars, {"const": 1})
     first.process.kill()
-    assert comes_true(lambda: not first.is_alive)
+    assert becomes_true(lambda: not first.is_alive)
     (orphan,) = first.begin(1)
     orphan.advance([1])
     assert orphan.wait(10)
@@ -270,7 +270,7 @@ def test_answer_process_ends_when_last_matcher_closes(new: New):
     first.close()
     assert is_alive(pid)
     second.close()
-    assert comes_true(lambda: not is_alive(pid))
+    assert becomes_true(lambda: not is_alive(pid))
 
 
 def test_answer_process_ends_if_closed_while_computing(new: New):
@@ -282,7 +282,7 @@ def test_answer_process_ends_if_closed_while_computing(new: New):
     matcher.advance([letter("a")])
     matcher.close()
     pid = matcher._answers.process._pid
-    assert comes_true(lambda: not is_alive(pid))
+    assert becomes_true(lambda: not is_alive(pid))
 
 
 def test_look_ahead_masks_equal_stepwise_masks(new: New):

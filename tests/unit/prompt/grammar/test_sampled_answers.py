@@ -75,7 +75,7 @@ Compile = Callable[[FakeModelSpec, Any], Grammar]
 
 @pytest.fixture(scope="module")
 def grammar_of() -> Iterator[Compile]:
-    """Compiles a schema for a model."""
+    """A function that compiles a schema for a model."""
     grammars_of_hosts = dict[int, tuple[FakeModelSpec, Grammars]]()
 
     def compiled(host: FakeModelSpec, schema: Any) -> Grammar:

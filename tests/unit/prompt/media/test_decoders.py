@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image as PillowImage
 
+from tests.support.child_pids import children_of
 from tests.support.image_files import heic, slow_jpeg
 from vlm_server import settings
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
@@ -28,22 +29,22 @@ PARAM = "messages[0].content[1]"
 
 @pytest.fixture(scope="module")
 def decoders() -> Iterator[Decoders]:
-    made = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
-    yield made
-    made.close()
-    assert made.num_tracked == 0
+    decoders = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
+    yield decoders
+    decoders.close()
+    assert decoders.num_tracked == 0
 
 
 def image_of(data: bytes, size: tuple[int, int], name: str = "PNG", **fields: object) -> Image:
     return Image(data, "hash", name, *size, PARAM, **fields)  # type: ignore[arg-type]
 
 
-def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
+def encoded(image: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
     if name == "HEIC":
-        return image_of(heic(picture), picture.size, name)
+        return image_of(heic(image), image.size, name)
     buffer = io.BytesIO()
-    picture.save(buffer, name, **options)
-    return image_of(buffer.getvalue(), picture.size, name)
+    image.save(buffer, name, **options)
+    return image_of(buffer.getvalue(), image.size, name)
 
 
 def budget(cancellation: Cancellation | None = None, **limits: object) -> DecodeBudget:
@@ -85,46 +86,46 @@ def test_decoder_process_gives_same_pixels_as_in_process(
     exif = PillowImage.Exif()
     exif[0x0112] = orientation
     options = {} if name == "GIF" else {"exif": exif}
-    picture = gradient("L" if mode == "I;16" else mode)
+    drawing = gradient("L" if mode == "I;16" else mode)
     if mode == "I;16":
-        picture = picture.convert("I").point(lambda value: value * 255).convert("I;16")
-    made = encoded(picture, name, **options)
-    size = picture.size[::-1] if name == "TIFF" and orientation == 6 else picture.size
-    image = image_of(made.data, size, name, max_side_pixels=side)
+        drawing = drawing.convert("I").point(lambda value: value * 255).convert("I;16")
+    file = encoded(drawing, name, **options)
+    size = drawing.size[::-1] if name == "TIFF" and orientation == 6 else drawing.size
+    image = image_of(file.data, size, name, max_side_pixels=side)
     here, there = decode_rgb(image), decoders.image(image, budget())
     assert there.shape == (here.height, here.width, 3)
     assert there.tobytes() == here.tobytes()
 
 
-def test_decoder_process_returns_large_picture_whole(decoders: Decoders):
+def test_decoder_process_returns_large_image_whole(decoders: Decoders):
     """It comes in many parts; its process, which held much memory, is not reused."""
-    picture = gradient("RGB", (7001, 2003))
-    found = decoders.image(encoded(picture, compress_level=1), budget())
-    assert found.tobytes() == picture.tobytes()
+    image = gradient("RGB", (7001, 2003))
+    found = decoders.image(encoded(image, compress_level=1), budget())
+    assert found.tobytes() == image.tobytes()
     assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
 @pytest.mark.alone
-def test_decoder_memory_suffices_for_largest_transparent_picture(
+def test_decoder_memory_suffices_for_largest_transparent_image(
     decoders: Decoders,
 ):
-    picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
-    found = decoders.image(encoded(picture, compress_level=1), budget())
+    image = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
+    found = decoders.image(encoded(image, compress_level=1), budget())
     assert found[7070, 7070].tolist() == [255, 255, 255]
 
 
-def test_picture_beyond_decoder_memory_is_refused():
+def test_image_beyond_decoder_memory_is_refused():
     little = Decoders(
         settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
     )
-    picture = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
+    image = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
-        little.image(encoded(picture, compress_level=1), budget())
+        little.image(encoded(image, compress_level=1), budget())
     assert little.image(SMALL, budget()).shape == (64, 64, 3)
     little.close()
 
 
-def test_damaged_picture_error_names_message_part(decoders: Decoders):
+def test_damaged_image_error_names_message_part(decoders: Decoders):
     with pytest.raises(InvalidImage, match="can't be decoded") as caught:
         decoders.image(image_of(SMALL.data[:30], (64, 64)), budget())
     assert caught.value.param == PARAM
@@ -153,7 +154,7 @@ def test_decode_budget_limits_seconds_per_request(decoders: Decoders):
     assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
-def test_picture_decoding_stops_on_cancellation(decoders: Decoders):
+def test_image_decoding_stops_on_cancellation(decoders: Decoders):
     cancellation, started = Cancellation(), time.monotonic()
     threading.Timer(0.5, cancellation.cancel).start()
     with pytest.raises(Cancelled):
@@ -162,12 +163,7 @@ def test_picture_decoding_stops_on_cancellation(decoders: Decoders):
     assert decoders.num_tracked == 0
 
 
-def children_of(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(pid_text) for pid_text in found.stdout.split()]
-
-
-def test_picture_of_killed_decoder_is_decoded_by_another():
+def test_image_of_killed_decoder_is_decoded_by_another():
     """As the kernel kills it when other programs use all memory."""
     pool = Decoders(settings.ImageSettings(), settings.VideoSettings(), 1)
     before, decoder_pids = children_of(os.getpid()), list[int]()
@@ -180,8 +176,8 @@ def test_picture_of_killed_decoder_is_decoded_by_another():
 
     killer = threading.Thread(target=kill)
     killer.start()
-    picture = encoded(gradient("RGB", (6000, 4000)), compress_level=1)
-    assert pool.image(picture, budget()).shape == (4000, 6000, 3)
+    image = encoded(gradient("RGB", (6000, 4000)), compress_level=1)
+    assert pool.image(image, budget()).shape == (4000, 6000, 3)
     killer.join()
     pool.close()
 

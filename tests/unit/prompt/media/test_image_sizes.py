@@ -1,4 +1,4 @@
-"""A picture is scaled within its bounds to a size that the model's processor keeps."""
+"""An image is scaled within its bounds to a size that the model's processor keeps."""
 
 from __future__ import annotations
 

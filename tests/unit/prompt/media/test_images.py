@@ -1,4 +1,4 @@
-"""Pictures of every format and mode decode to the right RGB, and broken ones are refused."""
+"""Images of every format and mode decode to the right RGB, and broken ones are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vlm_server.protocol import Image
 
 WIDTH, HEIGHT = 48, 32
 NEAR = 6
-"""The largest mean distance of a lossy picture from the original's pixels."""
+"""The largest mean distance of a lossy image from the original's pixels."""
 
 
 def pixels(image: Image) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_png_trns_color_becomes_white(mode: str):
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
 def test_png_grey_trns_affects_exactly_one_shade(depth: int):
-    """A picture of all shades, exactly one of which is transparent."""
+    """An image of all shades, exactly one of which is transparent."""
     count, width = 1 << depth, 1 << min(depth, 8)
     shades = np.arange(count)
     bits = (shades[:, None] >> np.arange(depth)[::-1]) & 1
@@ -259,7 +259,7 @@ def test_sixteen_bit_tiff_with_white_at_zero_is_refused():
 
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC"])
-def test_picture_larger_than_its_boxes_is_refused(name: str):
+def test_image_larger_than_its_boxes_is_refused(name: str):
     whole = submitted(rgb(), name).data
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole, name, WIDTH, HEIGHT - 1))
@@ -286,7 +286,7 @@ def orientation_exif(value: int) -> PillowImage.Exif:
 
 
 def as_stored(upright: PillowImage.Image, orientation: int) -> PillowImage.Image:
-    """The picture as a camera stores it, which `orientation` turns upright again."""
+    """The image as a camera stores it, which `orientation` turns upright again."""
     t = PillowImage.Transpose
     inverse = {
         2: t.FLIP_LEFT_RIGHT,
@@ -346,7 +346,7 @@ def test_orientation_in_broken_exif_is_applied(kind: str, name: str):
     "exif",
     [b"Exif\0\0", b"Exif\0\0garbage", tiff((0x0112, 3, 1, 99)), tiff((0x0112, 2, 4, 0x41)), b"\0"],
 )
-def test_unreadable_exif_leaves_picture_unrotated(exif: bytes):
+def test_unreadable_exif_leaves_image_unrotated(exif: bytes):
     found = pixels(submitted(rgb(), "JPEG", exif=exif, quality=95, subsampling=0))
     assert distance(found, rgb()) < NEAR
 
@@ -377,7 +377,7 @@ KINDS = {
 
 @pytest.mark.parametrize("eighth", range(1, 8))
 @pytest.mark.parametrize("kind", KINDS)
-def test_truncated_picture_is_refused(kind: str, eighth: int):
+def test_truncated_image_is_refused(kind: str, eighth: int):
     name, options = KINDS[kind]
     whole = submitted(noise(), name, **options)
     part = image_of(whole.data[: len(whole.data) * eighth // 8], name, 120, 90)
@@ -406,7 +406,7 @@ def test_jpeg_cut_before_end_marker_is_refused(kind: str, mode: str):
 
 
 def scan_ends(jpeg: bytes) -> list[int]:
-    """Where the compressed data of each scan end."""
+    """The end of each scan's compressed data."""
     ends = []
     for scan in re.finditer(rb"\xff\xda", jpeg):
         ending = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]").search(jpeg, scan.end())
@@ -415,9 +415,9 @@ def scan_ends(jpeg: bytes) -> list[int]:
     return ends
 
 
-def scan_for_each_component(picture: PillowImage.Image, **options: object) -> bytes:
+def scan_for_each_component(image: PillowImage.Image, **options: object) -> bytes:
     """A baseline JPEG whose Y, Cb and Cr come one after the other."""
-    planes = [submitted(band, "JPEG", **options).data for band in picture.convert("YCbCr").split()]
+    planes = [submitted(band, "JPEG", **options).data for band in image.convert("YCbCr").split()]
     frame = planes[0].index(b"\xff\xc0")
     head = planes[0][planes[0].index(b"\xff\xdb") : frame]  # no JFIF
     frame_header = planes[0][frame + 4 : frame + 9] + bytes((3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0))
@@ -471,7 +471,7 @@ CUT = {
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("kind", [*JPEGS, "a scan for each component"])
 def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
-    """Such as the second picture of an MPO or Ultra HDR file."""
+    """Such as the second image of an MPO or Ultra HDR file."""
     scans = scan_for_each_component(noise())
     whole = submitted(noise(), "JPEG", **JPEGS[kind]).data if kind in JPEGS else scans
     image_bounds.check(whole + BEHIND[behind])
@@ -484,7 +484,7 @@ def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
             decode_rgb(image_of(cut + end + BEHIND[behind], "JPEG", 120, 90))
 
 
-def test_mpo_with_truncated_first_picture_is_refused():
+def test_mpo_with_truncated_first_image_is_refused():
     whole = submitted(noise(), "MPO", save_all=True, append_images=[noise()]).data
     second = whole.index(b"\xff\xd9\xff\xd8") + 2
     assert pixels(image_of(whole, "JPEG", 120, 90)).shape == (90, 120, 3)
@@ -533,7 +533,7 @@ def test_truncated_interlaced_png_is_refused(eighth: int):
 
 
 @pytest.mark.parametrize(("width", "height"), [(121, 90), (120, 91), (90, 120), (1, 1)])
-def test_picture_size_unlike_header_is_refused(width: int, height: int):
+def test_image_size_unlike_header_is_refused(width: int, height: int):
     whole = submitted(noise())
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole.data, "PNG", width, height))
@@ -551,7 +551,7 @@ def test_unsupported_format_declared_as_png_is_refused(name: str):
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"GIF89a", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP"])
-def test_tiny_fragment_of_picture_is_refused(data: bytes):
+def test_tiny_fragment_of_image_is_refused(data: bytes):
     with pytest.raises(InvalidImage):
         decode_rgb(image_of(data, "PNG", 8, 8))
 
@@ -561,7 +561,7 @@ def test_tiny_fragment_of_picture_is_refused(data: bytes):
     places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
 )
 @settings(max_examples=examples(150))
-def test_mutated_picture_decodes_within_size_or_is_refused(
+def test_mutated_image_decodes_within_size_or_is_refused(
     kind: str, places: list[tuple[float, int]]
 ):
     name, options = KINDS[kind]
@@ -626,7 +626,7 @@ def _png_of(*chunks: tuple[bytes, bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("size", "shown"), [((1200, 300), (512, 128)), ((300, 1200), (128, 512)), ((90, 60), (90, 60))]
 )
-def test_decoded_picture_respects_max_side_pixels(size: tuple[int, int], shown: tuple[int, int]):
+def test_decoded_image_respects_max_side_pixels(size: tuple[int, int], shown: tuple[int, int]):
     buffer = io.BytesIO()
     PillowImage.new("RGB", size, "red").save(buffer, "PNG")
     image = Image(buffer.getvalue(), "", "PNG", *size, "messages[0]", max_side_pixels=512)

@@ -1,4 +1,4 @@
-"""Two thousand damaged pictures and clips are decoded or refused, in bounded time and memory.
+"""Two thousand damaged images and clips are decoded or refused, in bounded time and memory.
 
 Deterministic. `VLM_MUTATIONS` multiplies the numbers for a longer run by hand:
 
@@ -30,7 +30,7 @@ from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.protocol import Image, Video
 
 TIMES = int(os.environ.get("VLM_MUTATIONS", "1"))
-PICTURES = {
+IMAGES = {
     "PNG": 350,
     "APNG": 150,
     "JPEG": 350,
@@ -56,10 +56,10 @@ SIZE = (80, 56)
 def decoders() -> Iterator[Decoders]:
     image = settings.ImageSettings(decode_seconds=20 * JOB_SECONDS, decode_memory_bytes=512 << 20)
     video = settings.VideoSettings(decode_timeout_seconds=JOB_SECONDS, decode_memory_bytes=1 << 30)
-    made = Decoders(image, video, 2)
-    yield made
-    made.close()
-    assert made.num_tracked == 0
+    decoders = Decoders(image, video, 2)
+    yield decoders
+    decoders.close()
+    assert decoders.num_tracked == 0
 
 
 # ---- original files ------------------------------------------------------------------
@@ -153,8 +153,8 @@ MUTATIONS: tuple[Callable[[bytearray, random.Random, bytes], bytearray], ...] = 
 def mutated(kind: str, number: int) -> bytes:
     rng = random.Random(f"{kind} {number}")
     data, other = originals(kind)
-    made = rng.choice(MUTATIONS)(bytearray(data), rng, other)
-    return bytes(made) or b"\0"
+    mutant = rng.choice(MUTATIONS)(bytearray(data), rng, other)
+    return bytes(mutant) or b"\0"
 
 
 # ---- outcomes ------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def not_read(error: InvalidRequest) -> bool:
     return False
 
 
-def read_picture(decoders: Decoders, kind: str, number: int) -> bool:
-    """Whether the picture was decoded; a refusal must be well-formed."""
+def read_image(decoders: Decoders, kind: str, number: int) -> bool:
+    """Whether the image was decoded; a refusal must be well-formed."""
     data = mutated(kind, number)
     try:
         header = image_header.read(data, "part", settings.Limits().max_image_pixels)
@@ -217,9 +217,9 @@ def check_all(read: Callable[[int], bool], count: int) -> None:
     assert 0 < sum(outcomes) < count
 
 
-@pytest.mark.parametrize("kind", PICTURES)
-def test_mutated_pictures_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
-    check_all(lambda number: read_picture(decoders, kind, number), TIMES * PICTURES[kind])
+@pytest.mark.parametrize("kind", IMAGES)
+def test_mutated_images_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
+    check_all(lambda number: read_image(decoders, kind, number), TIMES * IMAGES[kind])
 
 
 @pytest.mark.parametrize("kind", CLIPS)
@@ -234,4 +234,4 @@ def test_mutated_clips_are_decoded_or_refused_in_bounds(decoders: Decoders, kind
 
 
 def test_mutation_counts_sum_to_two_thousand():
-    assert sum(PICTURES.values()) + sum(CLIPS.values()) == 2000
+    assert sum(IMAGES.values()) + sum(CLIPS.values()) == 2000

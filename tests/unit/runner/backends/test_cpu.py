@@ -6,25 +6,14 @@ import mlx.core as mx
 import pytest
 
 from tests.support.whole_run import few_of
+from tests.unit.runner.backends.attention_inputs import (
+    SCALE,
+    max_distance,
+    mlx_attention,
+    random_qkv,
+)
 from vlm_server.runner.backends import cpu
 from vlm_server.runner.backends.cpu import attention_on_cpu
-
-SCALE = 0.3
-
-
-def drawn(queries: int, keys: int, *, rows: int = 1, shared: int = 4) -> tuple[mx.array, ...]:
-    """Queries of eight heads, of which `shared` share keys and values, which end in a buffer."""
-    shapes = ((rows, 8, queries, 16), (rows, 8 // shared, 700, 16), (rows, 8 // shared, 700, 24))
-    q, k, v = (mx.random.normal(shape, key=mx.random.key(n)) for n, shape in enumerate(shapes))
-    return q, k[:, :, :keys], v[:, :, :keys]
-
-
-def theirs(q: mx.array, k: mx.array, v: mx.array, mask: str | mx.array | None) -> mx.array:
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask=mask)
-
-
-def distance(one: mx.array, other: mx.array) -> float:
-    return float(mx.abs(one - other).max().item())
 
 
 @pytest.mark.parametrize("max_scores", few_of([1, 20_000, 1 << 21], [20_000]))
@@ -39,32 +28,33 @@ def test_cpu_attention_equals_mlxs(
     shared: int,
 ):
     monkeypatch.setattr(cpu, "_MAX_SCORES", max_scores)
-    q, k, v = drawn(queries, keys, rows=rows, shared=shared)
+    q, k, v = random_qkv(queries, keys, rows=rows, shared=shared)
     causal = attention_on_cpu(q, k, v, SCALE, is_causal=True)
     assert causal.shape == (rows, 8, queries, 24)
-    assert distance(causal, theirs(q, k, v, "causal")) < 1e-5
-    assert distance(attention_on_cpu(q, k, v, SCALE), theirs(q, k, v, None)) < 1e-5
+    assert max_distance(causal, mlx_attention(q, k, v, "causal")) < 1e-5
+    assert max_distance(attention_on_cpu(q, k, v, SCALE), mlx_attention(q, k, v, None)) < 1e-5
 
 
 def test_cpu_causal_attention_ignores_later_keys():
-    q, k, v = drawn(40, 90)
+    q, k, v = random_qkv(40, 90)
     expected = attention_on_cpu(q, k, v, SCALE, is_causal=True)[:, :, :10]
     k[:, :, 60:], v[:, :, 60:] = 1e6, 1e6
     assert (attention_on_cpu(q, k, v, SCALE, is_causal=True)[:, :, :10] == expected).all()
 
 
-def test_large_scores_do_not_overflow():
-    q, k, v = drawn(5, 9)
+def test_large_attention_scores_do_not_overflow():
+    q, k, v = random_qkv(5, 9)
     assert (
-        distance(
-            attention_on_cpu(q * 1e4, k, v, SCALE, is_causal=True), theirs(q * 1e4, k, v, "causal")
+        max_distance(
+            attention_on_cpu(q * 1e4, k, v, SCALE, is_causal=True),
+            mlx_attention(q * 1e4, k, v, "causal"),
         )
         < 1e-5
     )
 
 
-def test_inputs_are_not_written_over():
-    q, k, v = drawn(5, 9)
+def test_cpu_attention_leaves_inputs_unchanged():
+    q, k, v = random_qkv(5, 9)
     before = [mx.contiguous(each) for each in (q, k, v)]
     mx.eval(before, attention_on_cpu(q, k, v, SCALE, is_causal=True))
     assert all((one == other).all() for one, other in zip((q, k, v), before, strict=True))

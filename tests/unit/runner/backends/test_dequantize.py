@@ -57,7 +57,7 @@ def test_ample_memory_makes_all_layers_dense():
     assert not hasattr(layers.linear, "bits")
 
 
-def test_dense_layers_take_half_of_the_free_bytes_at_most():
+def test_dense_layers_take_half_of_free_bytes_at_most():
     dense = 4 * (64 * 32 + 50 * 64 + 4 * 64 * 32)
     packed = dense // 8 + dense // 4 // 32 * 8  # and a scale and an offset for 32 numbers
     layers = quantized_layers()

@@ -13,7 +13,7 @@ STEP_BY_STEP = next(f for (_, name), f in _MLX_VLM.items() if name == gated_delt
 
 
 def inputs(rows: int, count: int, value_size: int, weakest_decay: float) -> list[mx.array]:
-    """With keys that are much alike, as those of a real model are."""
+    """Inputs with keys that are much alike, as those of a real model."""
     mx.random.seed(count)
     q, k = (mx.random.normal((rows, count, 2, 32), loc=1) for _ in range(2))
     q, k = (mx.fast.rms_norm(each, None, 1e-6) / 32**0.5 for each in (q, k))
@@ -23,7 +23,7 @@ def inputs(rows: int, count: int, value_size: int, weakest_decay: float) -> list
     return [q, k, v, g, beta, mx.random.normal((rows, 4, value_size, 32))]
 
 
-def distance(found: mx.array, expected: mx.array) -> float:
+def relative_distance(found: mx.array, expected: mx.array) -> float:
     return float((mx.linalg.norm(found - expected) / mx.linalg.norm(expected)).item())
 
 
@@ -31,7 +31,7 @@ def distance(found: mx.array, expected: mx.array) -> float:
     ("rows", "count", "value_size", "weakest_decay"),
     [(1, 5, 32, 0.5), (2, 64, 48, 0.9), (1, 130, 32, 0.999), (3, 300, 16, 0.0), (1, 2, 32, 0.9)],
 )
-def test_chunks_give_the_outputs_and_the_state_of_single_steps(
+def test_chunked_gated_delta_equals_single_steps(
     rows: int, count: int, value_size: int, weakest_decay: float
 ):
     arguments = inputs(rows, count, value_size, weakest_decay)
@@ -39,13 +39,13 @@ def test_chunks_give_the_outputs_and_the_state_of_single_steps(
         gated_delta_in_chunks(*arguments), STEP_BY_STEP(*arguments), strict=True
     ):
         assert found.shape == expected.shape
-        assert distance(found, expected) < 2e-6
+        assert relative_distance(found, expected) < 2e-6
 
 
-def test_decay_of_zero_forgets_the_state():
+def test_zero_decay_clears_state():
     q, k, v, g, beta, state = inputs(1, 70, 32, 0.5)
     g[:, 66] = 0
     found = gated_delta_in_chunks(q, k, v, g, beta, state)
     expected = gated_delta_in_chunks(q, k, v, g, beta, 100 * state)
-    assert distance(found[1], expected[1]) < 1e-6
+    assert relative_distance(found[1], expected[1]) < 1e-6
     assert not mx.any(mx.isnan(found[0])).item()

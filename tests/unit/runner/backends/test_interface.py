@@ -15,7 +15,7 @@ from vlm_server.runner.device.device import Device, DeviceKind
 GIB = 1 << 30
 
 
-def on(kind: DeviceKind) -> Backend:
+def backend_on(kind: DeviceKind) -> Backend:
     return backend_of(Device(kind, "a device", 100, 90))
 
 
@@ -27,14 +27,14 @@ def on(kind: DeviceKind) -> Backend:
         (DeviceKind.METAL, True, False, 1, 2 * GIB),
     ],
 )
-def test_backend_properties_follow_from_the_device_kind(
+def test_backend_properties_follow_from_device_kind(
     kind: DeviceKind,
     trims_own_pool: bool,
     compiles_towers: bool,
     padding_tokens: int,
     pool_bytes: int,
 ):
-    backend, is_gpu = on(kind), kind is not DeviceKind.CPU
+    backend, is_gpu = backend_on(kind), kind is not DeviceKind.CPU
     assert (backend.compiles_kernels, backend.encodes_in_turns) == (is_gpu, is_gpu)
     assert backend.default_dtype == ("auto" if is_gpu else "float32")
     assert backend.trims_own_pool == trims_own_pool
@@ -44,8 +44,8 @@ def test_backend_properties_follow_from_the_device_kind(
 
 
 @pytest.mark.parametrize("kind", DeviceKind)
-def test_metal_is_the_only_backend_with_late_errors(kind: DeviceKind):
-    assert on(kind).errors_are_late == (kind is DeviceKind.METAL)
+def test_metal_is_only_backend_with_late_errors(kind: DeviceKind):
+    assert backend_on(kind).errors_are_late == (kind is DeviceKind.METAL)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_used_bytes_are_counted_by_cuda_driver_alone(
 ):
     """Memory that is the machine's own is counted by the system alone."""
     monkeypatch.setattr(mx, "device_info", lambda _: info)
-    assert on(kind).used_bytes() == used
+    assert backend_on(kind).used_bytes() == used
 
 
 @pytest.mark.parametrize(("used", "is_short"), [(0, False), (3100, False), (3101, True)])
@@ -75,7 +75,7 @@ def test_gpu_is_short_of_memory_if_little_is_free(
 
 
 @pytest.mark.parametrize(("level", "is_short"), [(1, False), (2, True), (4, True)])
-def test_mac_is_short_of_memory_if_the_system_says_so(
+def test_mac_is_short_of_memory_if_system_says_so(
     monkeypatch: pytest.MonkeyPatch, level: int, is_short: bool
 ):
     monkeypatch.setattr("vlm_server.platform.machine.memory_pressure", lambda: level)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support.active_memory import active_bytes
-from tests.unit.runner.backends.test_cpu import SCALE, theirs
+from tests.unit.runner.backends.attention_inputs import SCALE, mlx_attention
 from vlm_server.runner.backends import backend_of, metal
 from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.backends.cuda.attention import CudaAttention
@@ -41,10 +41,10 @@ def test_metal_query_blocks_attend_as_all_queries(
     blocks = MetalAttention()
     assert blocks.supports(q, k, given)
     found = blocks(q, k, v, 0.1, given)
-    assert mx.allclose(found, theirs(q * (0.1 / SCALE), k, v, given), atol=1e-5)
+    assert mx.allclose(found, mlx_attention(q * (0.1 / SCALE), k, v, given), atol=1e-5)
 
 
-def test_metal_fuses_the_usual_head_sizes_and_few_queries():
+def test_metal_fuses_usual_head_sizes_and_few_queries():
     many, few, keys = mx.zeros((1, 8, 2048, 256)), mx.zeros((1, 8, 8, 256)), (1, 2, 1 << 17)
     assert MetalAttention().supports(many, mx.zeros((*keys, 256)), "causal")
     assert not MetalAttention().supports(few, mx.zeros((*keys, 256)), "causal")
@@ -52,7 +52,7 @@ def test_metal_fuses_the_usual_head_sizes_and_few_queries():
     assert not MetalAttention().supports(fused, mx.zeros((*keys, 128)), "causal")
 
 
-def test_scores_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch):
+def test_attention_scores_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch):
     """All at once they take 32 MiB, and more for what is made of them: 41."""
     monkeypatch.setattr(metal, "_MAX_SCORE_BYTES", 1 << 19)
     q, k = mx.zeros((1, 8, 512, 256)), mx.zeros((1, 1, 2048, 256))

@@ -18,13 +18,13 @@ def measured(slope: float, rows: int = 1) -> StepTimes:
     return times
 
 
-def test_expected_tokens_sum_the_cumulative_probabilities():
+def test_expected_tokens_sum_cumulative_probabilities():
     assert expected_tokens([]) == 1.0
     assert expected_tokens([0.5, 0.5]) == 1.75
     assert expected_tokens([1.0] * 7) == 8.0
 
 
-def test_step_times_learn_the_cost_of_widths():
+def test_step_times_learn_cost_of_widths():
     times = measured(0.3)
     assert times.cost(1, 1) == 1.0
     assert times.cost(1, 8) == pytest.approx(3.1, rel=0.05)
@@ -43,7 +43,7 @@ def test_step_times_keep_separate_costs_per_width():
     assert best_width((2, 4, 8), [[0.95] * 7], times) == 4
 
 
-def test_single_outlier_time_is_forgotten():
+def test_single_outlier_step_time_is_forgotten():
     times = measured(0.1)
     times.record(1, 1, 1.0)
     assert times.cost(1, 8) == pytest.approx(1.7, rel=0.05)
@@ -53,18 +53,18 @@ def test_single_outlier_time_is_forgotten():
     ("slope", "chance", "width"),
     [(0.02, 1.0, 16), (0.02, 0.1, 1), (1.0, 1.0, 1), (0.1, 0.8, 6), (0.8, 0.9, 1)],
 )
-def test_best_width_follows_hit_rates_and_step_times(slope: float, chance: float, width: int):
+def test_best_draft_width_follows_hit_rates_and_step_times(slope: float, chance: float, width: int):
     found = best_width(WIDTHS, [[chance] * 15], measured(slope))
     assert found == width or (width > 1 and abs(found - width) <= 2)
 
 
-def test_rows_without_drafts_count_too():
+def test_rows_without_drafts_count_towards_best_width():
     times = measured(0.3, rows=4)
     assert best_width(WIDTHS, [[0.95] * 15] * 4, times) > 1
     assert best_width(WIDTHS, [[0.95] * 15, [], [], []], times) == 1
 
 
-def test_best_width_is_bounded_by_the_longest_draft():
+def test_best_draft_width_is_bounded_by_longest_draft():
     times = measured(0.01)
     assert best_width(WIDTHS, [[1.0, 1.0]], times) == 3
     assert best_width(WIDTHS, [[]], times) == 1

@@ -22,24 +22,27 @@ def failing() -> mx.array:
     return array
 
 
-def in_a_thread(call: Callable[[], Any]) -> Any:
-    """Its result. On the main thread, MLX's CPU tells of errors when operations are enqueued."""
+def run_on_other_thread(call: Callable[[], Any]) -> Any:
+    """The result of `call` on another thread.
+
+    On the main thread, MLX's CPU tells of errors when operations are enqueued.
+    """
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(call).result()
 
 
-def test_numpy_conversion_loses_the_error():
+def test_numpy_conversion_hides_device_error():
     """Why there is `read`: if this fails, numpy or MLX has been mended."""
-    assert in_a_thread(lambda: np.array(failing())).shape == (1,)
+    assert run_on_other_thread(lambda: np.array(failing())).shape == (1,)
 
 
 @pytest.mark.parametrize("reading", [read, share])
 def test_failed_array_read_raises_its_error(reading: Callable[[mx.array], Any]):
     with pytest.raises(RuntimeError):
-        in_a_thread(lambda: reading(failing()))
+        run_on_other_thread(lambda: reading(failing()))
 
 
-def test_read_copies_and_share_shares_values():
+def test_array_read_copies_and_share_shares_values():
     array = mx.array([1.0, 2.0])
     copy, own = read(array), share(array)
     own += 1

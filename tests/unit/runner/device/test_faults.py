@@ -52,7 +52,7 @@ METAL = "[METAL] Command buffer execution failed: "
         ("[matmul] Last dimension of first input must match", InternalError, False),
     ],
 )
-def test_error_words_decide_kind_and_lateness(
+def test_device_error_text_determines_kind_and_lateness(
     message: str, kind: type[RequestError], is_late: bool
 ):
     device_errors = DeviceErrors(are_late=True)

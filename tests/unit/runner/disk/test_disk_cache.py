@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from mlx_vlm.models.cache import KVCache
 
+from tests.support.disk_writes import is_written, wait_until_written
 from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.runner.disk import records
@@ -54,13 +54,6 @@ def key_of(token_ids: list[int]) -> PromptKey:
 
 def is_found(cache: DiskCache, token_ids: list[int]) -> bool:
     return cache.find_prefix(key_of(token_ids), 0, len(token_ids), "", 1) is not None
-
-
-def wait_until_written(cache: DiskCache) -> None:
-    deadline = time.monotonic() + 10
-    while cache.writer.num_queued:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_block_stored_again_during_eviction_notice_is_found(tmp_path: Path):
@@ -110,12 +103,12 @@ def test_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
     cache.close(10)
 
 
-def test_storing_a_failed_snapshot_raises_on_the_calling_thread(tmp_path: Path):
+def test_storing_failed_snapshot_raises_on_calling_thread(tmp_path: Path):
     """The computing thread gets the error of a failed snapshot, not the disk's thread."""
     failing = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)  # type: ignore[arg-type]
     state = SequenceState([], {3: LayerStates(((failing, None),), ((),))})
     cache = DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=True)
     with pytest.raises(RuntimeError, match="factorization"):
         cache.store_prefix(key_of([1, 2, 3]), state, "")
-    assert not cache.writer.num_queued
+    assert is_written(cache)
     cache.close(10)

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.cache import KVCache
 
+from tests.support.disk_writes import is_written, wait_until_written
 from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.runner.disk.disk_cache import DiskCache
@@ -84,10 +85,10 @@ def test_prefix_stored_again_during_eviction_leaves_no_queued_write(tmp_path: Pa
 
     store_and_wait(0)
     store_and_wait(1)
-    wait_for(lambda: cache.writer.num_queued == 0)
+    wait_until_written(cache)
     store.after_eviction = store.before_write = store_again
     store_and_wait(2)
     store.after_eviction = store.before_write = lambda: None
     store_and_wait(3)
     cache.close(10)
-    assert cache.writer.num_queued == 0
+    assert is_written(cache)

@@ -72,7 +72,7 @@ def test_messages_reach_all_followers_in_order(meeting: Meeting):
             rank_zero.expect(SetLimit)
 
 
-def test_connection_without_the_secret_is_rejected():
+def test_connection_without_secret_is_rejected():
     meeting = Meeting(2)
     address = (meeting.rank.host, meeting.rank.port)
     with pytest.raises((AuthenticationError, EOFError, ConnectionResetError)):
@@ -81,7 +81,7 @@ def test_connection_without_the_secret_is_rejected():
     assert [hello.rank for hello in meeting.followers().hellos] == [1]
 
 
-def test_silent_stranger_only_delays_the_followers(monkeypatch: pytest.MonkeyPatch):
+def test_silent_stranger_only_delays_followers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "_HELLO_SECONDS", 0.3)
     meeting = Meeting(2)
     stranger = until_listening(
@@ -92,7 +92,7 @@ def test_silent_stranger_only_delays_the_followers(monkeypatch: pytest.MonkeyPat
     stranger.close()
 
 
-def test_port_in_use_is_named_in_the_error():
+def test_port_in_use_is_named_in_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         rank = Rank(0, 2, "ring", {}, {}, "127.0.0.1", port, "secret", settings.Log())

@@ -39,7 +39,7 @@ def arrived(
     return message, following.plan_of(message)
 
 
-def test_plan_with_new_picture_request_survives_encoding():
+def test_plan_with_new_image_request_survives_encoding():
     sampling = SamplingParams(n=3, temperature=0.7, seed=5)
     request = NewRequest("a", PROMPT, sampling, HeldPrefix(), (FEATURES,))
     plan = SchedulerOutput(

@@ -57,7 +57,7 @@ class Pair:
         return length, held
 
     def num_stored(self) -> int:
-        """How many segments rank 0's cache has."""
+        """The number of segments in rank 0's cache."""
         nodes, num_stored = [self.caches.prefixes._tree.root("")], 0
         while nodes:
             node = nodes.pop()
@@ -83,7 +83,7 @@ def tokens_of(held: HeldPrefix) -> list[int]:
     return [int(value) - 1000 for part in parts for value in part]
 
 
-def test_extended_and_diverging_prompts_are_held_by_the_follower():
+def test_extended_and_diverging_prompts_are_held_by_follower():
     pair = Pair(1000)
     for prompt in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 9]):
         pair.store(prompt)
@@ -92,7 +92,7 @@ def test_extended_and_diverging_prompts_are_held_by_the_follower():
         assert tokens_of(held) == prompt
 
 
-def test_unreferenced_segments_are_dropped_by_the_follower():
+def test_unreferenced_segments_are_dropped_by_follower():
     pair = Pair(1000)
     pair.store([1, 2, 3, 4])
     pair.store([1, 2, 7, 8])
@@ -103,7 +103,7 @@ def test_unreferenced_segments_are_dropped_by_the_follower():
     assert len(pair.following) == 0
 
 
-def test_matched_segments_stay_on_the_follower_until_release():
+def test_matched_segments_stay_on_follower_until_release():
     pair = Pair(1000)
     pair.store([1, 2, 3, 4])
     match = pair.caches.prefixes.match(PromptKey(np.array([1, 2, 3, 4], np.int32)), 4)
@@ -129,7 +129,7 @@ def test_follower_matches_rank_0_under_evictions():
     assert pair.caches.prefixes.stats().evictions > 50
 
 
-def test_partial_store_failure_is_reported_to_the_follower():
+def test_partial_store_failure_is_reported_to_follower():
     class Failing(SequenceState):
         def take(self, start: int, end: int) -> KVSegment:
             raise MemoryError

@@ -93,7 +93,7 @@ def test_batch_cache_rows_hold_their_own_tokens(steps: list[tuple[object, ...]])
         model.check()
 
 
-def test_join_leaves_the_running_arrays_unchanged():
+def test_join_leaves_running_arrays_unchanged():
     model = Model()
     model.join(5, 2)
     running = model.layers

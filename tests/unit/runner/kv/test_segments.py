@@ -31,7 +31,7 @@ def held_by(make: object) -> int:
     return grown
 
 
-def test_free_buffers_are_stored_as_they_are():
+def test_exclusive_buffers_are_stored_without_copy():
     source = layers()
     state = SequenceState(source, {}, is_unused=True)
     assert held_by(lambda: state.take(0, NUM_TOKENS)) == 0

@@ -89,7 +89,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=examples(25))
-def test_rows_attend_to_the_last_tokens_of_their_own(steps: list[tuple[str, int, int]]):
+def test_rows_attend_to_their_own_last_tokens(steps: list[tuple[str, int, int]]):
     batch = Batch()
     for number, (name, first, count) in enumerate(steps):
         if name == "join":
@@ -115,7 +115,7 @@ def test_prompt_in_chunks_attends_like_mlx_vlms_rotating_cache(chunk: int):
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_rejected_drafts_are_cut_off(num_rows: int):
+def test_window_cache_drops_rejected_drafts(num_rows: int):
     batch = Batch()
     for row in range(num_rows):
         batch.join(700 + 40 * row, 1, 100_000 * row)
@@ -135,7 +135,7 @@ def test_rejected_drafts_are_cut_off(num_rows: int):
     batch.step()
 
 
-def test_extracted_row_keeps_the_window_alone():
+def test_extracted_row_keeps_only_its_window():
     batch = Batch()
     batch.join(900, 1, 0)
     batch.join(50, 1, 100_000)

@@ -1,4 +1,4 @@
-"""Templates of the tiny models render calls, results and pictures; none declares a tool format."""
+"""Templates of the tiny models render calls, results and images; none declares a tool format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made(source: str) -> ChatTemplate:
     return ChatTemplate(sandboxed(source, tokens), PLACEHOLDERS, None, tuple(tokens))
 
 
-def test_tiny_templates_render_calls_results_and_pictures(source: str):
+def test_tiny_templates_render_calls_results_and_images(source: str):
     template = made(source)
     text = template.render(template.arrange(Chat((ASK, CALL, RESULT))), str)
     places = [text.index(each) for each in ("press it", "click", "top", "clicked")]
@@ -48,7 +48,7 @@ def test_tiny_templates_render_calls_results_and_pictures(source: str):
     assert text.index(template.placeholder) > text.index("top"), "LLaVA's come first in a turn"
 
 
-def test_tiny_templates_continue_the_last_message(source: str):
+def test_tiny_templates_continue_last_message(source: str):
     begun = Message("assistant", (TextPart("It is"),))
     assert made(source).render(Chat((ASK, begun), continue_final=True), str).endswith("It is")
 

@@ -38,7 +38,7 @@ def sparse(path: Path, **tensors: tuple[str, list[int], int]) -> None:
         file.truncate(8 + len(text) + end)
 
 
-def test_weight_bytes_are_counted_in_the_loaded_dtype(tmp_path: Path) -> None:
+def test_weight_bytes_are_counted_in_loaded_dtype(tmp_path: Path) -> None:
     """Quantized weights stay as they are; those in floating point are cast."""
     kinds = {"a": ("BF16", [10, 3], 60), "b": ("F32", [5], 20), "c": ("U32", [7], 28)}
     sparse(tmp_path / "model.safetensors", **kinds, d=("F8_E4M3", [9], 9), e=("F16", [], 2))
@@ -82,12 +82,12 @@ def test_memory_limit_refusal_advises_limit_and_dtype(tmp_path: Path) -> None:
     check_fits({"I8": 3 * GIB}, "auto", Budget(3 * GIB, CPU), 3 * GIB)
 
 
-def test_memory_limit_above_the_device_is_capped_by_it() -> None:
+def test_memory_limit_above_device_is_capped_by_it() -> None:
     with pytest.raises(ModelLoadError, match="the H200 has"):
         check_fits({"I8": 101 * GIB}, "auto", Budget(1 << 50, GPU), 101 * GIB)
 
 
-def test_possibly_unused_tensors_do_not_refuse_a_model(tmp_path: Path) -> None:
+def test_possibly_unused_tensors_do_not_refuse_model(tmp_path: Path) -> None:
     """The size that is loaded is known a little later."""
     sparse(tmp_path / "model.safetensors", a=("I8", [11 * GIB // 10], 11 * GIB // 10))
     check_fits(tensors_in(tmp_path), "auto", Budget(GIB, CPU))

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models import base, llava, qwen2_vl
 
-from tests.unit.runner.backends.test_cpu import SCALE, drawn, theirs
+from tests.unit.runner.backends.attention_inputs import SCALE, mlx_attention, random_qkv
 from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.model.attention import ModelAttention
 
@@ -24,7 +24,7 @@ LANGUAGE_MODEL = SimpleNamespace(
 
 def test_model_attention_replaces_mlx_vlms_only_in_place():
     module = qwen2_vl.language
-    q, k, v = drawn(5, 9)
+    q, k, v = random_qkv(5, 9)
     calls = []
 
     class Watched(CpuAttention):
@@ -37,25 +37,25 @@ def test_model_attention_replaces_mlx_vlms_only_in_place():
         found = module.scaled_dot_product_attention(q, k, v, cache=None, scale=SCALE, mask="causal")
     assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
     assert len(calls) == 1
-    assert mx.allclose(found, theirs(q, k, v, "causal"), atol=1e-5)
+    assert mx.allclose(found, mlx_attention(q, k, v, "causal"), atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", [None, mx.tril(mx.ones((5, 9), dtype=mx.bool_), 4)])
 def test_attention_without_plain_causal_mask_is_left_to_mlx_vlm(mask: mx.array | None):
-    q, k, v = drawn(5, 9)
+    q, k, v = random_qkv(5, 9)
     with ModelAttention(LANGUAGE_MODEL, CpuAttention()).in_place():
         attend = qwen2_vl.language.scaled_dot_product_attention
         found = attend(q, k, v, cache=None, scale=SCALE, mask=mask)
-    assert (found == theirs(q, k, v, mask)).all()
+    assert (found == mlx_attention(q, k, v, mask)).all()
 
 
-def test_half_precision_is_left_to_mlx_vlm():
-    q, k, _ = (each.astype(mx.bfloat16) for each in drawn(5, 9))
+def test_half_precision_attention_is_left_to_mlx_vlm():
+    q, k, _ = (each.astype(mx.bfloat16) for each in random_qkv(5, 9))
     assert not CpuAttention().supports(q, k, "causal")
 
 
-def test_sinks_are_left_to_mlx_vlm():
-    q, k, v = drawn(5, 9)
+def test_attention_sinks_are_left_to_mlx_vlm():
+    q, k, v = random_qkv(5, 9)
     sinks = mx.zeros(8)
     with ModelAttention(LANGUAGE_MODEL, CpuAttention()).in_place():
         attend = qwen2_vl.language.scaled_dot_product_attention

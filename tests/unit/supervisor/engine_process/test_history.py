@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.clock import Clock
 from vlm_server.protocol import MemoryStats
 from vlm_server.supervisor.engine_process.history import (
     HISTORY_SECONDS,
@@ -14,20 +15,12 @@ from vlm_server.supervisor.engine_process.history import (
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 10_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def reading(active: int, pool: int = 0, footprint: int = 0) -> MemoryStats:
     return MemoryStats(active, pool, 0, 0, 0, footprint, 0, {}, 0.0)
 
 
-def test_memory_sample_is_the_maximum_of_its_interval() -> None:
-    clock = Clock()
+def test_memory_sample_is_maximum_of_its_interval() -> None:
+    clock = Clock(10_000.0)
     history = MemoryHistory(clock)
     history.add(reading(5, 9, 1))
     clock.now += SAMPLE_SECONDS - 1
@@ -38,8 +31,8 @@ def test_memory_sample_is_the_maximum_of_its_interval() -> None:
     assert list(history.samples) == samples
 
 
-def test_memory_history_keeps_one_hour_and_the_last_sample() -> None:
-    clock = Clock()
+def test_memory_history_keeps_one_hour_and_last_sample() -> None:
+    clock = Clock(10_000.0)
     history = MemoryHistory(clock)
     for i in range(3 * HISTORY_SECONDS // SAMPLE_SECONDS):
         clock.now = 10_000 + i * SAMPLE_SECONDS

@@ -43,7 +43,7 @@ def test_hostfile_is_read_as_list_and_as_object(tmp_path: Path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_invalid_hostfile_is_refused_with_the_reason(tmp_path: Path, data: object, fault: str):
+def test_invalid_hostfile_is_refused_with_reason(tmp_path: Path, data: object, fault: str):
     with pytest.raises(ConfigError, match=fault):
         read(tmp_path, data)
 
@@ -88,7 +88,7 @@ def test_jaccl_ranks_get_rdma_devices_and_coordinator(tmp_path: Path, backend: s
     assert second.backend == "jaccl"
 
 
-def test_nccl_ranks_of_a_host_get_separate_gpus(tmp_path: Path):
+def test_nccl_ranks_of_host_get_separate_gpus(tmp_path: Path):
     made = ranks(tmp_path, "nccl", ONE, ONE, TWO)
     assert [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in made] == ["0", "1", "0"]
     assert {rank.environment["MLX_WORLD_SIZE"] for rank in made} == {"3"}

@@ -30,7 +30,7 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Private
     ],
 )
 @pytest.mark.parametrize("told", [None, "300"])
-def test_mlx_environment_defaults_yield_to_the_users_variables(
+def test_mlx_environment_defaults_yield_to_users_variables(
     name: str,
     value: str,
     told: str | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.supervisor.requests import Clock
+from tests.support.clock import Clock
 from vlm_server.protocol import Accepted, MemoryStats, Stats
 from vlm_server.supervisor.engine_process.watchdog import INFERENCE, Watchdog
 
@@ -50,7 +50,7 @@ def test_silence_before_there_was_work_does_not_count(watchdog: Watchdog, clock:
     assert watchdog.overdue_seconds == (2.0, INFERENCE)
 
 
-def test_event_ends_the_silence(watchdog: Watchdog, clock: Clock) -> None:
+def test_event_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     wait(watchdog, clock, 5)
     watchdog.record_event(Accepted("a"))
@@ -58,7 +58,7 @@ def test_event_ends_the_silence(watchdog: Watchdog, clock: Clock) -> None:
     assert watchdog.overdue_seconds == (2.0, INFERENCE)
 
 
-def test_end_of_the_last_request_ends_the_silence(watchdog: Watchdog, clock: Clock) -> None:
+def test_end_of_last_request_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     watchdog.record_request("b")
     wait(watchdog, clock, 5)
@@ -76,7 +76,7 @@ def test_unchanged_work_is_overdue_despite_other_events(watchdog: Watchdog, cloc
     assert watchdog.overdue_seconds == (10.0, "encoder")
 
 
-def test_thread_work_stays_overdue_after_the_last_request(watchdog: Watchdog, clock: Clock) -> None:
+def test_thread_work_stays_overdue_after_last_request(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     watchdog.record_event(stats(preparers=1))
     watchdog.record_end("a")
@@ -88,7 +88,7 @@ def test_thread_work_stays_overdue_after_the_last_request(watchdog: Watchdog, cl
     assert watchdog.overdue_seconds == (0.0, INFERENCE)
 
 
-def test_time_while_the_front_is_stopped_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
+def test_time_while_front_is_stopped_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     watchdog.record_event(stats(encoder=1))
     wait(watchdog, clock, 3)

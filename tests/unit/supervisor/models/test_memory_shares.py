@@ -16,7 +16,7 @@ def test_remaining_memory_is_shared_equally() -> None:
     assert divide({"a": 10, "b": 20}, 40) == {"a": 15, "b": 25}
 
 
-def test_memory_shares_never_exceed_the_limit() -> None:
+def test_memory_shares_never_exceed_limit() -> None:
     """Engines may hold more than was examined."""
     shares = divide({"a": 10, "b": 20, "c": 20}, 40)
     assert sum(shares.values()) <= 40

@@ -6,12 +6,12 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import until
 from vlm_server.errors import (
     ConfigError,
     Conflict,
@@ -177,13 +177,6 @@ async def use(pool: ModelPool, name: str, seconds: float = 0.0, request_id: str 
             engine.in_use -= 1
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.005)
-
-
 async def test_concurrent_requests_load_their_model_once() -> None:
     machine = FakeMachine(100 * GB, {"a": GB, "b": GB})
     pool = pool_of(machine)
@@ -212,7 +205,7 @@ async def test_pinned_model_is_loaded_at_start_and_stays() -> None:
     await pool.stop()
 
 
-async def test_settings_of_a_model_that_is_not_served_are_named(
+async def test_settings_of_model_that_is_not_served_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     machine = FakeMachine(5 * GB, {"a": GB})
@@ -257,7 +250,7 @@ async def test_busy_model_is_unloaded_only_after_idle_models() -> None:
     await pool.stop()
 
 
-async def test_model_to_unload_is_chosen_again_after_a_wait() -> None:
+async def test_model_to_unload_is_chosen_again_after_wait() -> None:
     machine = FakeMachine(4 * GB, {"a": GB, "b": GB, "c": GB})
     machine.load_seconds = 0.5
     pool = pool_of(machine)
@@ -360,7 +353,7 @@ async def test_unresponsive_engine_still_counts_its_memory() -> None:
     await pool.stop()
 
 
-async def test_model_facts_are_kept_during_a_reload() -> None:
+async def test_model_facts_are_kept_during_reload() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(machine)
     async with pool.lease("a", "1"):
@@ -413,7 +406,7 @@ async def test_idle_model_is_unloaded_after_its_keep_alive() -> None:
     await pool.stop()
 
 
-async def test_request_sets_the_models_keep_alive() -> None:
+async def test_request_sets_models_keep_alive() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(machine)
     async with pool.lease("a", "1", keep_alive_seconds=0.0):
@@ -434,7 +427,7 @@ async def test_request_sets_the_models_keep_alive() -> None:
     await pool.stop()
 
 
-async def test_zero_keep_alive_keeps_a_shared_model_for_others() -> None:
+async def test_zero_keep_alive_keeps_shared_model_for_others() -> None:
     """A shared model stays as long as its load took; a sole user unloads it at once."""
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(machine)
@@ -494,7 +487,7 @@ async def test_unready_pinned_model_is_not_reported_as_loaded() -> None:
     await pool.stop()
 
 
-async def test_zero_keep_alive_unloads_a_busy_model_when_idle() -> None:
+async def test_zero_keep_alive_unloads_busy_model_when_idle() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(machine)
     busy = asyncio.create_task(use(pool, "a", 0.1))
@@ -506,7 +499,7 @@ async def test_zero_keep_alive_unloads_a_busy_model_when_idle() -> None:
     await pool.stop()
 
 
-async def test_later_keep_alive_cancels_a_pending_unload() -> None:
+async def test_later_keep_alive_cancels_pending_unload() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(machine)
     await use(pool, "a")
@@ -537,7 +530,7 @@ async def test_explicit_unload_waits_for_requests_in_progress() -> None:
     await pool.stop()
 
 
-async def test_cancelled_requests_during_a_load_are_forgotten() -> None:
+async def test_cancelled_requests_during_load_are_forgotten() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     machine.load_seconds = 0.1
     pool = pool_of(machine)
@@ -590,7 +583,7 @@ async def test_failed_load_fails_all_waiters_and_is_retried_later() -> None:
     await pool.stop()
 
 
-async def test_failed_pinned_model_ends_the_start() -> None:
+async def test_failed_pinned_model_ends_start() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     machine.broken.add("b")
     pool = pool_of(machine, {"a": table(), "b": table(pinned=True)})
@@ -620,7 +613,7 @@ async def test_single_model_has_all_memory_and_is_not_surveyed() -> None:
     await pool.stop()
 
 
-async def test_relative_folder_is_not_added_as_a_model(
+async def test_relative_folder_is_not_added_as_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = FakeMachine(20 * GB, {"demo": GB})
@@ -633,7 +626,7 @@ async def test_relative_folder_is_not_added_as_a_model(
     assert pool.names == ("demo",)
 
 
-def test_models_with_the_same_name_are_refused(tmp_path: Path) -> None:
+def test_models_with_same_name_are_refused(tmp_path: Path) -> None:
     machine = FakeMachine(20 * GB, {})
     with pytest.raises(ConfigError, match="`demo`"):
         pool_of(machine, {"demo": table()}, path=str(tmp_path), name="demo")
@@ -674,7 +667,7 @@ async def test_stop_fails_waiting_requests_and_unloads_everything() -> None:
     assert machine.loaded() == set()
 
 
-async def test_clear_caches_reaches_the_loaded_models() -> None:
+async def test_clear_caches_reaches_loaded_models() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(machine)
     with pytest.raises(EngineUnavailable):
@@ -686,7 +679,7 @@ async def test_clear_caches_reaches_the_loaded_models() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_any_mix_of_clients_is_served_within_the_limit(seed: int) -> None:
+async def test_random_mix_of_clients_is_served_within_memory_limit(seed: int) -> None:
     """Random sizes, clients, pauses and cancellations lose no request and leave nothing."""
     draw = random.Random(seed)
     weights = {name: draw.randint(1, 4) * GB for name in "abcde"}

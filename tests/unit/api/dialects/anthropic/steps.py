@@ -6,13 +6,14 @@ import base64
 from typing import Any
 
 from tests.support.image_files import image_file
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import Step
 from vlm_server.protocol import Delta, FinishReason, Tokens, ToolCallDelta
 
 ROUTE = "/v1/messages"
 COUNT_ROUTE = "/v1/messages/count_tokens"
 PNG = base64.b64encode(image_file("PNG")).decode()
-PICTURE: dict[str, Any] = {
+IMAGE_BLOCK: dict[str, Any] = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": PNG},
 }
@@ -25,12 +26,6 @@ LOOK: dict[str, Any] = {
 
 def text(words: str = "What is this?") -> dict[str, Any]:
     return {"type": "text", "text": words}
-
-
-def user(*content: dict[str, Any] | str) -> dict[str, Any]:
-    if len(content) == 1 and isinstance(content[0], str):
-        return {"role": "user", "content": content[0]}
-    return {"role": "user", "content": list(content)}
 
 
 def assistant(*content: dict[str, Any] | str) -> dict[str, Any]:
@@ -47,10 +42,6 @@ def result(*content: dict[str, Any], call_id: str = "call_1", **fields: Any) -> 
 
 def request(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "max_tokens": 9, "messages": list(messages) or [user("hi")], **fields}
-
-
-def thinks(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, is_reasoning=True),))
 
 
 def calls(arguments: str, call_id: str = "", name: str = "", index: int = 0) -> Step:

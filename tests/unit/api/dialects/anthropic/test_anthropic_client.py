@@ -10,16 +10,9 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from tests.unit.api.conftest import listening
-from tests.unit.api.dialects.anthropic.steps import (
-    LOOK,
-    PICTURE,
-    calls,
-    result,
-    stopped_at,
-    thinks,
-    user,
-)
+from tests.unit.api.dialects.anthropic.steps import IMAGE_BLOCK, LOOK, calls, result, stopped_at
 from tests.unit.api.dialects.anthropic.steps import text as block
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import (
     ScriptedEngine,
     Step,
@@ -28,12 +21,13 @@ from tests.unit.api.scripted_engine import (
     finished,
     never,
     text,
+    thinks,
 )
 from vlm_server.protocol import ImagePart, TextPart, ToolCall, Usage
 from vlm_server.settings import Server, Settings
 
 KEY = "correct-horse-battery"
-PICTURE_QUESTION: Any = [user(PICTURE, block("What is this?"))]
+IMAGE_QUESTION: Any = [user(IMAGE_BLOCK, block("What is this?"))]
 LOOKS: tuple[Step, ...] = (
     thinks("I should "),
     thinks("look."),
@@ -58,12 +52,12 @@ async def client(base_url: str) -> AsyncIterator[AsyncAnthropic]:
         yield sdk
 
 
-async def ask(client: AsyncAnthropic, messages: Any = PICTURE_QUESTION, **fields: Any) -> Any:
+async def ask(client: AsyncAnthropic, messages: Any = IMAGE_QUESTION, **fields: Any) -> Any:
     fields = {"model": "demo", "max_tokens": 50, **fields}
     return await client.messages.create(messages=messages, **fields)
 
 
-async def test_anthropic_message_with_picture_reaches_the_engine(
+async def test_anthropic_message_with_image_reaches_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     message = await ask(client, system="Be brief.")
@@ -79,7 +73,7 @@ async def test_anthropic_message_with_picture_reaches_the_engine(
     assert (submit.images[0].format, submit.images[0].param) == ("PNG", "messages[0].content[0]")
 
 
-async def test_anthropic_screenshot_result_reaches_the_engine(
+async def test_anthropic_screenshot_result_reaches_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = LOOKS
@@ -93,7 +87,7 @@ async def test_anthropic_screenshot_result_reaches_the_engine(
     history = [
         user("Look!"),
         {"role": "assistant", "content": first.content},
-        user(result(PICTURE, block("taken")), block("So?")),
+        user(result(IMAGE_BLOCK, block("taken")), block("So?")),
     ]
     second = await ask(client, history, tools=[LOOK])
     assert second.content[0].text == "A cat."
@@ -105,12 +99,12 @@ async def test_anthropic_screenshot_result_reaches_the_engine(
     assert (more.role, more.content) == ("user", (TextPart("So?"),))
 
 
-async def test_anthropic_stream_adds_up_to_the_whole_message(
+async def test_anthropic_stream_adds_up_to_whole_message(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = LOOKS
     whole = await ask(client, tools=[LOOK])
-    arguments: Any = {"model": "demo", "max_tokens": 50, "messages": PICTURE_QUESTION}
+    arguments: Any = {"model": "demo", "max_tokens": 50, "messages": IMAGE_QUESTION}
     async with client.messages.stream(**arguments, tools=[LOOK]) as stream:
         texts = [piece async for piece in stream.text_stream]
         final = await stream.get_final_message()
@@ -147,7 +141,7 @@ async def test_anthropic_count_tokens_submits_count_only(
     engine.script = (finished(Usage(123, 0, 100)),)
     counted = await client.messages.count_tokens(
         model="demo",
-        messages=PICTURE_QUESTION,
+        messages=IMAGE_QUESTION,
         tools=[LOOK],
         system="Be brief.",  # type: ignore[list-item]
     )
@@ -170,7 +164,7 @@ async def test_anthropic_computer_tool_returns_its_action(
         model="demo",
         max_tokens=50,
         betas=["computer-use-2025-01-24"],
-        messages=PICTURE_QUESTION,
+        messages=IMAGE_QUESTION,
         tools=[
             {
                 "type": "computer_20250124",
@@ -187,7 +181,7 @@ async def test_anthropic_computer_tool_returns_its_action(
     assert "1024 pixels wide" in tools.definitions
 
 
-async def test_anthropic_output_format_reaches_the_engine(
+async def test_anthropic_output_format_reaches_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}}
@@ -248,7 +242,7 @@ async def test_anthropic_client_raises_not_found_for_unknown_models(client: Asyn
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
 
 
-async def test_anthropic_client_raises_bad_request_with_the_field(client: AsyncAnthropic) -> None:
+async def test_anthropic_client_raises_bad_request_with_field(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as invalid:
         await ask(client, extra_body={"temperature": 9})
     assert invalid.value.body["error"]["param"] == "temperature"  # type: ignore[index]
@@ -283,7 +277,7 @@ async def test_either_key_header_is_accepted(base_url: str) -> None:
             assert (await ask(client)).stop_reason == "end_turn"
 
 
-async def test_closing_an_anthropic_stream_aborts_the_request(
+async def test_closed_anthropic_stream_aborts_request(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("Hel"), never())

@@ -48,7 +48,7 @@ async def test_claude_code_first_request_is_streamed_to_its_end(
     assert len(json.loads(submit.tools.definitions)) == 3
 
 
-async def test_claude_code_picture_result_reaches_the_engine(
+async def test_claude_code_image_result_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, recorded("claude_code_tool_result"))
@@ -59,7 +59,7 @@ async def test_claude_code_picture_result_reaches_the_engine(
     assert (result.role, result.content, result.name) == ("tool", (ImagePart(0),), "Read")
 
 
-async def test_claude_code_next_request_repeats_the_same_turns(
+async def test_claude_code_next_request_repeats_earlier_turns(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Without equal turns the prefix cache would miss, whatever the billing header contains."""

@@ -10,8 +10,16 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect
-from tests.unit.api.dialects.anthropic.steps import LOOK, ROUTE, calls, request, stopped_at, thinks
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, text
+from tests.unit.api.dialects.anthropic.steps import LOOK, ROUTE, calls, request, stopped_at
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    Step,
+    ended,
+    failed,
+    finished,
+    text,
+    thinks,
+)
 from vlm_server.protocol import Usage
 from vlm_server.settings import Server, Settings
 
@@ -36,15 +44,18 @@ async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any
     return events_of(answer)
 
 
-async def test_anthropic_events_come_in_order(
+AGENT: tuple[Step, ...] = (
+    *(thinks("Hm"), thinks("m."), text("Well"), text(", "), text("look:")),
+    *(calls('{"screen":1}', "a", "look"), calls("", "b", "look", 1), calls("{}", index=1)),
+    *(text("Done."), ended("tool_calls"), finished(Usage(10, 6, 4))),
+)
+
+
+async def test_anthropic_stream_starts_with_empty_message(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    engine.script = (
-        *(thinks("Hm"), thinks("m."), text("Well"), text(", "), text("look:")),
-        *(calls('{"screen":1}', "a", "look"), calls("", "b", "look", 1), calls("{}", index=1)),
-        *(text("Done."), ended("tool_calls"), finished(Usage(10, 6, 4))),
-    )
-    start, *events, ending, stop = await stream(client, tools=[LOOK])
+    engine.script = AGENT
+    start, *_ = await stream(client, tools=[LOOK])
     assert start["message"] | {"id": ""} == {
         "id": "",
         "type": "message",
@@ -61,6 +72,13 @@ async def test_anthropic_events_come_in_order(
         },
     }
     assert start["message"]["id"].startswith("msg_")
+
+
+async def test_anthropic_content_blocks_come_in_order(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = AGENT
+    _, *events, _, _ = await stream(client, tools=[LOOK])
     short = [
         (event["index"], event["type"].removeprefix("content_block_"), *details(event))
         for event in events
@@ -86,6 +104,13 @@ async def test_anthropic_events_come_in_order(
         (4, "delta", "text_delta", "Done."),
         (4, "stop"),
     ]
+
+
+async def test_anthropic_stream_ends_with_stop_reason_and_usage(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = AGENT
+    *_, ending, stop = await stream(client, tools=[LOOK])
     assert ending["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert ending["usage"] == {
         "input_tokens": 6,
@@ -152,7 +177,7 @@ async def test_silent_anthropic_stream_is_pinged(connect: Connect, engine: Scrip
     assert next(event["type"] for event in events if event["type"] != "ping") == "message_start"
 
 
-async def test_error_event_ends_an_anthropic_stream(
+async def test_error_event_ends_anthropic_stream(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("a"), failed("out_of_memory", "No memory."))

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.api.dialects.anthropic.steps import (
     COUNT_ROUTE,
+    IMAGE_BLOCK,
     LOOK,
-    PICTURE,
     PNG,
     ROUTE,
     assistant,
@@ -20,8 +20,8 @@ from tests.unit.api.dialects.anthropic.steps import (
     request,
     result,
     text,
-    user,
 )
+from tests.unit.api.requests import user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import ImagePart, SamplingParams, Submit, TemplateOptions, TextPart
 
@@ -54,7 +54,7 @@ def ask(client: httpx.AsyncClient, engine: ScriptedEngine) -> Asker:
     return Asker(client, engine)
 
 
-async def test_anthropic_sampling_fields_reach_the_engine(ask: Asker) -> None:
+async def test_anthropic_sampling_fields_reach_engine(ask: Asker) -> None:
     submit = await ask.submit(
         temperature=0.5, top_p=0.9, top_k=40, max_tokens=65535, stop_sequences=["a", "b"]
     )
@@ -73,7 +73,7 @@ async def test_anthropic_sampling_fields_reach_the_engine(ask: Asker) -> None:
         ({"type": "disabled"}, False, None),
     ],
 )
-async def test_anthropic_thinking_reaches_the_engine(
+async def test_anthropic_thinking_reaches_engine(
     ask: Asker, thinking: Any, enabled: bool | None, budget: int | None
 ) -> None:
     submit = await ask.submit(thinking=thinking)
@@ -90,7 +90,7 @@ async def test_encrypted_reasoning_is_reported(ask: Asker) -> None:
     assert ask.ignored == "messages[].content[].redacted_thinking"
 
 
-async def test_anthropic_system_prompt_becomes_a_system_message(ask: Asker) -> None:
+async def test_anthropic_system_prompt_becomes_system_message(ask: Asker) -> None:
     submit = await ask.submit(system="Be brief.")
     assert submit.messages[0].content == (TextPart("Be brief."),)
     blocks = [text("x-anthropic-billing-header: cch=1f2e;"), text("Be "), text("brief.")]
@@ -123,7 +123,7 @@ async def test_anthropic_thinking_blocks_become_reasoning(ask: Asker) -> None:
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        (result(text("a"), PICTURE, text("b")), (TextPart("a"), ImagePart(0), TextPart("b"))),
+        (result(text("a"), IMAGE_BLOCK, text("b")), (TextPart("a"), ImagePart(0), TextPart("b"))),
         (result() | {"content": "words"}, (TextPart("words"),)),
         (result() | {"content": None}, (TextPart(""),)),
         (result(text("a"), is_error=True), (TextPart("Error: "), TextPart("a"))),
@@ -143,7 +143,12 @@ async def test_tool_results_and_text_between_keep_their_order(ask: Asker) -> Non
     submit = await ask.submit(
         user("a"),
         assistant(call("x"), call("y")),
-        user(result(PICTURE, call_id="x"), text("and"), result(PICTURE, call_id="y"), text("so?")),
+        user(
+            result(IMAGE_BLOCK, call_id="x"),
+            text("and"),
+            result(IMAGE_BLOCK, call_id="y"),
+            text("so?"),
+        ),
     )
     turns = [
         (message.role, message.tool_call_id, message.content) for message in submit.messages[2:]
@@ -168,7 +173,7 @@ async def test_last_assistant_message_is_continued(ask: Asker) -> None:
 # ---- tools -----------------------------------------------------------------------------
 
 
-async def test_anthropic_tools_reach_the_engine_as_functions(ask: Asker) -> None:
+async def test_anthropic_tools_reach_engine_as_functions(ask: Asker) -> None:
     strict = {"name": "other", "input_schema": {"type": "object"}, "type": "custom", "strict": True}
     tools = (await ask.submit(tools=[LOOK, strict])).tools
     assert tools is not None
@@ -195,9 +200,7 @@ async def test_anthropic_tools_reach_the_engine_as_functions(ask: Asker) -> None
         ({"type": "tool", "name": "look"}, ("required", ("look",), False)),
     ],
 )
-async def test_anthropic_tool_choice_reaches_the_engine(
-    ask: Asker, choice: Any, expected: Any
-) -> None:
+async def test_anthropic_tool_choice_reaches_engine(ask: Asker, choice: Any, expected: Any) -> None:
     tools = (await ask.submit(tools=[LOOK], tool_choice=choice)).tools
     assert tools is not None
     assert (tools.choice, tools.allowed, tools.parallel) == expected
@@ -260,7 +263,7 @@ async def test_fields_without_effect_are_reported(
         ({"messages": [user()]}, "messages[0].content"),
         ({"messages": [user({"type": "document", "source": {}})]}, "messages[0].content[0].type"),
         ({"messages": [user(call())]}, "messages[0].content[0]"),
-        ({"messages": [user("a"), assistant(PICTURE)]}, "messages[1].content[0]"),
+        ({"messages": [user("a"), assistant(IMAGE_BLOCK)]}, "messages[1].content[0]"),
         ({"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
          "messages[0].content[0].source.type"),
         ({"messages": [user({"type": "image", "source": {"type": "base64", "data": "?"}})]},
@@ -285,7 +288,7 @@ async def test_wrong_anthropic_fields_are_refused_by_name(
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
-async def test_an_unknown_source_type_is_refused_with_the_known_ones(ask: Asker) -> None:
+async def test_unknown_source_type_is_refused_with_known_ones(ask: Asker) -> None:
     wrong = {"type": "image", "source": {"type": "file", "file_id": "f"}}
     assert "'base64' or 'url'" in (await ask.error(user(wrong)))["message"]
 
@@ -296,10 +299,10 @@ async def test_anthropic_url_images_are_refused_by_default(ask: Asker) -> None:
     assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[0]")
 
 
-async def test_count_tokens_accepts_a_whole_request(
+async def test_count_tokens_accepts_whole_request(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    body = request(user(PICTURE), stream=True, tools=[LOOK], thinking={"type": "disabled"})
+    body = request(user(IMAGE_BLOCK), stream=True, tools=[LOOK], thinking={"type": "disabled"})
     answer = await client.post(COUNT_ROUTE, json=body)
     assert answer.json() == {"input_tokens": 7}
     (submit,) = engine.submitted
@@ -315,7 +318,7 @@ async def test_unknown_anthropic_routes_and_methods_have_its_error_shape(
     assert (await client.post(f"{ROUTE}/batches")).json()["error"]["type"] == "not_found_error"
 
 
-async def test_long_agent_session_is_below_the_part_limit(ask: Asker) -> None:
+async def test_long_agent_session_is_below_part_limit(ask: Asker) -> None:
     turns = [
         turn
         for i in range(1000)

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.image_files import image_file
 from tests.unit.api.conftest import listening
-from tests.unit.api.dialects.ollama.steps import called, thought
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, text
+from tests.unit.api.dialects.ollama.steps import called
+from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, text, thinks
 from vlm_server.protocol import ImagePart, ModelFacts, TextPart, ToolCall
 
 JPEG = image_file("JPEG")
@@ -34,58 +34,78 @@ async def host(engine: ScriptedEngine) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def test_home_assistant_sequence_calls_a_tool(host: str, engine: ScriptedEngine) -> None:
+async def test_home_assistant_setup_lists_and_pulls_model(host: str) -> None:
     client = ollama.AsyncClient(host=host)
     names = {model["model"] for model in (await client.list())["models"]}
     assert names == {"demo:latest"}
     assert (await client.pull("demo:latest"))["status"] == "success"
 
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "HassTurnOn",
-            "description": "Turns on a device",
-            "parameters": {
-                "type": "object",
-                "properties": {"name": {"type": "string"}, "domain": {"type": "array"}},
-            },
+
+HOME_ASSISTANT_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "HassTurnOn",
+        "description": "Turns on a device",
+        "parameters": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "domain": {"type": "array"}},
         },
-    }
-    messages: list[Any] = [
+    },
+}
+HOME_ASSISTANT_FIELDS: Any = {
+    "model": "demo:latest",
+    "tools": [HOME_ASSISTANT_TOOL],
+    "stream": True,
+    "keep_alive": "-1s",
+    "options": {"num_ctx": 8192.0},
+    "think": False,
+}
+PORCH_LIGHT = {"name": "porch", "domain": ["light"]}
+
+
+def porch_question() -> list[Any]:
+    return [
         ollama.Message(role="system", content="You are a voice assistant."),
         ollama.Message(
             role="user", content="What is on the porch?", images=[ollama.Image(value=JPEG)]
         ),
     ]
-    settings: Any = {
-        "model": "demo:latest",
-        "tools": [tool],
-        "stream": True,
-        "keep_alive": "-1s",
-        "options": {"num_ctx": 8192.0},
-        "think": False,
-    }
+
+
+async def home_assistant_turns(host: str, messages: list[Any]) -> list[Any]:
+    client = ollama.AsyncClient(host=host)
+    answer = await client.chat(messages=messages, **HOME_ASSISTANT_FIELDS)
+    return [turn async for turn in answer]
+
+
+async def test_home_assistant_receives_tool_call(host: str, engine: ScriptedEngine) -> None:
     engine.script = (
-        called(0, "call_x", "HassTurnOn", '{"name": "porch", "domain": ["light"]}'),
+        called(0, "call_x", "HassTurnOn", json.dumps(PORCH_LIGHT)),
         *(ended("tool_calls"), finished()),
     )
-    turns = [turn async for turn in await client.chat(messages=messages, **settings)]
+    turns = await home_assistant_turns(host, porch_question())
     (call,) = [call for turn in turns for call in turn["message"].get("tool_calls") or ()]
     assert call["function"]["name"] == "HassTurnOn"
-    assert call["function"]["arguments"] == {"name": "porch", "domain": ["light"]}
+    assert call["function"]["arguments"] == PORCH_LIGHT
 
+
+async def test_home_assistant_tool_result_is_answered(host: str, engine: ScriptedEngine) -> None:
     engine.script = (text("It is "), text("on."), ended(), finished())
-    messages += [
+    call = ollama.Message.ToolCall(
+        function=ollama.Message.ToolCall.Function(name="HassTurnOn", arguments=PORCH_LIGHT)
+    )
+    messages = [
+        *porch_question(),
         ollama.Message(role="assistant", tool_calls=[call]),
         ollama.Message(role="tool", content=json.dumps({"success": ["porch"]})),
     ]
-    turns = [turn async for turn in await client.chat(messages=messages, **settings)]
+    turns = await home_assistant_turns(host, messages)
     assert "".join(turn["message"]["content"] or "" for turn in turns) == "It is on."
     assert turns[-1]["done"]
-    submit = engine.submitted[1]
+    (submit,) = engine.submitted
     assert submit.messages[1].content == (ImagePart(0), TextPart("What is on the porch?"))
     assert submit.messages[2].tool_calls == (
-        ToolCall("call_1", "HassTurnOn", '{"name": "porch", "domain": ["light"]}'),
+        ToolCall("call_1", "HassTurnOn", json.dumps(PORCH_LIGHT)),
     )
     assert submit.messages[3].tool_call_id == "call_1"
     assert submit.template.enable_thinking is False
@@ -119,7 +139,7 @@ async def test_frigate_sequence_describes_frames(host: str, engine: ScriptedEngi
     assert "vision" in (shown.capabilities or [])
     assert [model.model for model in (await client.list()).models] == ["demo:latest"]
 
-    engine.script = (thought("A person."), text(" Someone walks by. "), ended(), finished())
+    engine.script = (thinks("A person."), text(" Someone walks by. "), ended(), finished())
     schema = {"type": "object", "properties": {"title": {"type": "string"}}}
     result = await client.generate(
         "demo",
@@ -190,7 +210,7 @@ async def test_curl_without_json_content_type_is_answered(host: str) -> None:
         assert answer.status_code == 403
 
 
-async def test_ollama_command_line_finds_the_server_up(host: str) -> None:
+async def test_ollama_command_line_finds_server_up(host: str) -> None:
     async with httpx.AsyncClient(base_url=host) as client:
         assert (await client.head("/")).status_code == 200
         loaded = await client.post("/api/generate", json={"model": "demo", "keep_alive": None})

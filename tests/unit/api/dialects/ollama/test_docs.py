@@ -10,10 +10,10 @@ import httpx
 from msgspec import Struct, structs
 from starlette.routing import Route
 
-from tests.unit.api.dialects.ollama.steps import called, thought
+from tests.unit.api.dialects.ollama.steps import called
 from tests.unit.api.dialects.ollama.test_fields import IGNORED_OPTIONS, chat, generate
 from tests.unit.api.dialects.ollama.test_ollama_client import FACTS
-from tests.unit.api.scripted_engine import OneModel, ScriptedEngine, ended, scored
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine, ended, scored, thinks
 from vlm_server.api.app import create_app
 from vlm_server.api.dialects.ollama import models
 from vlm_server.api.dialects.ollama.schema import (
@@ -58,10 +58,10 @@ async def test_every_ollama_answer_field_is_documented(
 ) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     entry = TokenLogprob(TokenText("Hi", -0.25), ())
-    pictured = Finished("", Usage(7, 2), images=(ImageUse(8, 8, 1),))
+    with_image = Finished("", Usage(7, 2), images=(ImageUse(8, 8, 1),))
     engine.script = (
-        *(thought("Hm."), scored("Hi", entry), called(0, "call_1", "look", "{}"), ended()),
-        lambda request_id: structs.replace(pictured, request_id=request_id),
+        *(thinks("Hm."), scored("Hi", entry), called(0, "call_1", "look", "{}"), ended()),
+        lambda request_id: structs.replace(with_image, request_id=request_id),
     )
     answers = [
         (await client.post("/api/chat", json=chat())).json(),

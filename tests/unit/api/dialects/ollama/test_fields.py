@@ -53,7 +53,7 @@ def generate(**fields: Any) -> dict[str, Any]:
         ({"temperature": None, "stop": None}, SamplingParams()),
     ],
 )
-async def test_ollama_options_reach_the_engine(
+async def test_ollama_options_reach_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     options: dict[str, Any],
@@ -199,7 +199,7 @@ async def test_ollama_streams_by_default(client: httpx.AsyncClient) -> None:
     assert all(line.startswith("{") for line in lines)
 
 
-async def test_ollama_picture_may_be_a_data_url(
+async def test_ollama_image_may_be_data_url(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await client.post(CHAT, json=chat({"role": "user", "images": [PNG_URL]}))
@@ -210,7 +210,7 @@ async def test_ollama_picture_may_be_a_data_url(
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
-async def test_ollama_pictures_are_refused_outside_user_and_tool_messages(
+async def test_ollama_images_are_refused_outside_user_and_tool_messages(
     client: httpx.AsyncClient, role: str
 ) -> None:
     wrong = {"role": role, "content": "hi", "images": [PNG_URL]}
@@ -222,7 +222,7 @@ async def test_ollama_pictures_are_refused_outside_user_and_tool_messages(
 
 
 @pytest.mark.parametrize("words", ["It is", ""])
-async def test_ollama_continues_the_last_assistant_text(
+async def test_ollama_continues_last_assistant_text(
     client: httpx.AsyncClient, engine: ScriptedEngine, words: str
 ) -> None:
     begun = {"role": "assistant", "content": words}
@@ -279,7 +279,7 @@ async def test_ollama_arguments_may_be_text(
     assert engine.submitted[0].messages[1].tool_calls == (ToolCall("call_1", "a", '{"x": 1}'),)
 
 
-async def test_ollama_arguments_must_be_an_object(client: httpx.AsyncClient) -> None:
+async def test_ollama_arguments_must_be_object(client: httpx.AsyncClient) -> None:
     wrong = turn({"function": {"name": "a", "arguments": [1]}})
     answer = await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, wrong))
     assert answer.status_code == 400
@@ -299,7 +299,7 @@ async def test_ollama_arguments_must_be_an_object(client: httpx.AsyncClient) -> 
         ),
     ],
 )
-async def test_ollama_messages_obey_the_limits(
+async def test_ollama_messages_obey_limits(
     connect: Any, limits: Limits, messages: list[dict[str, Any]]
 ) -> None:
     answer = await connect(Settings(limits=limits)).post(CHAT, json=chat(*messages))
@@ -314,7 +314,7 @@ async def test_unknown_routes_and_methods_are_in_ollamas_shape(client: httpx.Asy
         assert list(answer.json()) == ["error"]
 
 
-async def test_ollama_failure_before_a_stream_has_its_status(
+async def test_ollama_failure_before_stream_has_its_status(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text(""), failed("out_of_memory", "Too little memory."))

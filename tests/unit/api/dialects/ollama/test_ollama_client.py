@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +13,16 @@ from ollama import AsyncClient, Client, ResponseError
 
 from tests.support.image_files import image_file
 from tests.unit.api.conftest import listening
-from tests.unit.api.dialects.ollama.steps import called, thought
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, never, scored
+from tests.unit.api.dialects.ollama.steps import called
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    ended,
+    failed,
+    finished,
+    never,
+    scored,
+    thinks,
+)
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.protocol import (
     ImagePart,
@@ -56,12 +63,6 @@ WEATHER: dict[str, Any] = {
 
 
 @pytest.fixture
-async def host(engine: ScriptedEngine) -> AsyncIterator[str]:
-    async with listening(engine) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture
 def client(host: str) -> AsyncClient:
     return AsyncClient(host)
 
@@ -98,9 +99,7 @@ async def test_synchronous_ollama_client_chats_and_streams(host: str) -> None:
     assert await asyncio.to_thread(work) == ("Hello world", ["Hello", " world", ""])
 
 
-async def test_ollama_pictures_come_before_the_text(
-    client: AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_ollama_images_come_before_text(client: AsyncClient, engine: ScriptedEngine) -> None:
     question: Any = {"role": "user", "content": "What is this?", "images": [PNG, PNG]}
     await client.chat("demo", [question])
     (message,) = engine.submitted[0].messages
@@ -110,11 +109,11 @@ async def test_ollama_pictures_come_before_the_text(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_ollama_picture_result_reaches_the_engine(
+async def test_ollama_calls_are_separate_from_reasoning_and_content(
     client: AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (
-        *(thought("Which city?"), says("Let me see.")),
+        *(thinks("Which city?"), says("Let me see.")),
         *(called(0, "call_a", "weather", '{"city":'), called(0, arguments='"Paris"}')),
         *(called(1, "call_b", "weather", '{"city": "Rome"}'), says("Wait.")),
         *(ended("tool_calls"), finished()),
@@ -135,6 +134,16 @@ async def test_ollama_picture_result_reaches_the_engine(
     assert json.loads(tools.definitions) == [WEATHER]
     assert (tools.choice, tools.parallel) == ("auto", True)
 
+
+async def test_ollama_image_result_reaches_engine(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
+    calls = [
+        ollama.Message.ToolCall(
+            function=ollama.Message.ToolCall.Function(name="weather", arguments={"city": city})
+        )
+        for city in ("Paris", "Rome")
+    ]
     assistant = ollama.Message(role="assistant", thinking="Which city?", tool_calls=calls)
     results: list[Any] = [
         {"role": "tool", "content": "rain", "tool_name": "weather"},
@@ -142,7 +151,7 @@ async def test_ollama_picture_result_reaches_the_engine(
     ]
     engine.script = (says("Take an umbrella."), ended(), finished())
     await client.chat("demo", [*HI, assistant, *results], tools=[WEATHER])
-    _, turn, rain, sun = engine.submitted[1].messages
+    _, turn, rain, sun = engine.submitted[0].messages
     assert turn.reasoning == "Which city?"
     assert turn.content == ()
     assert turn.tool_calls == (
@@ -155,7 +164,7 @@ async def test_ollama_picture_result_reaches_the_engine(
     assert sun.content == (ImagePart(0), TextPart("sun"))
 
 
-async def test_ollama_client_turns_a_function_into_a_tool(
+async def test_ollama_client_turns_function_into_tool(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     def add(a: int, b: int) -> int:
@@ -193,7 +202,7 @@ async def test_truncated_ollama_call_is_text(client: AsyncClient, engine: Script
 async def test_ollama_think_separates_reasoning_from_content(
     client: AsyncClient, engine: ScriptedEngine, think: Any, template: TemplateOptions
 ) -> None:
-    engine.script = (thought("Hm. "), thought("Yes."), says("42"), ended(), finished())
+    engine.script = (thinks("Hm. "), thinks("Yes."), says("42"), ended(), finished())
     answer = await client.chat("demo", HI, think=think)
     assert (answer.message.thinking, answer.message.content) == ("Hm. Yes.", "42")
     parts = [part async for part in await client.generate("demo", "hi", stream=True, think=think)]
@@ -212,7 +221,7 @@ async def test_ollama_think_separates_reasoning_from_content(
         ({"type": "object", "required": ["b", "a"]}, {"type": "object", "required": ["b", "a"]}),
     ],
 )
-async def test_ollama_format_reaches_the_engine(
+async def test_ollama_format_reaches_engine(
     client: AsyncClient, engine: ScriptedEngine, wanted: Any, schema: Any
 ) -> None:
     await client.chat("demo", HI, format=wanted)
@@ -222,7 +231,7 @@ async def test_ollama_format_reaches_the_engine(
         assert (None if found is None else json.loads(found)) == schema
 
 
-async def test_ollama_generate_answers_with_system_and_picture(
+async def test_ollama_generate_answers_with_system_and_image(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     answer = await client.generate("demo", "What is this?", system="Be brief.", images=[PNG])
@@ -286,9 +295,7 @@ async def test_ollama_load_request_submits_nothing(
     assert engine.submitted == []
 
 
-async def test_ollama_list_has_the_models_facts(
-    client: AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_ollama_list_has_models_facts(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     (model,) = (await client.list()).models
     assert (model.model, model.size, model.digest) == ("demo:latest", 7_509_245_952, "ab" * 32)
@@ -299,9 +306,7 @@ async def test_ollama_list_has_the_models_facts(
     assert (model.details.parameter_size, model.details.quantization_level) == ("3.8B", "BF16")
 
 
-async def test_ollama_show_has_the_models_facts(
-    client: AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_ollama_show_has_models_facts(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     shown = await client.show("demo")
     assert shown.capabilities == ["completion", "vision", "tools", "thinking"]
@@ -313,7 +318,7 @@ async def test_ollama_show_has_the_models_facts(
     assert "tools" in (shown.template or "").lower()
 
 
-async def test_ollama_ps_has_the_loaded_model(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_ollama_ps_has_loaded_model(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     (running,) = (await client.ps()).models
     assert (running.name, running.size, running.context_length) == (
@@ -334,7 +339,7 @@ async def test_ollama_model_without_tools_lists_no_tools_capability(
     assert len(model.digest or "") == 64
 
 
-async def test_ollama_show_is_503_while_the_model_starts(
+async def test_ollama_show_is_503_while_model_starts(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.be("starting")
@@ -345,7 +350,7 @@ async def test_ollama_show_is_503_while_the_model_starts(
     assert len((await client.list()).models) == 1
 
 
-async def test_ollama_show_describes_an_unloaded_model_partly(
+async def test_ollama_show_describes_unloaded_model_partly(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Clients send `show` first, and nothing else would load the model."""
@@ -355,7 +360,7 @@ async def test_ollama_show_describes_an_unloaded_model_partly(
     assert shown.modelinfo == {}
 
 
-async def test_ollama_pull_of_the_served_model_succeeds_at_once(client: AsyncClient) -> None:
+async def test_ollama_pull_of_served_model_succeeds_at_once(client: AsyncClient) -> None:
     assert (await client.pull("demo")).status == "success"
     states = [state.status async for state in await client.pull("demo", stream=True)]
     assert states[-1] == "success"
@@ -411,7 +416,7 @@ async def test_ollama_generate_refuses_unsupported_fields(
     assert caught.value.status_code == 400
 
 
-async def test_ollama_error_before_the_first_token_has_its_status(
+async def test_ollama_error_before_first_token_has_its_status(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -421,7 +426,7 @@ async def test_ollama_error_before_the_first_token_has_its_status(
         assert caught.value.status_code == 502
 
 
-async def test_ollama_stream_error_is_the_last_line(
+async def test_ollama_stream_error_is_last_line(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -431,7 +436,9 @@ async def test_ollama_stream_error_is_the_last_line(
         await anext(stream)
 
 
-async def test_closing_an_ollama_stream_aborts(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_closed_ollama_stream_aborts_request(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (says("one"), never())
     stream = await client.chat("demo", HI, stream=True)
     assert (await anext(stream)).message.content == "one"
@@ -440,7 +447,7 @@ async def test_closing_an_ollama_stream_aborts(client: AsyncClient, engine: Scri
     assert len(engine.aborted) == 1
 
 
-async def test_ollama_client_needs_the_key(engine: ScriptedEngine) -> None:
+async def test_ollama_client_needs_key(engine: ScriptedEngine) -> None:
     settings = Settings(server=Server(api_keys=("correct-horse-battery",)))
     async with listening(engine, settings) as port:
         host = f"http://127.0.0.1:{port}"

@@ -61,7 +61,7 @@ async def test_ollama_generate_sends_bytes_before_its_first_token(
     assert "".join([part.response async for part in stream]) == "Hello"
 
 
-async def test_ollama_stream_sends_bytes_while_a_call_is_written(
+async def test_ollama_stream_sends_bytes_while_call_is_written(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """A call is sent once it is complete, so empty lines fill the wait."""
@@ -83,7 +83,7 @@ async def test_ollama_stream_sends_bytes_while_a_call_is_written(
     assert [call.function.arguments for call in calls] == [{"x": 1}]
 
 
-async def test_ollama_error_after_keep_alives_is_a_line(
+async def test_ollama_error_after_keep_alives_is_line(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()

@@ -73,7 +73,7 @@ async def test_chat_completion_has_its_fields(client: httpx.AsyncClient) -> None
     }
 
 
-async def test_usage_has_the_processed_size_of_each_picture(
+async def test_usage_has_processed_size_of_each_image(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     images = (ImageUse(308, 196, 77), ImageUse(28, 56, 2))
@@ -93,7 +93,7 @@ async def test_usage_has_the_processed_size_of_each_picture(
     assert events(stream)[-2]["usage"] == {**USAGE, "images": reported}
 
 
-async def test_usage_has_the_sampled_frames_of_each_video(
+async def test_usage_has_sampled_frames_of_each_video(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     videos = (VideoUse(12, 5.5, 96, truncated=False), VideoUse(4, 1.5, 32, truncated=True))
@@ -159,7 +159,7 @@ async def test_chat_completion_has_log_probabilities(
     assert answer["choices"][0]["message"]["content"] == " é"
 
 
-async def test_streamed_log_probabilities_wait_for_the_next_text(
+async def test_streamed_log_probabilities_wait_for_next_text(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (
@@ -240,7 +240,7 @@ async def test_streamed_choices_have_their_own_role_and_end(
     assert (usage["choices"], usage["usage"], done) == ([], USAGE, "[DONE]")
 
 
-async def test_choices_without_text_have_a_role_and_an_end(
+async def test_choices_without_text_have_role_and_end(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (ended("stop", 1), ended("length", 0), finished())
@@ -251,7 +251,7 @@ async def test_choices_without_text_have_a_role_and_an_end(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failure_after_an_empty_choice_has_its_status(
+async def test_failure_after_empty_choice_has_its_status(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (ended("stop", 1), failed("engine_died", "The engine ended."))
@@ -266,14 +266,14 @@ async def test_answer_without_every_choice_is_500(
     assert (await client.post(ROUTE, json=chat(n=n))).status_code == 500
 
 
-async def test_requested_usage_is_the_last_chunk(client: httpx.AsyncClient) -> None:
+async def test_requested_usage_is_last_chunk(client: httpx.AsyncClient) -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
     *chunks, last, done = events(await client.post(ROUTE, json=body))
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"], done) == ([], USAGE, "[DONE]")
 
 
-async def test_empty_answer_is_a_valid_completion(
+async def test_empty_answer_is_valid_completion(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (ended("length"), finished(Usage(7, 1)))
@@ -297,7 +297,7 @@ async def test_empty_answer_is_a_valid_completion(
         ("engine_unavailable", 503, "server_error"),
     ],
 )
-async def test_a_failure_before_the_first_token_has_its_status(
+async def test_failure_before_first_token_has_its_status(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     stream: bool,
@@ -319,7 +319,7 @@ async def test_a_failure_before_the_first_token_has_its_status(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_temporary_refusal_has_retry_after(
+async def test_temporary_refusal_has_retry_after(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.refusal = RequestTooCostly("Too large.", retry_after_seconds=99.5)
@@ -333,7 +333,7 @@ async def test_a_temporary_refusal_has_retry_after(
     }
 
 
-async def test_a_failure_after_the_first_token_ends_the_stream_without_done(
+async def test_failure_after_first_token_ends_stream_without_done(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("He"), failed("engine_died", "The engine ended."))
@@ -349,7 +349,7 @@ async def test_a_failure_after_the_first_token_ends_the_stream_without_done(
     }
 
 
-async def test_a_failure_late_in_a_whole_answer_has_its_status(
+async def test_failure_late_in_whole_answer_has_its_status(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("He"), failed("engine_died", "The engine ended."))
@@ -362,7 +362,7 @@ def explode(_: str) -> Accepted:
 
 @pytest.mark.parametrize("script", [(explode,), (text(""), explode), (text("a"), explode)])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_unforeseen_error_is_logged_and_hidden(
+async def test_unforeseen_error_is_logged_and_hidden(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     caplog: pytest.LogCaptureFixture,
@@ -386,7 +386,7 @@ async def test_an_unforeseen_error_is_logged_and_hidden(
     ("script", "status"),
     [((finished(is_aborted=True),), 503), ((text(""), lambda i: Accepted(i)), 500)],
 )
-async def test_answer_given_up_by_the_engine_is_an_error(
+async def test_answer_given_up_by_engine_is_error(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     script: tuple[Any, ...],

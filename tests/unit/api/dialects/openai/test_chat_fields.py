@@ -97,7 +97,7 @@ async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> di
         (dict.fromkeys(OPTIONAL), SamplingParams(LONGEST)),
     ],
 )
-async def test_chat_fields_reach_the_engine(
+async def test_chat_fields_reach_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -169,7 +169,9 @@ async def test_bad_chat_values_are_refused(
     assert engine.submitted == []
 
 
-async def test_default_answer_length_is_a_setting(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_default_max_tokens_comes_from_settings(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
     for longest, expected in ((7, 7), (0, None)):
         client = connect(Settings(limits=Limits(default_max_tokens=longest)))
         await client.post(ROUTE, json=chat())
@@ -181,7 +183,7 @@ async def test_default_answer_length_is_a_setting(connect: Connect, engine: Scri
     assert engine.submitted[-1].sampling == SamplingParams(max_tokens=9, min_tokens=9)
 
 
-async def test_two_different_lengths_are_refused(client: httpx.AsyncClient) -> None:
+async def test_two_different_max_tokens_are_refused(client: httpx.AsyncClient) -> None:
     error = await refusal(client, chat(max_tokens=5, max_completion_tokens=6))
     assert error["param"] == "max_tokens"
 
@@ -193,14 +195,14 @@ async def test_min_tokens_must_not_exceed_max_tokens(client: httpx.AsyncClient) 
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": False}, {"logprobs": None}])
-async def test_alternatives_need_log_probabilities(
+async def test_top_logprobs_need_logprobs(
     client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     error = await refusal(client, chat(top_logprobs=1, **fields))
     assert (error["param"], error["code"]) == ("top_logprobs", "invalid_value")
 
 
-async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect) -> None:
+async def test_number_of_stop_strings_is_limited(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_stop_strings=1)))
     assert (await client.post(ROUTE, json=chat(stop=["a"]))).status_code == 200
     assert (await refusal(client, chat(stop=["a", "b"])))["param"] == "stop"
@@ -249,7 +251,9 @@ async def test_almost_neutral_values_are_refused(
 
 
 @pytest.mark.parametrize("field", sorted(HARMLESS))
-async def test_harmless_fields_take_any_value(client: httpx.AsyncClient, field: str) -> None:
+async def test_fields_without_effect_accept_any_value(
+    client: httpx.AsyncClient, field: str
+) -> None:
     for value in (None, "x", {"a": "b"}):
         answer = await client.post(ROUTE, json=chat(**{field: value}))
         assert answer.status_code == 200, answer.text
@@ -263,7 +267,7 @@ async def test_unknown_fields_are_refused_by_name(client: httpx.AsyncClient, fie
     assert error["param"] == field
 
 
-async def test_unknown_fields_are_ignored_and_named_if_the_server_says_so(
+async def test_unknown_fields_are_ignored_and_named_if_configured(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(unknown_fields="ignore")))
@@ -275,7 +279,7 @@ async def test_unknown_fields_are_ignored_and_named_if_the_server_says_so(
     assert (await refusal(client, chat(functions=[{}])))["param"] == "functions"
 
 
-async def test_a_list_of_ignored_fields_is_bounded(connect: Connect) -> None:
+async def test_list_of_ignored_fields_is_bounded(connect: Connect) -> None:
     client = connect(Settings(server=Server(unknown_fields="ignore")))
     answer = await client.post(ROUTE, json=chat(**{f"field{i}": 1 for i in range(1000)}))
     names = answer.headers["x-vlm-ignored"].split(", ")
@@ -291,7 +295,7 @@ async def test_a_list_of_ignored_fields_is_bounded(connect: Connect) -> None:
         (b'{"a": 1}\nx', "line 2, column 1"),
     ],
 )
-async def test_error_names_the_place_of_broken_json(
+async def test_error_names_place_of_broken_json(
     client: httpx.AsyncClient, body: bytes, where: str
 ) -> None:
     assert where in (await refusal(client, body))["message"]
@@ -329,7 +333,7 @@ async def test_lone_surrogates_are_refused_anywhere(
         await refusal(client, body)
 
 
-async def test_a_prediction_counts_as_text(connect: Connect) -> None:
+async def test_prediction_counts_as_text(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_text_bytes=20)))
     prediction = {"type": "content", "content": "x" * 21}
     error = await refusal(client, chat(prediction=prediction))
@@ -358,11 +362,11 @@ async def test_a_prediction_counts_as_text(connect: Connect) -> None:
         b'{"model": "demo", "messages": [{"role": "user", "content": "a", "content": "b"}]}',
     ],
 )
-async def test_chat_body_must_be_a_json_object(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_chat_body_must_be_json_object(client: httpx.AsyncClient, body: bytes) -> None:
     await refusal(client, body)
 
 
-async def test_error_messages_do_not_repeat_the_payload(client: httpx.AsyncClient) -> None:
+async def test_error_messages_do_not_repeat_payload(client: httpx.AsyncClient) -> None:
     secret = "swordfish" * 1000
     for body in (
         chat(temperature=secret),
@@ -378,9 +382,7 @@ async def test_error_messages_do_not_repeat_the_payload(client: httpx.AsyncClien
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "DEMO", "demo/../x", "x" * 100_000])
-async def test_chat_with_an_unknown_model_is_not_found(
-    client: httpx.AsyncClient, model: str
-) -> None:
+async def test_chat_with_unknown_model_is_not_found(client: httpx.AsyncClient, model: str) -> None:
     answer = await client.post(ROUTE, json={**chat(), "model": model})
     assert answer.status_code == 404
     error = answer.json()["error"]
@@ -397,6 +399,6 @@ async def test_chat_accepts_model_aliases(connect: Connect, name: str) -> None:
         assert (await client.post(ROUTE, json={**chat(), "model": other})).status_code == 404
 
 
-async def test_chat_accepts_default_as_the_model(client: httpx.AsyncClient) -> None:
+async def test_chat_accepts_default_as_model(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json={**chat(), "model": "default"})
     assert answer.json()["model"] == "demo"

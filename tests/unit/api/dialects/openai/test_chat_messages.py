@@ -10,7 +10,7 @@ import pytest
 from tests.support import video_files
 from tests.support.image_files import data_url, image_file
 from tests.unit.api.conftest import Connect
-from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
+from tests.unit.api.requests import PNG_URL, ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import ImagePart, Message, TextPart, VideoPart
 from vlm_server.settings import Limits, Settings
@@ -36,7 +36,7 @@ async def refusal(
     return error
 
 
-async def test_a_conversation_reaches_the_engine_in_order(
+async def test_conversation_reaches_engine_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     jpeg = data_url(image_file("JPEG", (8, 6)))
@@ -45,9 +45,9 @@ async def test_a_conversation_reaches_the_engine_in_order(
         json=chat(
             {"role": "system", "content": "Be brief."},
             {"role": "developer", "content": [text("Be kind.")]},
-            user(text("Look:"), picture(PNG_URL), text("What?")),
+            user(text("Look:"), image_part(PNG_URL), text("What?")),
             ECHOED,
-            user(picture(jpeg), picture(PNG_URL)),
+            user(image_part(jpeg), image_part(PNG_URL)),
         ),
     )
     assert answer.status_code == 200, answer.text
@@ -79,7 +79,7 @@ async def test_a_conversation_reaches_the_engine_in_order(
         *({"url": PNG_URL, "detail": d} for d in ("auto", "low", "high", "original")),
     ],
 )
-async def test_chat_accepts_both_spellings_of_a_picture(
+async def test_chat_accepts_both_spellings_of_image(
     client: httpx.AsyncClient, engine: ScriptedEngine, image_url: Any
 ) -> None:
     part = {"type": "image_url", "image_url": image_url}
@@ -91,11 +91,11 @@ async def test_chat_accepts_both_spellings_of_a_picture(
     assert image.for_grounding == is_high
 
 
-async def test_pixel_limits_hold_for_every_picture(
+async def test_pixel_limits_hold_for_every_image(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     limits = {"min_pixels": 1000, "max_pixels": 4000}
-    body = chat(user(picture(), picture()), user(picture()), mm_processor_kwargs=limits)
+    body = chat(user(image_part(), image_part()), user(image_part()), mm_processor_kwargs=limits)
     assert (await client.post(ROUTE, json=body)).status_code == 200
     (submit,) = engine.submitted
     assert [(i.min_pixels, i.max_pixels) for i in submit.images] == [(1000, 4000)] * 3
@@ -114,17 +114,17 @@ async def test_pixel_limits_hold_for_every_picture(
 async def test_contradictory_pixel_limits_are_refused(
     client: httpx.AsyncClient, limits: dict[str, Any], param: str
 ) -> None:
-    answer = await client.post(ROUTE, json=chat(user(picture()), mm_processor_kwargs=limits))
+    answer = await client.post(ROUTE, json=chat(user(image_part()), mm_processor_kwargs=limits))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("as_object", [True, False])
-async def test_a_video_reaches_the_engine(
+async def test_video_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, as_object: bool
 ) -> None:
     url = video_files.data_url(VIDEO)
     part = {"type": "video_url", "video_url": {"url": url} if as_object else url}
-    answer = await client.post(ROUTE, json=chat(user(picture(), part, text("What?"))))
+    answer = await client.post(ROUTE, json=chat(user(image_part(), part, text("What?"))))
     assert answer.status_code == 200, answer.text
     (submit,) = engine.submitted
     content = (ImagePart(0), VideoPart(0), TextPart("What?"))
@@ -142,7 +142,7 @@ async def test_a_video_reaches_the_engine(
         ({"video_url": {}}, "messages[0].content[1].video_url.url", "invalid_value"),
     ],
 )
-async def test_a_bad_video_is_refused_by_its_path(
+async def test_bad_video_is_refused_by_its_path(
     client: httpx.AsyncClient, engine: ScriptedEngine, part: dict[str, Any], param: str, code: str
 ) -> None:
     error = await refusal(client, user(text(), {"type": "video_url", **part}))
@@ -156,7 +156,7 @@ async def test_videos_are_refused_outside_user_messages(client: httpx.AsyncClien
     assert (error["param"], error["code"]) == ("messages[1].content[0]", "invalid_value")
 
 
-async def test_the_number_of_videos_is_limited(connect: Connect) -> None:
+async def test_number_of_videos_is_limited(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_videos=1)))
     part = {"type": "video_url", "video_url": video_files.data_url(VIDEO)}
     error = await refusal(client, user(part, part))
@@ -178,7 +178,7 @@ async def test_the_number_of_videos_is_limited(connect: Connect) -> None:
         "x" * 10_000,
     ],
 )
-async def test_text_reaches_the_engine_verbatim(
+async def test_text_reaches_engine_verbatim(
     client: httpx.AsyncClient, engine: ScriptedEngine, words: str
 ) -> None:
     assert (await client.post(ROUTE, json=chat(user(words)))).status_code == 200
@@ -224,11 +224,15 @@ async def test_text_reaches_the_engine_verbatim(
             "invalid_value",
         ),
         (
-            {"role": "system", "content": [text(), picture()]},
+            {"role": "system", "content": [text(), image_part()]},
             "messages[1].content[1]",
             "invalid_value",
         ),
-        ({"role": "assistant", "content": [picture()]}, "messages[1].content[0]", "invalid_value"),
+        (
+            {"role": "assistant", "content": [image_part()]},
+            "messages[1].content[0]",
+            "invalid_value",
+        ),
     ],
 )
 async def test_bad_messages_are_refused_by_their_path(
@@ -243,7 +247,7 @@ async def test_bad_messages_are_refused_by_their_path(
     assert engine.submitted == []
 
 
-async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClient) -> None:
+async def test_conversation_without_user_is_refused(client: httpx.AsyncClient) -> None:
     error = await refusal(client, ECHOED, {"role": "system", "content": "x"})
     assert error["param"] == "messages"
 
@@ -261,22 +265,22 @@ async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClien
         "",
     ],
 )
-async def test_bad_picture_is_refused_and_next_request_succeeds(
+async def test_bad_image_is_refused_and_next_request_succeeds(
     client: httpx.AsyncClient, engine: ScriptedEngine, url: str
 ) -> None:
-    error = await refusal(client, user(picture()), user(text(), picture(url)))
+    error = await refusal(client, user(image_part()), user(text(), image_part(url)))
     assert (error["param"], error["code"]) == ("messages[1].content[1]", "invalid_image")
     assert "passwd" not in error["message"]
     assert engine.submitted == []
-    assert (await client.post(ROUTE, json=chat(user(picture())))).status_code == 200
+    assert (await client.post(ROUTE, json=chat(user(image_part())))).status_code == 200
 
 
-async def test_chat_messages_obey_the_limits(connect: Connect) -> None:
+async def test_chat_messages_obey_limits(connect: Connect) -> None:
     limits = Limits(max_messages=3, max_parts=4, max_images=1, max_text_bytes=10)
     client = connect(Settings(limits=limits))
     assert (await refusal(client, *[user("x")] * 4))["message"].startswith("At most 3 messages")
     assert (await refusal(client, user(*[text("x")] * 5)))["message"].startswith("At most 4 parts")
-    assert (await refusal(client, user(picture(), picture())))["message"].startswith(
+    assert (await refusal(client, user(image_part(), image_part())))["message"].startswith(
         "At most 1 images"
     )
     assert (await refusal(client, user("é" * 5), user("x")))["message"].startswith(
@@ -288,14 +292,14 @@ async def test_chat_messages_obey_the_limits(connect: Connect) -> None:
 async def test_too_many_parts_and_ten_megabytes_of_text_are_refused(
     client: httpx.AsyncClient,
 ) -> None:
-    assert "images" in (await refusal(client, user(*[picture()] * 1000)))["message"]
+    assert "images" in (await refusal(client, user(*[image_part()] * 1000)))["message"]
     assert "parts" in (await refusal(client, user(*[text()] * 10_000)))["message"]
     assert "text" in (await refusal(client, user("x" * 10_000_000)))["message"]
 
 
-async def test_a_large_picture_is_413_and_names_its_part(connect: Connect) -> None:
+async def test_large_image_is_413_and_names_its_part(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_image_bytes=20)))
-    error = await refusal(client, user(text(), picture()), status=413)
+    error = await refusal(client, user(text(), image_part()), status=413)
     assert (error["param"], error["code"]) == ("messages[0].content[1]", "payload_too_large")
 
 
@@ -326,14 +330,14 @@ async def test_unknown_fields_of_messages_are_ignored_and_reported(
     )
 
 
-async def test_plain_answers_in_the_history_have_no_ignored_fields(
+async def test_plain_answers_in_history_have_no_ignored_fields(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.post(ROUTE, json=chat(user("hi"), ECHOED, user("so?")))
     assert "x-vlm-ignored" not in answer.headers
 
 
-async def test_refusals_in_the_history_are_assistant_text(
+async def test_refusals_in_history_are_assistant_text(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     as_field = {"role": "assistant", "content": None, "refusal": "No."}
@@ -343,7 +347,7 @@ async def test_refusals_in_the_history_are_assistant_text(
     assert engine.submitted[0].messages[1:3] == (refused_answer, refused_answer)
 
 
-async def test_continue_final_message_continues_the_assistant(
+async def test_continue_final_message_continues_assistant(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     error = await refusal(client, user("hi"), ECHOED)
@@ -390,15 +394,15 @@ async def test_continue_final_message_needs_assistant_text(
         (b"II+\0xxxxxxxx", "BigTIFF"),
     ],
 )
-async def test_error_names_the_format_sent_as_a_picture(
+async def test_error_names_format_sent_as_image(
     client: httpx.AsyncClient, data: bytes, name: str
 ) -> None:
-    error = await refusal(client, user(picture(data_url(data))))
+    error = await refusal(client, user(image_part(data_url(data))))
     assert error["code"] == "invalid_image"
     assert error["message"].endswith(f"It looks like {name}.")
 
 
 async def test_limit_errors_name_their_setting(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_images=1)))
-    error = await refusal(client, user(picture(), picture()))
+    error = await refusal(client, user(image_part(), image_part()))
     assert "limits.max_images" in error["message"]

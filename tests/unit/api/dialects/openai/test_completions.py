@@ -47,7 +47,7 @@ SAMPLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("fields", "sampling"), SAMPLED, ids=str)
-async def test_completion_fields_reach_the_engine(
+async def test_completion_fields_reach_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -60,7 +60,7 @@ async def test_completion_fields_reach_the_engine(
     assert (submit.prompt, submit.messages, submit.count_only) == ("Once", (), False)
 
 
-def test_every_completion_field_has_a_test() -> None:
+def test_every_completion_field_has_test() -> None:
     tried = {name for fields, _ in SAMPLED for name in fields}
     others = {"model", "prompt", "stream", "stream_options"}
     assert {field.name for field in structs.fields(CompletionRequest)} <= tried | others
@@ -129,7 +129,7 @@ async def test_completion_stream_has_usage_in_every_chunk(
     assert totals == [8, None, 9]
 
 
-def test_neutral_completion_fields_are_not_in_the_schema() -> None:
+def test_neutral_completion_fields_are_not_in_schema() -> None:
     assert not NEUTRAL.keys() & {field.name for field in structs.fields(CompletionRequest)}
 
 
@@ -161,7 +161,7 @@ def entry(token: str, logprob: float, *top: tuple[str, float]) -> TokenLogprob:
     )
 
 
-async def test_completion_log_probabilities_have_the_legacy_shape(
+async def test_completion_log_probabilities_have_legacy_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (

@@ -64,7 +64,7 @@ async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
         yield sdk
 
 
-async def test_openai_client_answer_is_echoed_in_a_follow_up(
+async def test_openai_client_answer_is_echoed_in_follow_up(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     answer = await client.chat.completions.create(
@@ -145,7 +145,7 @@ async def test_openai_client_reads_choices_whole_and_streamed(
     assert list(zip(range(3), texts, reasons, strict=True)) == expected
 
 
-async def test_openai_chat_stream_helper_collects_the_completion(client: AsyncOpenAI) -> None:
+async def test_openai_chat_stream_helper_collects_completion(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(model="demo", messages=MESSAGES) as stream:
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "Hello world"
@@ -171,7 +171,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_openai_picture_result_reaches_the_engine(
+async def test_openai_image_result_reaches_engine(
     client: AsyncOpenAI, engine: ScriptedEngine, streams: bool
 ) -> None:
     engine.script = CALLS
@@ -193,9 +193,9 @@ async def test_openai_picture_result_reaches_the_engine(
     assert getattr(choice.message, "reasoning_content", None) == "A button."
 
     engine.script = HELLO
-    picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
+    image = {"type": "image_url", "image_url": {"url": PNG_URL}}
     assistant: Any = choice.message
-    result: Any = {"role": "tool", "tool_call_id": call.id, "content": [picture]}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": [image]}
     answer = await completions.parse(
         model="demo", messages=[*MESSAGES, assistant, result], tools=[CLICK]
     )
@@ -273,7 +273,7 @@ async def test_openai_client_raises_authentication_error(base_url: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_engine_error_before_the_first_token_has_its_status(
+async def test_chat_engine_error_before_first_token_has_its_status(
     client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -308,7 +308,9 @@ async def test_openai_client_retries_after_retry_after(
     assert answer.choices[0].message.content == "Hello world"
 
 
-async def test_closing_a_chat_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_closed_chat_stream_aborts_request(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     engine.script = (says("one"), never())
     stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
     async for chunk in stream:
@@ -320,7 +322,7 @@ async def test_closing_a_chat_stream_aborts(client: AsyncOpenAI, engine: Scripte
     engine.script = HELLO
 
 
-async def test_openai_client_timeout_aborts_the_request(
+async def test_openai_client_timeout_aborts_request(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (never(),)

@@ -47,7 +47,7 @@ from vlm_server.protocol import Message, TextPart, Usage
         ),
     ],
 )
-async def test_reasoning_fields_reach_the_engine_in_every_spelling(
+async def test_reasoning_fields_reach_engine_in_every_spelling(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -78,7 +78,7 @@ async def test_reasoning_fields_reach_the_engine_in_every_spelling(
         ),
     ],
 )
-async def test_chat_template_variables_reach_the_engine(
+async def test_chat_template_variables_reach_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -114,7 +114,7 @@ async def test_contradictory_reasoning_fields_are_refused(
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-async def test_reasoning_in_the_history_reaches_the_engine(
+async def test_reasoning_in_history_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     assistant_turn = {"role": "assistant", "content": "A cat.", name: "Ears."}
@@ -127,7 +127,7 @@ async def test_reasoning_in_the_history_reaches_the_engine(
     assert answer.headers["x-vlm-ignored"] == f"messages[].{name}"
 
 
-async def test_second_reasoning_field_of_a_message_is_reported(
+async def test_second_reasoning_field_of_message_is_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     for other, named in (("Ears.", None), ("Tail.", "messages[].reasoning")):

@@ -47,7 +47,7 @@ def nested(depth: int) -> dict[str, Any]:
         (schema_format({}, strict=None, description=None), "{}"),
     ],
 )
-async def test_response_format_schema_reaches_the_engine(
+async def test_response_format_schema_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, value: Any, schema: str | None
 ) -> None:
     answer = await client.post(ROUTE, json=chat(response_format=value))
@@ -92,7 +92,7 @@ async def test_wrong_response_format_is_refused_by_name(
     assert engine.submitted == []
 
 
-async def test_unknown_response_format_type_names_the_known_ones(client: httpx.AsyncClient) -> None:
+async def test_unknown_response_format_type_names_known_ones(client: httpx.AsyncClient) -> None:
     error = await refusal(client, chat(response_format={"type": "xml"}))
     assert "'json_schema'" in error["message"]
 

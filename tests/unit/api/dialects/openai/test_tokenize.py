@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.api.requests import PNG_URL, chat, picture, text, user
+from tests.unit.api.requests import PNG_URL, chat, image_part, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai import tokenize
 from vlm_server.api.parsing.parsed_request import Context, KnownModel, Parse
@@ -34,7 +34,7 @@ def counting(engine: ScriptedEngine) -> ScriptedEngine:
 
 
 @pytest.mark.parametrize("route", ["/v1/tokenize", "/tokenize"])
-async def test_tokenize_counts_a_prompt(
+async def test_tokenize_counts_prompt(
     client: httpx.AsyncClient, counting: ScriptedEngine, route: str
 ) -> None:
     answer = await client.post(route, json={"prompt": "a b c"})
@@ -50,11 +50,11 @@ async def test_tokenize_counts_a_prompt(
     assert (submit.prompt, submit.messages, submit.count_only) == ("a b c", (), True)
 
 
-@pytest.mark.parametrize("has_picture", [False, True])
-async def test_tokenize_reads_messages_like_a_chat_request(
-    client: httpx.AsyncClient, counting: ScriptedEngine, has_picture: bool
+@pytest.mark.parametrize("has_image", [False, True])
+async def test_tokenize_reads_messages_like_chat_request(
+    client: httpx.AsyncClient, counting: ScriptedEngine, has_image: bool
 ) -> None:
-    parts = [text("What?"), *([picture(PNG_URL)] if has_picture else [])]
+    parts = [text("What?"), *([image_part(PNG_URL)] if has_image else [])]
     limits = {"min_pixels": 1000, "max_pixels": 2000}
     body = {"messages": [user(*parts)], "mm_processor_kwargs": limits}
     answer = await client.post("/v1/tokenize", json=body)
@@ -63,7 +63,7 @@ async def test_tokenize_reads_messages_like_a_chat_request(
     counted, chat_submit = counting.submitted
     assert counted.messages == chat_submit.messages
     assert (counted.count_only, chat_submit.count_only) == (True, False)
-    assert [(i.min_pixels, i.max_pixels) for i in counted.images] == [(1000, 2000)] * has_picture
+    assert [(i.min_pixels, i.max_pixels) for i in counted.images] == [(1000, 2000)] * has_image
 
 
 async def test_tokenize_reports_fields_without_effect(
@@ -76,7 +76,7 @@ async def test_tokenize_reports_fields_without_effect(
     assert sorted(ignored) == ["max_tokens", "stream", "temperature"]
 
 
-async def test_detokenize_returns_the_prompt(
+async def test_detokenize_returns_prompt(
     client: httpx.AsyncClient, counting: ScriptedEngine
 ) -> None:
     answer = await client.post("/v1/detokenize", json={"model": "demo", "tokens": [5, 6]})
@@ -119,7 +119,7 @@ async def test_detokenize_refuses_bodies_without_tokens(
 
 
 @pytest.mark.parametrize("route", ["tokenize", "detokenize"])
-async def test_tokenize_of_an_unknown_model_is_404(
+async def test_tokenize_of_unknown_model_is_404(
     client: httpx.AsyncClient, counting: ScriptedEngine, route: str
 ) -> None:
     body = (
@@ -156,7 +156,7 @@ def test_tokenize_must_name_one_of_several_models(
     assert caught.value.param == "model"
 
 
-async def test_tokenize_message_reaches_the_engine_as_text(
+async def test_tokenize_message_reaches_engine_as_text(
     client: httpx.AsyncClient, counting: ScriptedEngine
 ) -> None:
     await client.post("/v1/tokenize", json={"messages": [user("hi")]})

@@ -15,7 +15,7 @@ from tests.unit.api.requests import (
     assistant,
     called,
     chat,
-    picture,
+    image_part,
     result,
     text,
     tool,
@@ -41,7 +41,7 @@ async def submitted(client: httpx.AsyncClient, engine: ScriptedEngine, **fields:
     return engine.submitted[-1]
 
 
-async def test_tool_definitions_have_the_templates_shape(
+async def test_tool_definitions_have_templates_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     tools = (await submitted(client, engine, tools=TWO)).tools
@@ -69,7 +69,7 @@ async def test_tool_definitions_have_the_templates_shape(
         ),
     ],
 )
-async def test_tool_choice_reaches_the_engine(
+async def test_tool_choice_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any], expected: Any
 ) -> None:
     tools = (await submitted(client, engine, tools=TWO, **fields)).tools
@@ -124,13 +124,13 @@ async def test_required_calls_ignore_response_format(
     assert submit.sampling.json_schema == '{"type":"object"}'
 
 
-async def test_extra_fields_of_a_tool_are_ignored_and_named(client: httpx.AsyncClient) -> None:
+async def test_extra_fields_of_tool_are_ignored_and_named(client: httpx.AsyncClient) -> None:
     odd = {**tool("f", extra=1), "cache_control": {"type": "ephemeral"}}
     answer = await client.post(ROUTE, json=chat(tools=[odd]))
     assert answer.headers["x-vlm-ignored"] == "tools[].function.extra, tools[].cache_control"
 
 
-async def test_text_like_a_call_stays_text_without_tools(
+async def test_text_like_call_stays_text_without_tools(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     written = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -146,13 +146,13 @@ async def test_text_like_a_call_stays_text_without_tools(
 # ---- the history -----------------------------------------------------------------------
 
 
-async def test_calls_and_results_reach_the_engine_with_pictures(
+async def test_calls_and_results_reach_engine_with_images(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     history = [
         user("Look."),
         assistant(called("1", "f", '{"x": 1}'), called("2", "g", {"y": "é"})),
-        result("2", text("Here:"), picture()),
+        result("2", text("Here:"), image_part()),
         {**result("1", "done"), "name": "other"},
         assistant(called("3", "f", ""), content="And:", reasoning_content="Hm."),
         {**result("3"), "content": []},
@@ -178,7 +178,7 @@ async def test_calls_and_results_reach_the_engine_with_pictures(
 
 
 @pytest.mark.parametrize("broken", ['{"x": 1', "[1]", "hello", "1e999", '{"x": NaN}', "[" * 5000])
-async def test_truncated_call_stays_in_the_history(
+async def test_truncated_call_stays_in_history(
     client: httpx.AsyncClient, engine: ScriptedEngine, broken: str
 ) -> None:
     history = [user("hi"), assistant(called("1", "f", broken)), result("1", "What?")]

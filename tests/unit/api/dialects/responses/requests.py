@@ -11,11 +11,5 @@ def asking(given: Any = "Hi", **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "input": given, **fields}
 
 
-def user(*content: dict[str, Any] | str) -> dict[str, Any]:
-    if len(content) == 1 and isinstance(content[0], str):
-        return {"role": "user", "content": content[0]}
-    return {"role": "user", "content": list(content)}
-
-
 def tool(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support import video_files
 from tests.unit.api.conftest import Connect
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
+from tests.unit.api.requests import PNG_URL, user
 from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished, scored
 from vlm_server.api.dialects.responses.schema import HARMLESS, NEUTRAL, ResponsesRequest
 from vlm_server.protocol import (
@@ -64,7 +64,7 @@ async def send(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any
         ),
     ],
 )
-async def test_responses_sampling_fields_reach_the_engine(
+async def test_responses_sampling_fields_reach_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: Any, expected: Any
 ) -> None:
     await send(client, asking(**fields))
@@ -91,7 +91,7 @@ async def test_responses_sampling_fields_reach_the_engine(
         ),
     ],
 )
-async def test_responses_reasoning_fields_reach_the_template(
+async def test_responses_reasoning_fields_reach_template(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: Any, expected: TemplateOptions
 ) -> None:
     await send(client, asking(**fields))
@@ -118,7 +118,7 @@ async def test_responses_reasoning_fields_reach_the_template(
         ),
     ],
 )
-async def test_responses_tool_choice_reaches_the_engine(
+async def test_responses_tool_choice_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: Any, expected: Any
 ) -> None:
     answer = await send(client, asking(tools=[tool("a"), tool("b", strict=True)], **fields))
@@ -167,7 +167,7 @@ ECHOED = {
 
 
 @pytest.mark.parametrize("name", sorted(ECHOED))
-async def test_response_repeats_the_requests_fields(client: httpx.AsyncClient, name: str) -> None:
+async def test_response_repeats_requests_fields(client: httpx.AsyncClient, name: str) -> None:
     assert (await send(client, asking(**{name: ECHOED[name]})))[name] == ECHOED[name]
 
 
@@ -271,7 +271,7 @@ async def test_input_items_become_messages(
     assert list(engine.submitted[0].messages) == [*expected, Message("user", texts("U"))]
 
 
-async def test_messages_keep_the_path_of_their_input_item(
+async def test_messages_keep_path_of_their_input_item(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     items = [user("U"), thought("T"), call("1"), result("1", "R"), user("V")]
@@ -286,7 +286,7 @@ async def test_incomplete_response_is_continued(
     assert engine.submitted[0].template.continue_final
 
 
-async def test_input_video_reaches_the_engine(
+async def test_input_video_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     video = {
@@ -301,8 +301,8 @@ async def test_input_image_detail_sets_pixel_limit_and_grounding(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     for detail in ("low", "high", "auto", "original", None):
-        picture = {"type": "input_image", "image_url": PNG_URL, "detail": detail}
-        await send(client, asking([user(picture)]))
+        part = {"type": "input_image", "image_url": PNG_URL, "detail": detail}
+        await send(client, asking([user(part)]))
     images = [submit.images[0] for submit in engine.submitted]
     assert [image.max_side_pixels for image in images] == [512] + [None] * 4
     assert [image.for_grounding for image in images] == [False, True, False, True, False]
@@ -310,7 +310,7 @@ async def test_input_image_detail_sets_pixel_limit_and_grounding(
 
 
 @pytest.mark.parametrize("kind", ["input_file", "made_up"])
-async def test_unknown_input_part_is_refused_with_the_known_types(
+async def test_unknown_input_part_is_refused_with_known_types(
     client: httpx.AsyncClient, kind: str
 ) -> None:
     answer = await client.post(ROUTE, json=asking([user({"type": kind})]))
@@ -321,7 +321,7 @@ async def test_unknown_input_part_is_refused_with_the_known_types(
     )
 
 
-async def test_codex_namespaced_tools_reach_the_engine(
+async def test_codex_namespaced_tools_reach_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (calls(0, "{}", id="call_a", name="look"), ended("tool_calls"), finished())
@@ -444,7 +444,7 @@ HOSTED = {"type": "file_search"}
         ({"model": "demo"}, "input", "invalid_value"),
     ],
 )
-async def test_responses_refusals_name_the_field(
+async def test_responses_refusals_name_field(
     client: httpx.AsyncClient, engine: ScriptedEngine, body: Any, param: str | None, code: str
 ) -> None:
     content = json.dumps(body)
@@ -486,7 +486,7 @@ async def test_responses_refusals_name_the_field(
         ),
     ],
 )
-async def test_fields_without_effect_of_a_response_are_reported(
+async def test_fields_without_effect_of_response_are_reported(
     client: httpx.AsyncClient, fields: Any, ignored: str | None
 ) -> None:
     answer = await client.post(ROUTE, json={**asking(), **fields})
@@ -502,7 +502,7 @@ NAMES = ("x\r\nSet-Cookie: a=b", "na\xefve\u2603", "y" * 300)
     ("place", "name"),
     [("", "\ud800"), *itertools.product(("", "reasoning", "text", "input"), NAMES)],
 )
-async def test_ignored_field_names_are_printable_in_the_header(
+async def test_ignored_field_names_are_printable_in_header(
     connect: Connect, place: str, name: str
 ) -> None:
     client = connect(Settings(server=Server(unknown_fields="ignore")))

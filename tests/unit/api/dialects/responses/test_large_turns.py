@@ -9,22 +9,22 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, user
+from tests.unit.api.dialects.responses.requests import ROUTE, asking
 from tests.unit.api.dialects.responses.test_open_responses import events
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.requests import PNG_URL, user
 from tests.unit.api.scripted_engine import (
     HELLO,
     ScriptedEngine,
-    Step,
     calls,
     ended,
+    ends_with,
     failed,
     finished,
     never,
     text,
 )
 from vlm_server.api.parsing.json_body import SMALL_BYTES
-from vlm_server.protocol import Delta, Message, TextPart, Tokens
+from vlm_server.protocol import Message, TextPart
 from vlm_server.settings import Limits, Server, Settings
 
 LONG = "x" * (SMALL_BYTES + 1)
@@ -37,7 +37,7 @@ async def create(client: httpx.AsyncClient, input: Any, **fields: Any) -> dict[s
     return decoded
 
 
-async def test_short_turn_continues_a_long_one(
+async def test_short_turn_continues_long_one(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     first = await create(client, LONG)
@@ -52,11 +52,11 @@ async def test_short_turn_continues_a_long_one(
     ]
 
 
-async def test_a_picture_with_an_unknown_previous_response_is_refused(
+async def test_image_with_unknown_previous_response_is_refused(
     client: httpx.AsyncClient,
 ) -> None:
-    picture = {"type": "input_image", "image_url": PNG_URL}
-    body = asking([user(picture)], previous_response_id="resp_nothing")
+    image = {"type": "input_image", "image_url": PNG_URL}
+    body = asking([user(image)], previous_response_id="resp_nothing")
     answer = await client.post(ROUTE, json=body)
     assert answer.json()["error"]["code"] == "previous_response_not_found"
 
@@ -75,14 +75,14 @@ async def test_total_bytes_of_all_turns_are_bounded(
 
 async def test_message_limits_count_all_turns(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_images=2)))
-    pictures = [{"type": "input_image", "image_url": PNG_URL}] * 2
-    first = await create(client, [user(*pictures)])
-    more = asking([user(*pictures[:1])], previous_response_id=first["id"])
+    images = [{"type": "input_image", "image_url": PNG_URL}] * 2
+    first = await create(client, [user(*images)])
+    more = asking([user(*images[:1])], previous_response_id=first["id"])
     answer = await client.post(ROUTE, json=more)
     assert answer.json()["error"]["message"] == "At most 2 images are allowed (limits.max_images)."
 
 
-async def test_response_reports_store_false_without_a_store(connect: Connect) -> None:
+async def test_response_reports_store_false_without_store(connect: Connect) -> None:
     client = connect(Settings(server=Server(responses_store_bytes=0)))
     response = await create(client, "Hi", store=True)
     assert response["store"] is False
@@ -95,7 +95,7 @@ async def test_stored_response_cannot_be_streamed_again(client: httpx.AsyncClien
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
-async def test_response_error_after_keep_alives_is_a_complete_stream(
+async def test_response_error_after_keep_alives_is_complete_stream(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
@@ -118,10 +118,10 @@ async def test_response_error_after_keep_alives_is_a_complete_stream(
     ]
 
 
-async def test_held_back_text_precedes_the_error(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_held_back_text_precedes_error(connect: Connect, engine: ScriptedEngine) -> None:
     """The answer ends with its first text, after keep-alives, and then fails."""
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
-    engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
+    engine.script = (never(), ends_with("Hello"), failed("engine_died", "The engine ended."))
     pending = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
     await engine.waiting.wait()
     await asyncio.sleep(0.1)
@@ -136,11 +136,7 @@ async def test_held_back_text_precedes_the_error(connect: Connect, engine: Scrip
     ]
 
 
-def last(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
-
-
-async def test_a_failed_response_has_the_output_so_far(
+async def test_failed_response_has_output_so_far(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (
@@ -176,7 +172,7 @@ async def test_response_too_large_to_store_reports_store_false(
     assert stream[-1]["response"]["store"] is False
 
 
-async def test_truncated_call_of_a_response_can_be_continued(
+async def test_truncated_call_of_response_can_be_continued(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (calls(0, '{"x": ', id="c", name="a"), ended("length"), finished())
@@ -258,7 +254,7 @@ async def test_paging_with_repeated_item_ids_ends(client: httpx.AsyncClient, ord
     assert len(ids) == len(set(ids)) == 5
 
 
-async def test_paging_after_a_repeated_item_id_ends(
+async def test_paging_after_repeated_item_id_ends(
     client: httpx.AsyncClient,
 ) -> None:
     same = {"id": "same", **user("S")}
@@ -269,7 +265,7 @@ async def test_paging_after_a_repeated_item_id_ends(
     assert (await client.get(route, params=page)).json()["data"] == []
 
 
-async def test_a_result_without_its_call_reaches_the_engine(
+async def test_result_without_its_call_reaches_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """The turn of the call was deleted; the result keeps its place."""

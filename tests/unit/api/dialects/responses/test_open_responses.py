@@ -12,9 +12,9 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
+from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
 from tests.unit.api.dialects.responses.test_openai_client import AGENT, calls
-from tests.unit.api.requests import PNG_URL
+from tests.unit.api.requests import PNG_URL, user
 from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, finished
 from vlm_server.protocol import ImagePart, Message, TextPart
 
@@ -208,12 +208,10 @@ async def test_open_responses_streamed_tool_call_case(
     assert stream[-3]["arguments"] == stream[-2]["item"]["arguments"]
 
 
-async def test_open_responses_picture_case(
-    client: httpx.AsyncClient, engine: ScriptedEngine
-) -> None:
+async def test_open_responses_image_case(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     text = {"type": "input_text", "text": "What is this?"}
-    picture = {"type": "input_image", "image_url": PNG_URL}
-    await responses_to(client, asking([user(text, picture)]))
+    image = {"type": "input_image", "image_url": PNG_URL}
+    await responses_to(client, asking([user(text, image)]))
     assert engine.submitted[0].messages[0].content[1] == ImagePart(0)
 
 
@@ -252,7 +250,7 @@ async def test_assistant_phases_are_kept_in_input_items(
     ]
 
 
-async def test_reasoning_and_calls_have_the_specified_shape(
+async def test_reasoning_and_calls_have_specified_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -266,7 +264,7 @@ async def test_reasoning_and_calls_have_the_specified_shape(
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-async def test_empty_response_is_an_empty_message(
+async def test_empty_response_is_empty_message(
     client: httpx.AsyncClient, engine: ScriptedEngine, reason: Any
 ) -> None:
     engine.script = (ended(reason), finished())

@@ -15,7 +15,15 @@ from pydantic import BaseModel
 
 from tests.unit.api.conftest import listening
 from tests.unit.api.requests import PNG_URL
-from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, never
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    Step,
+    ended,
+    failed,
+    finished,
+    never,
+    thinks,
+)
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.http.access.keys import CHECK_SECONDS
 from vlm_server.protocol import (
@@ -39,10 +47,6 @@ TOOL: Any = {
     "strict": True,
 }
 USAGE = Usage(7, 5, 3, 2)
-
-
-def thinks(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, is_reasoning=True),))
 
 
 def calls(index: int, call_id: str = "", name: str = "", arguments: str = "") -> Step:
@@ -75,7 +79,7 @@ def user_turn(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
-async def test_openai_client_reads_the_fields_of_a_response(
+async def test_openai_client_reads_fields_of_response(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     response = await client.responses.create(
@@ -98,7 +102,7 @@ async def test_openai_client_reads_the_fields_of_a_response(
     assert submit.sampling.temperature == 0
 
 
-async def test_openai_client_sends_a_picture_with_low_detail(
+async def test_openai_client_sends_image_with_low_detail(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     content: Any = [
@@ -187,7 +191,7 @@ async def test_response_stream_events_come_in_order(
     assert whole.usage == last.response.usage
 
 
-async def test_openai_response_stream_helper_collects_the_response(
+async def test_openai_response_stream_helper_collects_response(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -235,26 +239,28 @@ async def test_truncated_response_is_incomplete(
 # ---- turns -----------------------------------------------------------------------------
 
 
-async def test_next_turn_continues_the_same_messages(
+SEEN: Any = {"type": "input_image", "image_url": PNG_URL}
+FIRST_INPUT: Any = [
+    {"role": "developer", "content": "Obey."},
+    {"role": "user", "content": [{"type": "input_text", "text": "Click"}, SEEN]},
+]
+CALL_RESULTS: Any = [
+    {"type": "function_call_output", "call_id": "call_a", "output": "done"},
+    {
+        "type": "function_call_output",
+        "call_id": "call_b",
+        "output": [{"type": "input_text", "text": "See:"}, SEEN],
+    },
+]
+
+
+async def test_next_turn_continues_stored_messages(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
-    picture: Any = {"type": "input_image", "image_url": PNG_URL}
-    first_input: Any = [
-        {"role": "developer", "content": "Obey."},
-        {"role": "user", "content": [{"type": "input_text", "text": "Click"}, picture]},
-    ]
-    first = await client.responses.create(model="demo", input=first_input, tools=[TOOL])
-    results: Any = [
-        {"type": "function_call_output", "call_id": "call_a", "output": "done"},
-        {
-            "type": "function_call_output",
-            "call_id": "call_b",
-            "output": [{"type": "input_text", "text": "See:"}, picture],
-        },
-    ]
+    first = await client.responses.create(model="demo", input=FIRST_INPUT, tools=[TOOL])
     second = await client.responses.create(
-        model="demo", input=results, tools=[TOOL], previous_response_id=first.id
+        model="demo", input=CALL_RESULTS, tools=[TOOL], previous_response_id=first.id
     )
     assert second.previous_response_id == first.id
     before, after = engine.submitted
@@ -271,14 +277,24 @@ async def test_next_turn_continues_the_same_messages(
         Message("tool", (TextPart("See:"), ImagePart(1)), tool_call_id="call_b", name="click"),
     )
 
-    # Who keeps the conversation and sends it all gives the engine the same.
-    echoed: Any = [item.model_dump() for item in first.output]
-    await client.responses.create(model="demo", input=[*first_input, *echoed, *results])
-    assert engine.submitted[2].messages == after.messages
-    assert engine.submitted[2].images[0].content_hash == after.images[0].content_hash
+
+async def test_repeated_conversation_equals_stored_one(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """A client that sends the whole conversation again gives the engine the same messages."""
+    engine.script = AGENT
+    first = await client.responses.create(model="demo", input=FIRST_INPUT, tools=[TOOL])
+    await client.responses.create(
+        model="demo", input=CALL_RESULTS, tools=[TOOL], previous_response_id=first.id
+    )
+    output: Any = [item.model_dump() for item in first.output]
+    await client.responses.create(model="demo", input=[*FIRST_INPUT, *output, *CALL_RESULTS])
+    _, stored, repeated = engine.submitted
+    assert repeated.messages == stored.messages
+    assert repeated.images[0].content_hash == stored.images[0].content_hash
 
 
-async def test_input_tokens_count_includes_the_previous_response(
+async def test_input_tokens_count_includes_previous_response(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     first = await client.responses.create(model="demo", input="One")
@@ -330,7 +346,7 @@ async def test_instructions_are_not_carried_over(
     assert engine.submitted[1].messages == (user_turn("One"), hello, user_turn("Two"))
 
 
-async def test_a_streamed_response_can_be_continued(
+async def test_streamed_response_can_be_continued(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     stream = await client.responses.create(model="demo", input="One", stream=True)
@@ -359,7 +375,7 @@ async def test_stored_responses_can_be_retrieved_and_deleted(client: AsyncOpenAI
             await lost(first.id)
 
 
-async def test_a_deleted_response_disappears_from_later_turns(
+async def test_deleted_response_disappears_from_later_turns(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     first = await client.responses.create(model="demo", input="One")
@@ -384,7 +400,7 @@ async def test_response_of_another_client_is_not_found(client: AsyncOpenAI, base
     assert caught.value.param == "previous_response_id"
 
 
-async def test_new_key_of_the_same_name_sees_no_responses(
+async def test_new_key_of_same_name_sees_no_responses(
     engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
@@ -406,7 +422,7 @@ async def test_new_key_of_the_same_name_sees_no_responses(
     assert caught.value.code == "previous_response_not_found"
 
 
-async def test_a_response_with_store_false_is_not_stored(client: AsyncOpenAI) -> None:
+async def test_response_with_store_false_is_not_stored(client: AsyncOpenAI) -> None:
     response = await client.responses.create(model="demo", input="One", store=False)
     assert response.model_dump()["store"] is False
     with pytest.raises(openai.NotFoundError):
@@ -419,7 +435,7 @@ async def test_a_response_with_store_false_is_not_stored(client: AsyncOpenAI) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_response_engine_error_before_the_first_token_has_its_status(
+async def test_response_engine_error_before_first_token_has_its_status(
     client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -428,7 +444,7 @@ async def test_response_engine_error_before_the_first_token_has_its_status(
     assert caught.value.status_code == 502
 
 
-async def test_engine_error_in_a_response_stream_is_an_event(
+async def test_engine_error_in_response_stream_is_event(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -452,7 +468,7 @@ async def test_engine_error_in_a_response_stream_is_an_event(
         await client.responses.retrieve(last.response.id)
 
 
-async def test_response_stream_helper_raises_the_engine_error(
+async def test_response_stream_helper_raises_engine_error(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -461,7 +477,7 @@ async def test_response_stream_helper_raises_the_engine_error(
             await stream.get_final_response()
 
 
-async def test_closing_a_response_stream_aborts_and_stores_nothing(
+async def test_closed_response_stream_aborts_and_stores_nothing(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("one"), never())

@@ -71,20 +71,20 @@ def test_unfinished_response_is_retrievable_but_not_continuable(store: ResponseS
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_abandoning_a_finished_response_keeps_it(store: ResponseStore) -> None:
+def test_abandoning_finished_response_keeps_it(store: ResponseStore) -> None:
     answer(store, "a")
     store.abandon("", "a")
     assert store.response("", "a") == b"Ra"
 
 
-def test_a_response_deleted_before_its_end_stays_deleted(store: ResponseStore) -> None:
+def test_response_deleted_before_its_end_stays_deleted(store: ResponseStore) -> None:
     store.begin("", "a", None, b"a", b"so far")
     store.delete("", "a")
     assert not store.finish("", "a", b"Ra", b"A")
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_a_response_is_dropped_when_it_expires(store: ResponseStore, clock: Clock) -> None:
+def test_response_is_dropped_when_it_expires(store: ResponseStore, clock: Clock) -> None:
     answer(store, "a")
     clock.now = 30
     answer(store, "b", "a")
@@ -98,7 +98,7 @@ def test_a_response_is_dropped_when_it_expires(store: ResponseStore, clock: Cloc
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_store_evicts_the_oldest_responses(store: ResponseStore) -> None:
+def test_store_evicts_oldest_responses(store: ResponseStore) -> None:
     for name in "abc":
         answer(store, name, size=2 * OVERHEAD_BYTES)
     answer(store, "d", size=2 * OVERHEAD_BYTES)
@@ -108,7 +108,7 @@ def test_store_evicts_the_oldest_responses(store: ResponseStore) -> None:
     assert store.size_bytes <= 10 * OVERHEAD_BYTES
 
 
-def test_store_evicts_from_the_largest_owner(store: ResponseStore) -> None:
+def test_store_evicts_from_largest_owner(store: ResponseStore) -> None:
     for name in "abc":
         answer(store, name, size=2 * OVERHEAD_BYTES - 16, client="mine")
     for i in range(20):
@@ -129,7 +129,7 @@ def test_owner_exceeds_its_share_only_in_unused_bytes(store: ResponseStore) -> N
     assert store.response("other", "x") == b"Rx"
 
 
-def test_the_store_tells_when_the_next_response_expires(store: ResponseStore, clock: Clock) -> None:
+def test_store_tells_when_next_response_expires(store: ResponseStore, clock: Clock) -> None:
     assert store.seconds_left() is None
     answer(store, "a", client="me")
     clock.now = 10

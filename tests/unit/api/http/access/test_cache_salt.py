@@ -36,7 +36,7 @@ async def test_cache_salts_of_two_keys_differ(connect: Connect, engine: Scripted
     assert len({one, other, ""}) == 3
 
 
-async def test_cache_salt_depends_on_the_key_only(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_cache_salt_depends_on_key_only(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect(Settings(server=TWO_KEYS))
     await ask(client, f"Bearer {ONE}")
     await ask(client, f"bearer   {ONE}")
@@ -45,21 +45,21 @@ async def test_cache_salt_depends_on_the_key_only(connect: Connect, engine: Scri
     assert len({submit.cache_salt for submit in engine.submitted}) == 1
 
 
-async def test_cache_salt_does_not_reveal_the_key(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_cache_salt_does_not_reveal_key(connect: Connect, engine: ScriptedEngine) -> None:
     (salt,) = await salts(connect(Settings(server=TWO_KEYS)), engine, ONE)
     assert ONE not in salt
     assert salt != hashlib.sha256(ONE.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("separate", [True, False])
-async def test_requests_share_the_cache_without_keys(
+async def test_requests_share_cache_without_keys(
     connect: Connect, engine: ScriptedEngine, separate: bool
 ) -> None:
     client = connect(Settings(cache=CacheSettings(separate_api_keys=separate)))
     assert await salts(client, engine, ONE, OTHER) == ["", ""]
 
 
-async def test_requests_share_the_cache_if_separation_is_off(
+async def test_requests_share_cache_if_separation_is_off(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=TWO_KEYS, cache=CacheSettings(separate_api_keys=False)))

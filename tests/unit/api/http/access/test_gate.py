@@ -42,20 +42,20 @@ async def test_foreign_host_names_are_refused(client: httpx.AsyncClient, host: s
     assert (await client.get("/health/live", headers={"host": host})).status_code == 403
 
 
-async def test_a_repeated_host_is_refused(client: httpx.AsyncClient) -> None:
+async def test_repeated_host_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.get(
         "/v1/models", headers=[("host", "localhost"), ("host", "evil.example")]
     )
     assert answer.status_code == 403
 
 
-async def test_listening_address_is_an_accepted_host(connect: Connect) -> None:
+async def test_listening_address_is_accepted_host(connect: Connect) -> None:
     client = connect(settings(host="192.168.1.9"))
     assert await status(client, host="192.168.1.9:8000") == 200
     assert await status(client, host="192.168.1.10:8000") == 403
 
 
-async def test_allowed_hosts_replace_the_usual_names(connect: Connect) -> None:
+async def test_allowed_hosts_replace_usual_names(connect: Connect) -> None:
     client = connect(settings(allowed_hosts=("Box.local",)))
     assert await status(client, host="box.LOCAL:9000") == 200
     assert await status(client, host="localhost") == 403
@@ -76,7 +76,7 @@ async def test_public_listener_with_keys_accepts_every_host(connect: Connect, ho
      "chrome-extension://abc", "ftp://127.0.0.1:8000",
      "http://127.0.0.1:8000.evil.example"],
 )  # fmt: skip
-async def test_a_foreign_origin_is_refused(
+async def test_foreign_origin_is_refused(
     client: httpx.AsyncClient, engine: ScriptedEngine, origin: str
 ) -> None:
     answer = await client.post(ROUTE, json=chat(), headers={"origin": origin})
@@ -97,7 +97,7 @@ async def test_cross_site_embeds_and_links_are_refused(
         assert (await client.get(path, headers={"sec-fetch-site": site})).status_code == 200
 
 
-async def test_cross_site_links_to_the_page_are_accepted(client: httpx.AsyncClient) -> None:
+async def test_cross_site_links_to_page_are_accepted(client: httpx.AsyncClient) -> None:
     followed = {"sec-fetch-site": "cross-site", "accept": "text/html"}
     assert (await client.get("/", headers=followed)).status_code == 200
     assert (await client.get("/", headers=followed | {"accept": "image/*"})).status_code == 403
@@ -159,7 +159,7 @@ async def test_listed_origins_get_cors_headers(
     ["https://app.example.evil.example", "http://app.example", "https://app.example:444",
      "http://localhost:30001", "moz-extension://abc", "https://xapp.example"],
 )  # fmt: skip
-async def test_unlisted_origins_are_refused_with_the_setting(connect: Connect, origin: str) -> None:
+async def test_unlisted_origins_are_refused_with_setting(connect: Connect, origin: str) -> None:
     client = connect(settings(cors_origins=LISTED))
     for answer in (
         await client.options(ROUTE, headers={"origin": origin, **PREFLIGHT}),

@@ -58,7 +58,7 @@ def test_key_file_that_is_not_regular_is_refused_at_once(path: Path) -> None:
         read(path.parent)
 
 
-def test_link_to_a_private_key_file_is_followed(path: Path) -> None:
+def test_link_to_private_key_file_is_followed(path: Path) -> None:
     link = path.with_name("link")
     link.symlink_to(write(path))
     assert list(read(link)) == ["laptop"]
@@ -100,7 +100,7 @@ def test_link_to_a_private_key_file_is_followed(path: Path) -> None:
         ("#" * (MAX_FILE_BYTES + 1), "larger than"),
     ],
 )  # fmt: skip
-def test_key_file_errors_do_not_show_the_key(path: Path, text: str | bytes, reason: str) -> None:
+def test_key_file_errors_do_not_show_key(path: Path, text: str | bytes, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         read(write(path, text))
     assert "swordfish" not in str(caught.value)
@@ -112,7 +112,7 @@ def test_missing_key_file_is_named(path: Path) -> None:
         read(path)
 
 
-def test_key_file_is_read_again_only_after_a_change(path: Path) -> None:
+def test_key_file_is_read_again_only_after_change(path: Path) -> None:
     watched = WatchedKeyFile(write(path))
     assert list(watched.read()) == ["laptop"]
     assert watched.read_if_changed() is None

@@ -13,8 +13,9 @@ from types import FunctionType, ModuleType
 import httpx
 import pytest
 
+from tests.support.clock import Clock
 from tests.unit.api.conftest import Connect, parsing_pool
-from tests.unit.api.requests import ROUTE, chat
+from tests.unit.api.requests import ROUTE, bearer, chat
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.http.access import keys
@@ -42,17 +43,6 @@ def server(path: Path, *own: str) -> Server:
     return Server(api_keys=own, api_key_file=str(path))
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize("own", [(), (OWN,)])
 async def test_keys_of_file_and_settings_are_accepted(
     connect: Connect, path: Path, own: tuple[str, ...]
@@ -64,9 +54,7 @@ async def test_keys_of_file_and_settings_are_accepted(
 
 
 @pytest.mark.parametrize("route", ["/v1/status", "/metrics"])
-async def test_status_and_metrics_need_an_admin_key(
-    connect: Connect, path: Path, route: str
-) -> None:
+async def test_status_and_metrics_need_admin_key(connect: Connect, path: Path, route: str) -> None:
     client = connect(Settings(server=server(path, OWN)))
     for key in (ADMIN, OWN):
         assert (await client.get(route, headers=bearer(key))).status_code == 200
@@ -83,7 +71,7 @@ async def test_two_authorization_headers_are_401(connect: Connect, path: Path) -
     assert (await client.get("/v1/models", headers=twice)).status_code == 401
 
 
-async def test_log_names_the_key_and_hides_its_value(
+async def test_log_shows_name_of_key_and_hides_its_value(
     connect: Connect, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(Settings(server=server(path, OWN)))
@@ -141,8 +129,8 @@ async def test_keys_keep_their_own_cache_salts(
     assert len({first, second, ""}) == 3
 
 
-def test_changed_key_file_applies_within_a_second(path: Path) -> None:
-    clock = Clock()
+def test_changed_key_file_applies_within_one_second(path: Path) -> None:
+    clock = Clock(100.0)
     ring = KeyRing(server(path), clock)
     write(path, '[new]\nkey = "a-key-that-is-new"\n')
     assert ring.find(USER.encode())
@@ -152,8 +140,8 @@ def test_changed_key_file_applies_within_a_second(path: Path) -> None:
     assert ring.find(b"a-key-that-is-new")
 
 
-def test_broken_or_missing_key_file_keeps_the_earlier_keys(path: Path) -> None:
-    clock = Clock()
+def test_broken_or_missing_key_file_keeps_earlier_keys(path: Path) -> None:
+    clock = Clock(100.0)
     write(path, '[new]\nkey = "a-key-that-is-new"\n')
     ring = KeyRing(server(path), clock)
     assert ring.find(b"a-key-that-is-new")
@@ -166,8 +154,8 @@ def test_broken_or_missing_key_file_keeps_the_earlier_keys(path: Path) -> None:
     assert ring.find(b"a-key-that-is-new")
 
 
-def test_key_file_is_checked_at_most_once_a_second(path: Path) -> None:
-    clock = Clock()
+def test_key_file_is_checked_at_most_once_per_second(path: Path) -> None:
+    clock = Clock(100.0)
     ring = KeyRing(server(path), clock)
     clock.now += CHECK_SECONDS
     ring.find(b"any")
@@ -196,7 +184,7 @@ def reachable(root: object) -> list[object]:
     return list(found.values())
 
 
-def test_unusable_key_file_stops_the_start(path: Path) -> None:
+def test_unusable_key_file_stops_start(path: Path) -> None:
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         keys.check_settings(server(path))
@@ -228,7 +216,7 @@ class Unpinned(OneModel):
 
 
 @pytest.mark.parametrize("wanted", [0, -1, "1ms", "24h"])
-async def test_keep_alive_needs_an_admin_key(
+async def test_keep_alive_needs_admin_key(
     engine: ScriptedEngine, path: Path, wanted: float | str
 ) -> None:
     models = Unpinned(engine)

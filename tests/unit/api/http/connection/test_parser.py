@@ -126,7 +126,7 @@ def test_small_and_large_chunks_of_clients_are_accepted(size: int, count: int) -
         HEAD + b"secret header\r\n\r\n",
     ],
 )
-def test_bad_head_is_refused_without_an_echo(head: bytes) -> None:
+def test_bad_head_is_refused_without_echo(head: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         RequestParser(head)
     assert "secret" not in caught.value.message

@@ -89,7 +89,7 @@ async def test_tcp_keepalive_finds_lost_clients_within_minutes(
         writer.close()
 
 
-async def test_response_date_is_current_without_a_timer(listener: socket.socket) -> None:
+async def test_response_date_is_current_without_timer(listener: socket.socket) -> None:
     async with running(listener) as run:
         run.application.may_answer.set()
         reader, writer = await run.connect()
@@ -103,7 +103,7 @@ async def test_response_date_is_current_without_a_timer(listener: socket.socket)
         writer.close()
 
 
-async def test_open_connections_get_one_last_answer_before_close(listener: socket.socket) -> None:
+async def test_open_connections_get_one_more_answer_before_close(listener: socket.socket) -> None:
     async with running(listener) as run:
         run.application.may_answer.set()
         silent, used = await run.connect(), await run.connect()
@@ -134,7 +134,7 @@ async def test_connection_accepted_during_shutdown_is_answered(listener: socket.
                 assert b"200 OK" in await asyncio.get_running_loop().sock_recv(client, 65536)
 
 
-async def test_silent_connection_does_not_prolong_the_last_call(listener: socket.socket) -> None:
+async def test_silent_connection_does_not_prolong_last_call(listener: socket.socket) -> None:
     async with running(listener) as run:
         _, writer = await run.connect()
         await asyncio.sleep(0.1)
@@ -144,7 +144,7 @@ async def test_silent_connection_does_not_prolong_the_last_call(listener: socket
         writer.close()
 
 
-async def test_last_call_lasts_until_requests_reach_the_engine(listener: socket.socket) -> None:
+async def test_last_call_lasts_until_requests_reach_engine(listener: socket.socket) -> None:
     async with running(listener) as run:
         reader, writer = await run.connect()
         writer.write(GET)
@@ -183,7 +183,7 @@ async def test_draining_server_answers_503_with_retry_after(listener: socket.soc
         assert b"200 OK" in await response(busy[0])
 
 
-async def test_connection_after_last_call_is_served_by_the_successor(
+async def test_connection_after_last_call_is_served_by_successor(
     listener: socket.socket,
 ) -> None:
     async with running(listener) as first:

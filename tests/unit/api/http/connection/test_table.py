@@ -74,7 +74,7 @@ def files() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_connection_limit_follows_the_file_limit(
+def test_connection_limit_follows_file_limit(
     files: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     limit = ConnectionLimit(500)

@@ -13,7 +13,7 @@ from tests.unit.api.http.urls.tls_server import TlsServer, page, redirect, tls_s
 from vlm_server.api.http.urls import public_address
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
 
-PICTURE = bytes(range(256)) * 40
+IMAGE = bytes(range(256)) * 40
 LIMIT = 20_000
 NAMES = ("pictures.example", "other.example", "127.0.0.1")
 HOME = {"pictures.example": ["127.0.0.1"], "other.example": ["127.0.0.1"]}
@@ -22,7 +22,7 @@ HOME = {"pictures.example": ["127.0.0.1"], "other.example": ["127.0.0.1"]}
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[TlsServer]:
     async with tls_server(tmp_path, *NAMES) as tls:
-        tls.pages["/a.png"] = page(PICTURE)
+        tls.pages["/a.png"] = page(IMAGE)
         yield tls
 
 
@@ -64,9 +64,9 @@ async def fetch(server: TlsServer, path: str, host: str = "pictures.example") ->
     return await fetcher(server).fetch(url(server, path, host), LIMIT)
 
 
-async def test_fetch_connects_to_the_checked_address_by_name(server: TlsServer) -> None:
+async def test_fetch_connects_to_checked_address_by_name(server: TlsServer) -> None:
     resolver = Resolver()
-    assert await fetcher(server, resolver).fetch(url(server), LIMIT) == PICTURE
+    assert await fetcher(server, resolver).fetch(url(server), LIMIT) == IMAGE
     assert resolver.asked == ["pictures.example"]
     assert server.server_names == ["pictures.example"]
     (head,) = server.asked
@@ -85,14 +85,14 @@ async def test_fetch_connects_to_the_checked_address_by_name(server: TlsServer) 
 async def test_fetch_accepts_harmless_url_spellings(server: TlsServer, spelling: str) -> None:
     resolver = Resolver({"127.0.0.1": ["127.0.0.1"]})
     fetched = await fetcher(server, resolver).fetch(spelling.format(port=server.port), LIMIT)
-    assert fetched == PICTURE
+    assert fetched == IMAGE
 
 
-async def test_fetch_sends_the_query_verbatim(server: TlsServer) -> None:
-    server.pages["/?q=%20@:b%2F"] = page(PICTURE)
-    assert await fetch(server, "?q=%20@:b%2F") == PICTURE
-    server.pages["/a%2e%2e/b;c"] = page(PICTURE)
-    assert await fetch(server, "/a%2e%2e/b;c") == PICTURE
+async def test_fetch_sends_query_verbatim(server: TlsServer) -> None:
+    server.pages["/?q=%20@:b%2F"] = page(IMAGE)
+    assert await fetch(server, "?q=%20@:b%2F") == IMAGE
+    server.pages["/a%2e%2e/b;c"] = page(IMAGE)
+    assert await fetch(server, "/a%2e%2e/b;c") == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_real_resolver_passes_no_inner_address(server: TlsServer, host: st
     assert server.connections == 0
 
 
-async def test_dns_rebinding_does_not_change_the_checked_address(server: TlsServer) -> None:
+async def test_dns_rebinding_does_not_change_checked_address(server: TlsServer) -> None:
     resolver = Resolver()
     answers = iter((["127.0.0.1"], ["10.0.0.1"], ["10.0.0.1"]))
 
@@ -166,19 +166,19 @@ async def test_dns_rebinding_does_not_change_the_checked_address(server: TlsServ
         return next(answers)
 
     pinned = Fetcher(("*",), server.port, rebinding, is_ours, server.trusting)
-    assert await pinned.fetch(url(server), LIMIT) == PICTURE
+    assert await pinned.fetch(url(server), LIMIT) == IMAGE
     assert len(resolver.asked) == 1
     with pytest.raises(FetchError, match="public address"):
         await pinned.fetch(url(server), LIMIT)
 
 
-async def test_fetch_tries_the_next_address(server: TlsServer) -> None:
+async def test_fetch_tries_next_address(server: TlsServer) -> None:
     def is_near(address: str) -> bool:
         return address.startswith("127.")
 
     resolver = Resolver({"pictures.example": ["127.0.0.9", "127.0.0.1"]})
     near = Fetcher(("*",), server.port, resolver, is_near, server.trusting)
-    assert await near.fetch(url(server), LIMIT) == PICTURE
+    assert await near.fetch(url(server), LIMIT) == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ async def test_fetch_allows_only_named_hosts(
     resolver = Resolver()
     fetching = fetcher(server, resolver, *patterns).fetch(url(server, host=host), LIMIT)
     if is_named:
-        assert await fetching == PICTURE
+        assert await fetching == IMAGE
         return
     with pytest.raises(FetchError, match=r"urls\.https_hosts"):
         await fetching
@@ -222,17 +222,17 @@ async def test_redirects_are_followed(server: TlsServer) -> None:
     server.pages["/1"] = redirect("/2", "301 Moved")
     server.pages["/2"] = redirect(url(server, "/3", "other.example"), "307 Temporary")
     server.pages["/3"] = redirect("a.png", "308 Permanent")
-    assert await fetch(server, "/1") == PICTURE
+    assert await fetch(server, "/1") == IMAGE
     assert server.server_names == ["pictures.example"] * 2 + ["other.example"] * 2
 
 
-async def test_four_redirects_or_a_loop_are_refused(server: TlsServer) -> None:
+async def test_four_redirects_or_loop_are_refused(server: TlsServer) -> None:
     for i in range(4):
         server.pages[f"/{i}"] = redirect(f"/{i + 1}")
-    server.pages["/4"] = page(PICTURE)
+    server.pages["/4"] = page(IMAGE)
     with pytest.raises(FetchError, match="too often"):
         await fetch(server, "/0")
-    assert await fetch(server, "/1") == PICTURE
+    assert await fetch(server, "/1") == IMAGE
     server.pages["/circle"] = redirect("/circle")
     with pytest.raises(FetchError, match="too often"):
         await fetch(server, "/circle")
@@ -247,14 +247,14 @@ async def test_four_redirects_or_a_loop_are_refused(server: TlsServer) -> None:
      "https://pictures.example/a.png", "ftp://pictures.example/a.png", "data:image/png;base64,AAAA",
      "javascript:1", "https://pictures.example:{port}/\u00e9"],
 )  # fmt: skip
-async def test_redirect_target_is_checked_like_a_url(server: TlsServer, location: str) -> None:
+async def test_redirect_target_is_checked_like_url(server: TlsServer, location: str) -> None:
     server.pages["/1"] = redirect(location.format(port=server.port))
     resolver = Resolver({"inner.example": ["10.0.0.1"], "10.0.0.1": ["10.0.0.1"], "::1": ["::1"]})
     with pytest.raises(FetchError, match=r"URL|public address|port|too often"):
         await fetcher(server, resolver).fetch(url(server, "/1"), LIMIT)
 
 
-async def test_redirect_cannot_leave_the_named_hosts(server: TlsServer) -> None:
+async def test_redirect_cannot_leave_named_hosts(server: TlsServer) -> None:
     server.pages["/1"] = redirect(url(server, host="other.example"))
     with pytest.raises(FetchError, match=r"urls\.https_hosts"):
         await fetcher(server, None, "pictures.example").fetch(url(server, "/1"), LIMIT)
@@ -262,7 +262,7 @@ async def test_redirect_cannot_leave_the_named_hosts(server: TlsServer) -> None:
 
 async def test_fetch_sends_no_cookies(server: TlsServer) -> None:
     server.pages["/1"] = page(b"", "Location: /a.png", "Set-Cookie: a=b", status="302 Found")
-    assert await fetch(server, "/1") == PICTURE
+    assert await fetch(server, "/1") == IMAGE
     assert "cookie" not in server.asked[1].lower()
 
 
@@ -294,17 +294,17 @@ async def endless_headers(writer: asyncio.StreamWriter) -> None:
         (endless_chunks, TooLarge),
         (endless_headers, FetchError),
         (page(b"x" * (LIMIT + 1)), TooLarge),
-        (page(PICTURE, length=LIMIT + 1), TooLarge),
-        (page(PICTURE, length=10**30), FetchError),
-        (page(PICTURE, length=len(PICTURE) + 1), FetchError),
-        (page(PICTURE, length=-1), FetchError),
-        (page(PICTURE, "Content-Length: 5"), FetchError),
-        (page(PICTURE, "Content-Encoding: gzip"), FetchError),
-        (page(PICTURE, "Transfer-Encoding: gzip, chunked"), FetchError),
-        (page(PICTURE, status="404 Not Found"), FetchError),
-        (page(PICTURE, status="206 Partial Content"), FetchError),
-        (page(PICTURE, status="500 Sorry"), FetchError),
-        (page(PICTURE, status="300 Choices"), FetchError),
+        (page(IMAGE, length=LIMIT + 1), TooLarge),
+        (page(IMAGE, length=10**30), FetchError),
+        (page(IMAGE, length=len(IMAGE) + 1), FetchError),
+        (page(IMAGE, length=-1), FetchError),
+        (page(IMAGE, "Content-Length: 5"), FetchError),
+        (page(IMAGE, "Content-Encoding: gzip"), FetchError),
+        (page(IMAGE, "Transfer-Encoding: gzip, chunked"), FetchError),
+        (page(IMAGE, status="404 Not Found"), FetchError),
+        (page(IMAGE, status="206 Partial Content"), FetchError),
+        (page(IMAGE, status="500 Sorry"), FetchError),
+        (page(IMAGE, status="300 Choices"), FetchError),
         (b"", FetchError),
         (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", FetchError),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", FetchError),
@@ -321,17 +321,17 @@ async def test_fetch_refuses_hostile_responses(
             await fetch(server, "/a.png")
 
 
-async def test_fetch_ends_at_the_declared_length(server: TlsServer) -> None:
-    server.pages["/a.png"] = page(PICTURE, length=100)
-    assert await fetch(server, "/a.png") == PICTURE[:100]
+async def test_fetch_ends_at_declared_length(server: TlsServer) -> None:
+    server.pages["/a.png"] = page(IMAGE, length=100)
+    assert await fetch(server, "/a.png") == IMAGE[:100]
 
 
-async def test_fetch_accepts_exactly_the_limit(server: TlsServer) -> None:
+async def test_fetch_accepts_body_of_exactly_byte_limit(server: TlsServer) -> None:
     server.pages["/a.png"] = page(b"x" * LIMIT)
     assert len(await fetch(server, "/a.png")) == LIMIT
 
 
-async def test_a_cancelled_fetch_leaves_no_connection(server: TlsServer) -> None:
+async def test_cancelled_fetch_leaves_no_connection(server: TlsServer) -> None:
     is_open, is_closed = asyncio.Event(), asyncio.Event()
 
     async def trickle(writer: asyncio.StreamWriter) -> None:

@@ -14,7 +14,7 @@ from tests.support.image_files import image_file
 from tests.unit.api.conftest import Connect
 from tests.unit.api.http.urls.test_fetch import NAMES
 from tests.unit.api.http.urls.tls_server import Serve, TlsServer, page, tls_server
-from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
+from tests.unit.api.requests import PNG_URL, ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.api.parsing.media.external import MediaUrl
@@ -45,7 +45,7 @@ def file_url(root: Path, name: str = "a.png") -> str:
 
 
 async def error_of(client: httpx.AsyncClient, *urls: str, status: int = 400) -> dict[str, str]:
-    answer = await client.post(ROUTE, json=chat(user(text(), *map(picture, urls))))
+    answer = await client.post(ROUTE, json=chat(user(text(), *map(image_part, urls))))
     assert answer.status_code == status, answer.text
     error: dict[str, str] = answer.json()["error"]
     return error
@@ -55,7 +55,7 @@ async def test_file_images_keep_their_place_among_images(
     open_client: httpx.AsyncClient, engine: ScriptedEngine, root: Path
 ) -> None:
     urls = [file_url(root), PNG_URL, file_url(root, "b.jpg"), file_url(root)]
-    answer = await open_client.post(ROUTE, json=chat(user(*map(picture, urls))))
+    answer = await open_client.post(ROUTE, json=chat(user(*map(image_part, urls))))
     assert answer.status_code == 200, answer.text
     (submit,) = engine.submitted
     assert [(i.format, i.width, i.height) for i in submit.images] == [
@@ -65,12 +65,12 @@ async def test_file_images_keep_their_place_among_images(
     assert submit.images[0].param == "messages[0].content[0]"
 
 
-async def test_a_file_has_the_cache_key_of_its_bytes(
+async def test_file_has_cache_key_of_its_bytes(
     open_client: httpx.AsyncClient, engine: ScriptedEngine, root: Path
 ) -> None:
     (root / "a.png").write_bytes(image_file("PNG"))
     for url in (PNG_URL, file_url(root)):
-        await open_client.post(ROUTE, json=chat(user(picture(url))))
+        await open_client.post(ROUTE, json=chat(user(image_part(url))))
     from_file, other = engine.submitted
     assert from_file.images[0].content_hash == other.images[0].content_hash
 
@@ -121,12 +121,12 @@ async def test_outside_files_are_refused_alike_if_absent_or_present(
 
 
 async def test_invalid_request_reads_no_file(open_client: httpx.AsyncClient, root: Path) -> None:
-    wrong = user(picture(file_url(root, "absent.png")), picture("data:image/png;base64,!!!!"))
+    wrong = user(image_part(file_url(root, "absent.png")), image_part("data:image/png;base64,!!!!"))
     answer = await open_client.post(ROUTE, json=chat(wrong))
     assert answer.json()["error"]["param"] == "messages[0].content[1]"
 
 
-async def test_file_images_obey_the_limits(connect: Connect, root: Path) -> None:
+async def test_file_images_obey_limits(connect: Connect, root: Path) -> None:
     urls = Urls(file_roots=(str(root),))
     small = connect(Settings(urls=urls, limits=Limits(max_image_bytes=len(PNG) - 1)))
     error = await error_of(small, file_url(root), status=413)
@@ -200,7 +200,7 @@ async def trickle(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("slow", [silent, trickle])
-async def test_slow_fetch_ends_at_the_time_limit(server: TlsServer, slow: Serve) -> None:
+async def test_slow_fetch_ends_at_time_limit(server: TlsServer, slow: Serve) -> None:
     server.pages["/slow"] = slow
     reader = media_urls(server, seconds=2)
     started = time.monotonic()
@@ -263,7 +263,7 @@ async def test_cancelled_fetch_closes_its_connection_at_once(server: TlsServer) 
     assert await reader.read([external(server)])
 
 
-async def test_flood_of_tiny_chunks_ends_at_the_time_limit(server: TlsServer) -> None:
+async def test_flood_of_tiny_chunks_ends_at_time_limit(server: TlsServer) -> None:
     async def flood(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:

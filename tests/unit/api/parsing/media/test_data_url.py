@@ -40,7 +40,7 @@ def decode_bare(base64: str, max_bytes: int = 1 << 20) -> bytes:
     return data_url.decode_base64(MediaUrl(base64, PARAM, "image", max_bytes))
 
 
-def test_bare_base64_is_decoded_within_the_limit() -> None:
+def test_bare_base64_is_decoded_within_limit() -> None:
     assert decode_bare(BASE64) == DATA
     with pytest.raises(PayloadTooLarge):
         decode_bare(BASE64, len(DATA) - 1)
@@ -54,7 +54,7 @@ def test_text_that_is_no_bare_base64_is_refused() -> None:
     assert "alone" in refused.value.message
 
 
-def test_path_or_url_in_place_of_base64_is_refused_without_an_echo() -> None:
+def test_path_or_url_in_place_of_base64_is_refused_without_echo() -> None:
     for place in ("/home/me/passwd.png", "http://passwd.org/x.png", "file:///passwd", "a.png"):
         with pytest.raises(InvalidImage, match="base64 of the image, not a ") as refused:
             decode_bare(place)

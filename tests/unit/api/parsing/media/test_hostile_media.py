@@ -18,7 +18,7 @@ from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.api.parsing.media.parse import parse_image
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge
 
-PICTURES = [
+IMAGES = [
     *(image_file(name, (9, 7)) for name in ("PNG", "JPEG", "WEBP", "GIF")),
     *(animated(name) for name in ("PNG", "WEBP", "GIF")),
 ]
@@ -37,7 +37,7 @@ def test_arbitrary_urls_are_decoded_or_refused(head: str, payload: str, max_byte
 
 @settings(derandomize=True)
 @given(st.binary(min_size=1, max_size=80))
-def test_base64_round_trip_returns_the_bytes(data: bytes) -> None:
+def test_base64_round_trip_returns_bytes(data: bytes) -> None:
     assert urls.decode(MediaUrl(data_url(data), "p", "image", 80)) == data
     if len(data) > 1:
         with pytest.raises(PayloadTooLarge):
@@ -46,16 +46,16 @@ def test_base64_round_trip_returns_the_bytes(data: bytes) -> None:
 
 @settings(max_examples=examples(200), derandomize=True)
 @given(st.data())
-def test_damaged_picture_header_is_read_or_refused(data: st.DataObject) -> None:
-    picture = bytearray(data.draw(st.sampled_from(PICTURES)))
-    places = st.integers(0, len(picture) - 1)
+def test_damaged_image_header_is_read_or_refused(data: st.DataObject) -> None:
+    image = bytearray(data.draw(st.sampled_from(IMAGES)))
+    places = st.integers(0, len(image) - 1)
     for place in data.draw(st.lists(places, max_size=6)):
-        picture[place] = data.draw(st.integers(0, 255))
-    del picture[data.draw(st.integers(1, len(picture))) :]
+        image[place] = data.draw(st.integers(0, 255))
+    del image[data.draw(st.integers(1, len(image))) :]
     with contextlib.suppress(image_bounds.TooMuch):
-        image_bounds.check(bytes(picture))
+        image_bounds.check(bytes(image))
     with contextlib.suppress(InvalidImage):
-        assert image_header.read(bytes(picture), "p", 1 << 30).width > 0
+        assert image_header.read(bytes(image), "p", 1 << 30).width > 0
 
 
 @settings(derandomize=True)
@@ -69,7 +69,7 @@ def test_damaged_video_header_is_read_or_refused(data: st.DataObject) -> None:
         video_header.read(bytes(clip), "p")
 
 
-def test_white_space_in_a_non_ascii_url_is_refused_at_once() -> None:
+def test_white_space_in_non_ascii_url_is_refused_at_once() -> None:
     with pytest.raises(InvalidImage, match="not base64"):
         urls.decode(MediaUrl("data:;base64," + "🦊\n" * 1_000_000, "p", "image", 1 << 30))
 
@@ -77,6 +77,6 @@ def test_white_space_in_a_non_ascii_url_is_refused_at_once() -> None:
 def test_image_hash_ignores_base64_line_breaks() -> None:
     from vlm_server.settings import Limits
 
-    lines = base64.encodebytes(PICTURES[0]).decode()
+    lines = base64.encodebytes(IMAGES[0]).decode()
     image = parse_image(f"data:image/png;base64,{lines}", "p", Limits())
-    assert image == parse_image(data_url(PICTURES[0]), "p", Limits())
+    assert image == parse_image(data_url(IMAGES[0]), "p", Limits())

@@ -176,12 +176,12 @@ def long_film() -> bytes:
         inserted(GIF, len(GIF), b"!\xfe\1c\0", 1),
     ],
 )
-def test_ordinary_files_pass_the_bounds(data: bytes) -> None:
+def test_ordinary_files_pass_bounds_check(data: bytes) -> None:
     image_bounds.check(data)
     assert image_header.read(data, "p", 50_000_000).width > 0
 
 
-def test_bounds_of_a_mebibyte_take_milliseconds() -> None:
+def test_bounds_check_of_one_mebibyte_takes_milliseconds() -> None:
     data = image_file("JPEG", (64, 48))[:-2] + bytes(range(256)) * 4096 + b"\xff\xd9"
     with processor_time() as measured:
         image_bounds.check(data)

@@ -31,11 +31,11 @@ def test_header_of_every_format_is_read(file_format: str) -> None:
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "GIF"])
-def test_animation_is_read_as_one_picture(file_format: str) -> None:
+def test_animation_is_read_as_one_image(file_format: str) -> None:
     assert read(animated(file_format)) == ImageHeader(file_format, 4, 3)
 
 
-def test_jpeg_with_a_second_picture_is_a_jpeg() -> None:
+def test_jpeg_with_second_image_is_jpeg() -> None:
     out = io.BytesIO()
     first, second = Image.new("RGB", (8, 6)), Image.new("RGB", (8, 6))
     first.save(out, "MPO", save_all=True, append_images=[second])
@@ -57,7 +57,7 @@ def test_cmyk_jpeg_is_read() -> None:
 
 
 @pytest.mark.parametrize("file_format", ["EPS", "ICO", "PDF", "PPM", "TGA"])
-def test_unsupported_format_error_names_the_supported_ones(file_format: str) -> None:
+def test_unsupported_format_error_names_supported_ones(file_format: str) -> None:
     with pytest.raises(InvalidImage, match=READABLE) as caught:
         read(image_file(file_format))
     assert caught.value.param == PARAM
@@ -78,7 +78,7 @@ def test_unsupported_format_error_names_the_supported_ones(file_format: str) -> 
     ],
     ids=["svg", "heif", "bigtiff", "jp2", "psd", "fits", "exe", "nul", "empty"],
 )
-def test_non_pictures_are_refused(data: bytes) -> None:
+def test_non_images_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidImage, match=READABLE):
         read(data)
 
@@ -104,7 +104,7 @@ def test_damaged_header_is_reported_as_damaged(data: bytes, name: str) -> None:
     assert "not a readable" not in caught.value.message
 
 
-def test_heic_without_its_extra_is_refused_with_the_extra(
+def test_heic_without_its_extra_is_refused_with_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(image_header, "_HAS_HEIC", False)
@@ -115,7 +115,7 @@ def test_heic_without_its_extra_is_refused_with_the_extra(
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC"])
 @pytest.mark.parametrize("size", [(9000, 9000), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1)])
-def test_largest_picture_of_a_file_counts(name: str, size: tuple[int, int]) -> None:
+def test_largest_image_of_file_counts(name: str, size: tuple[int, int]) -> None:
     """HEIC readers run in a process of their own, so the size comes from the file's boxes."""
     data = bytearray(image_file(name, (64, 48)))
     struct.pack_into(">II", data, data.index(b"ispe") + 8, *size)
@@ -124,7 +124,7 @@ def test_largest_picture_of_a_file_counts(name: str, size: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 5), (5, 0)])
-def test_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
+def test_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidImage):
         read(png(*size))
 
@@ -133,12 +133,12 @@ def test_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "size", [(13000, 13000), (2**31 - 1, 2**31 - 1), (9000, 9000), (65535, 65535)]
 )
-def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]) -> None:
+def test_too_many_pixels_are_refused_from_header(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidImage, match="more than 50000000 pixels"):
         read(png(*size))
 
 
-def test_the_pixel_limit_is_exact() -> None:
+def test_pixel_limit_is_exact() -> None:
     assert read(image_file("PNG", (10, 10)), max_pixels=100).width == 10
     with pytest.raises(InvalidImage):
         read(image_file("PNG", (10, 10)), max_pixels=99)
@@ -166,13 +166,13 @@ def test_compressed_chunks_are_not_decompressed(chunk: bytes) -> None:
 
 
 @pytest.mark.parametrize("file_format", ALLOWED)
-def test_truncated_picture_header_is_read_or_refused(file_format: str) -> None:
+def test_truncated_image_header_is_read_or_refused(file_format: str) -> None:
     data = image_file(file_format, (64, 48))
     for eighth in range(1, 8):
         with contextlib.suppress(InvalidImage):
             assert read(data[: len(data) * eighth // 8]) == ImageHeader(file_format, 64, 48)
 
 
-def test_polyglot_has_the_format_of_its_first_bytes() -> None:
+def test_polyglot_has_format_of_its_first_bytes() -> None:
     assert read(image_file("PNG") + image_file("GIF")).format == "PNG"
     assert read(image_file("GIF") + b"%PDF-1.7").format == "GIF"

@@ -36,12 +36,12 @@ def test_images_of_equal_pixels_and_other_sizes_have_different_hashes() -> None:
     ("limits", "error"),
     [(Limits(max_image_bytes=50), PayloadTooLarge), (Limits(max_image_pixels=1199), InvalidImage)],
 )
-def test_parsed_image_obeys_the_limits(limits: Limits, error: type[Exception]) -> None:
+def test_parsed_image_obeys_limits(limits: Limits, error: type[Exception]) -> None:
     with pytest.raises(error):
         parse_image(data_url(image_file("PNG", (40, 30))), PARAM, limits)
 
 
-def test_parsed_video_has_the_hash_of_its_bytes() -> None:
+def test_parsed_video_has_hash_of_its_bytes() -> None:
     data = video_files.encode(video_files.noise(1, 3), "webm")
     video = parse_video(video_files.data_url(data, "mp4"), PARAM, Limits())
     assert (video.data, video.format, video.param) == (data, "WEBM", PARAM)

@@ -90,7 +90,7 @@ def test_mp4_box_may_be_64_bit_or_open_ended() -> None:
     ],
     ids=["empty", "playlist", "concat", "rtsp", "avi", "riff", "png", "other EBML", "bare EBML"],
 )
-def test_non_video_bytes_are_refused_without_an_echo(data: bytes) -> None:
+def test_non_video_bytes_are_refused_without_echo(data: bytes) -> None:
     message = refusal(data)
     readable, _, guess = message.partition(".")
     assert readable == "The video is not a readable MP4, MOV, WebM, Matroska or GIF"

@@ -7,6 +7,12 @@ from random import Random
 import mlx.core as mx
 import pytest
 
+from tests.unit.runner.backends.attention_inputs import (
+    SCALE,
+    max_distance,
+    mlx_attention,
+    random_qkv,
+)
 from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.backends.cuda.attention import (
     BLOCK_TOKENS,
@@ -18,53 +24,37 @@ from vlm_server.runner.backends.cuda.attention import (
 )
 from vlm_server.runner.model.chunks import PaddedChunk
 
-SCALE = 0.3
-
-
-def drawn(queries: int, keys: int, *, rows: int = 1, shared: int = 4) -> tuple[mx.array, ...]:
-    """Queries of eight heads, of which `shared` share keys and values, which end in a buffer."""
-    groups, room = 8 // shared, keys + 40
-    shapes = ((rows, 8, queries, 16), (rows, groups, room, 16), (rows, groups, room, 24))
-    q, k, v = (mx.random.normal(shape, key=mx.random.key(n)) for n, shape in enumerate(shapes))
-    return q, k[:, :, :keys], v[:, :, :keys]
-
-
-def theirs(q: mx.array, k: mx.array, v: mx.array, mask: str | mx.array) -> mx.array:
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask=mask)
-
-
-def distance(one: mx.array, other: mx.array) -> float:
-    assert one.shape == other.shape
-    return float(mx.abs(one - other).max().item())
-
 
 @pytest.mark.parametrize("blocks", [[32] * 6, [128, 64], [192]])
 @pytest.mark.parametrize("keys", [192, 256, 1000])
 @pytest.mark.parametrize("shared", [1, 4, 8])
 def test_cuda_attention_blocks_equal_mlxs_attention(blocks: list[int], keys: int, shared: int):
-    q, k, v = drawn(192, keys, shared=shared)
-    assert distance(causal_attention(q, k, v, SCALE, blocks), theirs(q, k, v, "causal")) < 1e-5
+    q, k, v = random_qkv(192, keys, shared=shared)
+    assert (
+        max_distance(causal_attention(q, k, v, SCALE, blocks), mlx_attention(q, k, v, "causal"))
+        < 1e-5
+    )
 
 
-def test_queries_may_be_transposed():
-    q, k, v = drawn(64, 96)
+def test_transposed_queries_equal_contiguous_queries():
+    q, k, v = random_qkv(64, 96)
     turned = mx.contiguous(q.swapaxes(1, 2)).swapaxes(1, 2)
     found = causal_attention(turned, k, v, SCALE, [32, 32])
-    assert distance(found, theirs(q, k, v, "causal")) < 1e-5
+    assert max_distance(found, mlx_attention(q, k, v, "causal")) < 1e-5
 
 
 @pytest.mark.parametrize(("rows", "mask_rows"), [(1, 1), (3, 3), (3, 1)])
 @pytest.mark.parametrize("queries", [1, 5, 16])
 @pytest.mark.parametrize("shared", [1, 4])
 def test_masked_cuda_attention_equals_mlxs(rows: int, mask_rows: int, queries: int, shared: int):
-    q, k, v = drawn(queries, 50, rows=rows, shared=shared)
+    q, k, v = random_qkv(queries, 50, rows=rows, shared=shared)
     mask = mx.random.uniform(shape=(mask_rows, 1, queries, 50), key=mx.random.key(9)) > 0.5
     mask[..., 0] = True
-    assert distance(masked_attention(q, k, v, SCALE, mask), theirs(q, k, v, mask)) < 1e-5
+    assert max_distance(masked_attention(q, k, v, SCALE, mask), mlx_attention(q, k, v, mask)) < 1e-5
 
 
 def halves(queries: int, keys: int, *, rows: int = 1) -> tuple[mx.array, mx.array, mx.array]:
-    q, k, v = (each.astype(mx.bfloat16) for each in drawn(queries, keys, rows=rows))
+    q, k, v = (each.astype(mx.bfloat16) for each in random_qkv(queries, keys, rows=rows))
     return q, k, v
 
 
@@ -96,7 +86,7 @@ class Planned:
         return mx.zeros((*q.shape[:3], v.shape[3]), q.dtype)
 
     def plan(self, heads: object, shape: Shape) -> mx.array:
-        """What is computed ahead, without its numbers."""
+        """Record a shape that is planned ahead; computes nothing."""
         self.meet(shape)
         return mx.zeros(())
 
@@ -217,7 +207,9 @@ def test_requested_chunk_shapes_are_precompiled_first_and_reported(planned: Plan
     assert not attention.is_precompiled(768, 1024, 256)  # no plan is to come
 
 
-def test_unsound_cuda_attention_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
+def test_cuda_attention_failing_its_check_is_left_to_mlx(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
@@ -226,7 +218,7 @@ def test_unsound_cuda_attention_is_left_to_mlx(planned: Planned, monkeypatch: py
     assert attention.is_precompiled(768, 1024, 64)
 
 
-def test_failing_soundness_check_is_not_repeated_forever(
+def test_failing_cuda_attention_check_is_not_repeated_forever(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(heads: object) -> bool:
@@ -241,7 +233,7 @@ def test_failing_soundness_check_is_not_repeated_forever(
     attend(attention, 768, 1024)
 
 
-def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
+def test_prompts_longer_than_planned_blocks_wait_for_one_plan(planned: Planned):
     attention = CudaAttention(1 << 20)
     attend(attention, 256, 256)
     plan_all(attention)
@@ -273,7 +265,7 @@ def test_wrong_cuda_attention_falls_back_to_mlx(monkeypatch: pytest.MonkeyPatch)
     q, k, _ = halves(256, 512)
     for _ in range(2):
         found = attention(q, k, k, SCALE, "causal")
-        assert distance(found, theirs(q, k, k, "causal")) == 0
+        assert max_distance(found, mlx_attention(q, k, k, "causal")) == 0
         assert not attention.precompile_next()
 
 
@@ -283,4 +275,4 @@ def test_cuda_attention_without_lasting_plans_falls_back_to_mlx():
     q, k, _ = halves(256, 512)
     attention(q, k, k, SCALE, "causal")
     assert not attention.precompile_next()
-    assert distance(attention(q, k, k, SCALE, "causal"), theirs(q, k, k, "causal")) == 0
+    assert max_distance(attention(q, k, k, SCALE, "causal"), mlx_attention(q, k, k, "causal")) == 0

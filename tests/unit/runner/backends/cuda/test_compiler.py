@@ -61,11 +61,11 @@ def code() -> Code:
         ("abcdefghi", 0xB4EC9257851C8AAF),
     ],
 )
-def test_hash_is_that_of_libstdcxx(text: str, expected: int):
+def test_kernel_name_hash_equals_libstdcxx_hash(text: str, expected: int):
     assert hash_of(text.encode()) == expected
 
 
-def test_code_is_the_text_that_mlx_builds():
+def test_kernel_source_equals_mlx_source():
     assert code().text == TEXT
     assert code().function == "mlx::core::cu::custom_kernel_vlm_scale_bfloat16_t_64_t"
     assert code().module == f"custom_kernel_vlm_scale_bfloat16_t_64_t_{hash_of(TEXT.encode()):x}"
@@ -88,7 +88,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Code]:
     return codes
 
 
-def test_kernel_is_compiled_once_into_the_folder_of_mlx(tmp_path: Path, compiled: list[Code]):
+def test_kernel_is_compiled_once_into_mlx_folder(tmp_path: Path, compiled: list[Code]):
     provide(code())
     provide(code())
     assert compiled == [code()]
@@ -99,7 +99,7 @@ def test_kernel_is_compiled_once_into_the_folder_of_mlx(tmp_path: Path, compiled
     assert len(list(module.parent.iterdir())) == 2, "no temporary file is left"
 
 
-def test_kernels_of_a_block_are_there_at_its_end(tmp_path: Path, compiled: list[Code]):
+def test_kernels_of_with_block_are_compiled_at_its_end(tmp_path: Path, compiled: list[Code]):
     others = [Code(f"{code().name}_{number}", TEXT) for number in range(4)]
     with in_parallel():
         for other in others:

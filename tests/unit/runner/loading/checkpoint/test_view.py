@@ -43,7 +43,7 @@ def test_trust_remote_code_runs_no_checkpoint_code(checkpoint: Path, mark: Path)
     assert not mark.exists()
 
 
-def test_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
+def test_module_of_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
     with no_code_of(checkpoint):
         pass
     spec = importlib.util.spec_from_file_location("evil", checkpoint / "evil.py")
@@ -54,7 +54,7 @@ def test_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
     assert not mark.exists()
 
 
-def test_unpickling_is_refused_while_a_checkpoint_loads(checkpoint: Path, mark: Path):
+def test_unpickling_is_refused_while_checkpoint_loads(checkpoint: Path, mark: Path):
     with no_code_of(checkpoint), pytest.raises(ModelLoadError, match="pickle"):
         pickle.loads(pickle.dumps(Planted(mark)))
     assert not mark.exists()

@@ -1,4 +1,4 @@
-"""Errors in every dialect say what was sent in place of a picture or of JSON."""
+"""Errors in every dialect say what was sent in place of an image or of JSON."""
 
 from __future__ import annotations
 

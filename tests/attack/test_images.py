@@ -1,4 +1,4 @@
-"""Pictures that are costly to decode: other requests do not wait, and nothing is left."""
+"""Images that are costly to decode: other requests do not wait, and nothing is left."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from tests.support.images import one_shape, user
 pytestmark = pytest.mark.attack
 
 FAST_SECONDS = 30.0
-"""A small picture takes 0.2 s on an idle machine. It waited for 75 s behind two that had left."""
+"""A small image takes 0.2 s on an idle machine. It waited for 75 s behind two that had left."""
 NUMBERS = count()
 
 
-def body(*pictures: bytes, kind: str = "png") -> bytes:
-    urls = [f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in pictures]
+def body(*images: bytes, kind: str = "png") -> bytes:
+    urls = [f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in images]
     parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     message = {"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}
     return msgspec.json.encode({"model": "default", "messages": [message], "max_tokens": 4})
 
 
-def large() -> bytes:
-    """A request with sixteen new pictures of 49 megapixels."""
+def large_request() -> bytes:
+    """A request with sixteen new images of 49 megapixels."""
     whole = large_png(7000)
     return body(*(other_png(whole, next(NUMBERS)) for _ in range(16)))
 
 
 @cache
-def slow() -> bytes:
-    """A picture that takes seconds to decode within all limits of pixels and scans."""
+def slow_image() -> bytes:
+    """An image that takes seconds to decode within all limits of pixels and scans."""
     return slow_jpeg(4000, 85)
 
 
@@ -56,29 +56,32 @@ def send(daemon: Daemon, data: bytes) -> socket.socket:
     return client
 
 
-def preparing(daemon: Daemon) -> int:
+def num_preparing(daemon: Daemon) -> int:
     return int(daemon.status()["engine"]["stats"]["requests"]["preparing"])
 
 
 def small_seconds(daemon: Daemon) -> float:
-    """The seconds of an answer about a small, uncached picture."""
+    """The seconds of an answer about a small, uncached image."""
     started = time.monotonic()
-    picture = one_shape("circle", "blue", (64, 64), background=(250, 250, next(NUMBERS) % 256))
+    image = one_shape("circle", "blue", (64, 64), background=(250, 250, next(NUMBERS) % 256))
     daemon.client(timeout=120).chat.completions.create(
-        model="default", messages=[user(picture, "what?")], max_tokens=4
+        model="default", messages=[user(image, "what?")], max_tokens=4
     )
     return time.monotonic() - started
 
 
-def tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [pid, *(descendant for child in found.stdout.split() for descendant in tree(int(child)))]
+    return [
+        pid,
+        *(descendant for child in found.stdout.split() for descendant in process_tree(int(child))),
+    ]
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU seconds of a process and its living descendants."""
     ticks = 0
-    for process in tree(pid):
+    for process in process_tree(pid):
         try:
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -99,34 +102,34 @@ def wait_quiet(daemon: Daemon) -> None:
     wait_until(is_quiet, 20, daemon.log)
 
 
-def test_small_picture_overtakes_requests_of_many_pixels(daemon: Daemon) -> None:
+def test_small_image_overtakes_requests_of_many_pixels(daemon: Daemon) -> None:
     with ExitStack() as clients:
         for _ in range(2):
-            clients.enter_context(send(daemon, large()))
-        wait_until(lambda: preparing(daemon), 30, daemon.log)
+            clients.enter_context(send(daemon, large_request()))
+        wait_until(lambda: num_preparing(daemon), 30, daemon.log)
         for _ in range(3):
             assert small_seconds(daemon) < FAST_SECONDS
-        assert preparing(daemon), "they were still being prepared"
+        assert num_preparing(daemon), "they were still being prepared"
     wait_quiet(daemon)
 
 
 @pytest.mark.whole
-def test_abandoned_pictures_do_not_delay_small_ones(daemon: Daemon) -> None:
+def test_abandoned_images_do_not_delay_small_ones(daemon: Daemon) -> None:
     for _ in range(2):
         with ExitStack() as clients:
             for _ in range(4):
-                clients.enter_context(send(daemon, large()))
-            wait_until(lambda: preparing(daemon), 30, daemon.log)
+                clients.enter_context(send(daemon, large_request()))
+            wait_until(lambda: num_preparing(daemon), 30, daemon.log)
         assert small_seconds(daemon) < FAST_SECONDS
     wait_quiet(daemon)
 
 
 def test_decoding_ends_with_its_last_client(daemon: Daemon) -> None:
-    """Twenty-four clients with a picture that is slow to decode despite a harmless header."""
+    """Twenty-four clients with an image that is slow to decode despite a harmless header."""
     with ExitStack() as clients:
         for _ in range(24):
-            picture = other_jpeg(slow(), next(NUMBERS))
-            clients.enter_context(send(daemon, body(picture, kind="jpeg")))
-        wait_until(lambda: preparing(daemon) >= 2, 30, daemon.log)
+            image = other_jpeg(slow_image(), next(NUMBERS))
+            clients.enter_context(send(daemon, body(image, kind="jpeg")))
+        wait_until(lambda: num_preparing(daemon) >= 2, 30, daemon.log)
     wait_quiet(daemon)
     assert small_seconds(daemon) < FAST_SECONDS
