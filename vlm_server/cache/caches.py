@@ -53,7 +53,7 @@ class Caches:
         self.features = LruCache[EncodedImage]("encoder", encoder_bytes)
         """Output of the encoder."""
         self.tiles = LruCache[Any]("tile", tile_bytes)
-        """Output of the encoder for single tiles, for families that cut pictures into tiles."""
+        """Output of the encoder for single tiles, for families that cut images into tiles."""
         self.prefixes = PrefixCache[Any, Any](
             "prefix", prefix_bytes, needs_snapshots=needs_snapshots
         )

@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
-from vlm_server.cli.client.images import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, image_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
@@ -241,8 +241,8 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     with own as url, Daemon(url, own_key(settings.server)) as daemon:
         daemon.wait_ready(settings.engine.start_timeout_seconds)
         print(f"\nLoaded in {time.monotonic() - started:.1f} s.")
-        for each in picture_questions():
+        for question in image_questions():
             asked = time.monotonic()
-            answer = answer_about(each, daemon)
+            answer = answer_about(question, daemon)
             seconds = time.monotonic() - asked
-            print(f"\n{each.shows}: {each.question}\n  {answer}  ({seconds:.1f} s)")
+            print(f"\n{question.shows}: {question.text}\n  {answer}  ({seconds:.1f} s)")

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0)
 _MAX_TOKENS_OVERLAPPING = 512
-"""The length of answers that overlap with a picture's, which ends first and aborts them."""
+"""The length of answers that overlap with an image's, which ends first and aborts them."""
 _IMAGE_PIXELS = 448
 _SMALL_IMAGE_PIXELS = 112
 _VIDEO_PIXELS = 160
@@ -61,19 +61,19 @@ class WarmUpStage:
 def stages(
     *, is_thorough: bool, compiles: bool, with_video: bool, context_tokens: int
 ) -> tuple[WarmUpStage, ...]:
-    """The stages of a warm-up: a text, a video, a picture that joins a text, the picture again.
+    """The stages of a warm-up: a text, a video, an image that joins a text, the image again.
 
     Only the last one hits the caches. Stages that may fail come first. `compiles` adds stages that
     compile the kernels of batched prefill, drafts and sampling. Unless `is_thorough`, a small
-    picture with a text is the only stage: it checks that the model answers. See
+    image with a text is the only stage: it checks that the model answers. See
     docs/decisions/0033 and 0062.
     """
     if not is_thorough:
-        small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
+        small = _image("a prompt with a picture", _SMALL_IMAGE_PIXELS)
         return (WarmUpStage("a picture", (small,)),)
     video = Video(_video(), "warm-up", "GIF", "warm-up")
     text = _submit("a text prompt")
-    picture = _picture("a prompt with a picture", _IMAGE_PIXELS)
+    image = _image("a prompt with a picture", _IMAGE_PIXELS)
     max_tokens = min(_MAX_TOKENS_OVERLAPPING, context_tokens // 2)
     longer = msgspec.structs.replace(_SAMPLING, max_tokens=max_tokens)
     running = msgspec.structs.replace(
@@ -84,8 +84,8 @@ def stages(
         WarmUpStage("text", (text,)),
         *([WarmUpStage("a video", (clip,), is_needed=False)] if with_video else []),
         *(_stages_that_compile(text, max_tokens) if compiles else []),
-        WarmUpStage("a picture", (running, picture)),
-        WarmUpStage("a cached prompt", (picture,)),
+        WarmUpStage("a picture", (running, image)),
+        WarmUpStage("a cached prompt", (image,)),
     )
 
 
@@ -165,7 +165,7 @@ def warm_up(loop: EngineLoop, stage: WarmUpStage) -> bool:
     return False
 
 
-def _picture(request_id: str, side_pixels: int) -> Submit:
+def _image(request_id: str, side_pixels: int) -> Submit:
     data = _image_bytes(side_pixels)
     image = Image(data, "warm-up", "PNG", side_pixels, side_pixels, "warm-up")
     return _submit(request_id, ImagePart(0), images=(image,))

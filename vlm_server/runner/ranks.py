@@ -3,7 +3,7 @@
 A rank has some heads of every attention and some hidden units of every MLP. What it adds to the
 hidden states is summed over all ranks, so that all have the same hidden states and logits. mlx-vlm
 shards some models itself; families whose layers are plain ones are sharded here with MLX's layers.
-Rank 0 alone encodes pictures.
+Rank 0 alone encodes images.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Models:
         }
 
     def _seen(self, facts: ModelFacts) -> dict[str, int] | None:
-        """The sizes at which the model sees pictures, for families that scale them."""
+        """The sizes at which the model sees images, for families that scale them."""
         if not facts.image_side_multiple:
             return None
         max_pixels = self._settings.image.max_pixels or facts.max_image_pixels

@@ -14,7 +14,7 @@ from vlm_server.platform.awake import Awake
 from vlm_server.settings import Limits
 
 _FREE_BYTES = 64 << 10
-"""Uncounted bytes of each body: no short text is refused because of other clients' pictures."""
+"""Uncounted bytes of each body: no short text is refused because of other clients' images."""
 _RETRY_SECONDS = 5.0
 """Time after `Retry-After` for which a refused client's share is kept free."""
 _MIN_BODIES = 4

@@ -47,8 +47,8 @@ def of_submit(submit: Submit) -> str:
     said = takewhile(lambda message: message.role != "assistant", submit.messages)
     opening = tuple(msgspec.structs.replace(message, param="") for message in said)
     parts = [part for message in opening for part in message.content]
-    pictures = [submit.images[part.index] for part in parts if isinstance(part, ImagePart)]
+    images = [submit.images[part.index] for part in parts if isinstance(part, ImagePart)]
     videos = [submit.videos[part.index] for part in parts if isinstance(part, VideoPart)]
-    if pictures or videos:
-        return pictures[0].content_hash if pictures else videos[0].content_hash
+    if images or videos:
+        return images[0].content_hash if images else videos[0].content_hash
     return hashlib.sha256(_encode(opening)).hexdigest() if opening else ""

@@ -23,7 +23,7 @@ Ask, or give a picture first:  other.png What is different here?
 
 
 def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> int:
-    """Read and answer lines until the input ends; `first` are the first question's pictures."""
+    """Read and answer lines until the input ends; `first` are the first question's images."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives `input` its line editing and history
     print(_HELP, file=sys.stderr)
@@ -52,7 +52,7 @@ def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> i
 
 
 def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limits) -> list[Medium]:
-    """Answer one line; returns the pictures that still wait for a question."""
+    """Answer one line; returns the images that still wait for a question."""
     screen, num_said = output.Screen(), len(conversation)
     try:
         files, question = files_and_question(line)

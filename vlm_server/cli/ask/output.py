@@ -1,4 +1,4 @@
-"""Output of `ask`: the answer's text as it arrives, or one JSON object; and the marked picture."""
+"""Output of `ask`: the answer's text as it arrives, or one JSON object; and the marked image."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Screen:
 
 
 def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
-    """Print notes after an answer: that it was cut off, and its picture with regions.
+    """Print notes after an answer: that it was cut off, and its image with regions.
 
     `is_quiet`: only write `save_boxes`. Raises CommandFailed if no regions were found to write.
     """
@@ -55,8 +55,8 @@ def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = Fal
         print("(cut off at the longest answer allowed: --max-tokens)", file=sys.stderr)
     can_show = sys.stdout.isatty() and not is_quiet
     protocol = regions.protocol_of(os.environ) if can_show else None
-    if reply.regions and reply.picture is not None and (protocol or save_boxes):
-        image = regions.drawn(reply.picture.data, reply.regions)
+    if reply.regions and reply.image is not None and (protocol or save_boxes):
+        image = regions.drawn(reply.image.data, reply.regions)
         if protocol is not None:
             columns = shutil.get_terminal_size().columns
             print(regions.sequence(image, protocol, columns), end="", flush=True)
@@ -67,7 +67,7 @@ def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = Fal
 
 
 def as_json(reply: ChatReply) -> str:
-    """Answer as one JSON object; `regions` in pixels of the last picture."""
+    """Answer as one JSON object; `regions` in pixels of the last image."""
     counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
     said: dict[str, Any] = {
         "model": reply.model,
@@ -94,9 +94,9 @@ def _rate(reply: ChatReply) -> float | None:
 
 
 def _regions(reply: ChatReply) -> list[dict[str, Any]]:
-    if not reply.regions or reply.picture is None:
+    if not reply.regions or reply.image is None:
         return []
-    width, height = regions.upright_size(reply.picture.data)
+    width, height = regions.upright_size(reply.image.data)
     scales = {"x": width, "y": height, "width": width, "height": height}
     found = []
     for region in reply.regions:

@@ -1,6 +1,6 @@
 """The scenario `day`: a day of mixed requests, compressed, and the server's drift over it.
 
-The day consists of rounds. Each has the same requests with new pictures and words, in an order
+The day consists of rounds. Each has the same requests with new images and words, in an order
 that depends on the seed: an agent, a burst of several users, a user with questions, texts; then a
 pause. Whole rounds are compared. Drift is the end of the day against its beginning, by kind of
 request; the machine's own drift is measured by fixed work.
@@ -78,7 +78,7 @@ class Day:
         self._client = client
         self._material = material
         self._round = 0
-        self._picture = Image.new("RGB", (2000, 1500))
+        self._image = Image.new("RGB", (2000, 1500))
         self._start = time.perf_counter()
         self.samples: list[DaySample] = []
 
@@ -130,9 +130,9 @@ class Day:
         return answer.text
 
     def _work(self) -> None:
-        """Do the fixed work: scale a picture down, while no request is in flight."""
+        """Do the fixed work: scale an image down, while no request is in flight."""
         sent, start = self.elapsed_seconds, time.perf_counter()
-        self._picture.resize((500, 375), Image.Resampling.LANCZOS)
+        self._image.resize((500, 375), Image.Resampling.LANCZOS)
         seconds = time.perf_counter() - start
         self.samples.append(DaySample(FIXED_WORK, self._round, sent, seconds))
 

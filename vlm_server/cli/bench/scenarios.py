@@ -114,9 +114,9 @@ async def four_agents(client: Client, material: Material) -> list[Figure]:
     ]
 
 
-async def forgetful_agent(client: Client, material: Material, max_pictures: int) -> list[Figure]:
-    """A conversation that keeps up to `max_pictures` pictures, and then only the latest three."""
-    answers = await _conversation(client, material, _FORGETFUL_TURNS, max_pictures=max_pictures)
+async def forgetful_agent(client: Client, material: Material, max_images: int) -> list[Figure]:
+    """A conversation that keeps up to `max_images` images, and then only the latest three."""
+    answers = await _conversation(client, material, _FORGETFUL_TURNS, max_images=max_images)
     settled = answers[_SETTLED - 1 :]
     again = [
         answer.prompt_tokens - answer.cached_tokens
@@ -137,22 +137,22 @@ async def _conversation(
     turns: int,
     *,
     max_tokens: int = 12,
-    max_pictures: int | None = None,
+    max_images: int | None = None,
 ) -> list[TimedAnswer]:
     """The answers in a conversation with a new image in each turn.
 
-    Beyond `max_pictures`, all but the latest `_KEPT` pictures are taken out; their words stay. The
+    Beyond `max_images`, all but the latest `_KEPT` images are taken out; their words stay. The
     prompt then differs from the first of them on, and is prefilled again from there.
     """
     messages: list[ChatMessage] = [material.system()]
     answers: list[TimedAnswer] = []
     key = ""
     shown: dict[int, str] = {}
-    """The words of the messages that still have their picture, by their place."""
+    """The words of the messages that still have their image, by their place."""
     for turn in range(1, turns + 1):
         words = shown[len(messages)] = f"Step {turn}: what changed?"
         messages.append(user(words, material.image()))
-        if max_pictures is not None and len(shown) > max_pictures:
+        if max_images is not None and len(shown) > max_images:
             for place in sorted(shown)[:-_KEPT]:
                 messages[place] = user(shown.pop(place))
         key = key or routing_key(messages)
@@ -239,8 +239,8 @@ SCENARIOS: dict[str, Scenario] = {
     "repeat": repeat,
     "question": question,
     "agent": agent,
-    "agent-window": partial(forgetful_agent, max_pictures=_KEPT),
-    "agent-drops": partial(forgetful_agent, max_pictures=2 * _KEPT),
+    "agent-window": partial(forgetful_agent, max_images=_KEPT),
+    "agent-drops": partial(forgetful_agent, max_images=2 * _KEPT),
     "stall": stall,
     "conc": conc,
     "text": partial(streams, counts=(1, _USERS)),

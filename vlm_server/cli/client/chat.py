@@ -113,9 +113,9 @@ async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGene
 def routing_key(messages: Sequence[dict[str, Any]]) -> str:
     """The key by which a gateway sends all turns of a conversation to one worker, in hex.
 
-    The SHA-256 of the first picture or video if one comes before the first answer, else of the
-    messages until then. For a picture in a data URL it equals the daemon's own
-    (`api.parsing.routing_key`), so that other clients with that picture find it cached.
+    The SHA-256 of the first image or video if one comes before the first answer, else of the
+    messages until then. For an image in a data URL it equals the daemon's own
+    (`api.parsing.routing_key`), so that other clients with that image find it cached.
     """
     opening = list(takewhile(lambda message: message["role"] != "assistant", messages))
     contents = [message["content"] for message in opening]

@@ -1,4 +1,4 @@
-"""The self-test: one question about a picture, to the running daemon or one started for it."""
+"""The self-test: one question about an image, to the running daemon or one started for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
-from vlm_server.cli.client.images import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, image_questions
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
@@ -75,7 +75,7 @@ def _asked(daemon: Daemon, before: str) -> Finding:
     """Whether the answer is right. Raises CommandFailed if there is none."""
     began = time.monotonic()
     try:
-        answer = answer_about(next(picture_questions()), daemon, ANSWER_SECONDS)
+        answer = answer_about(next(image_questions()), daemon, ANSWER_SECONDS)
     except TimeoutError:
         raise CommandFailed(f"no answer within {ANSWER_SECONDS:.0f} s") from None
     seconds = time.monotonic() - began

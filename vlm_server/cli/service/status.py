@@ -11,7 +11,7 @@ from typing import Any
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client.chat import DaemonBusy
 from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
-from vlm_server.cli.client.images import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, image_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager, join_address, split_address
@@ -87,7 +87,7 @@ def _readiness(daemon: Daemon) -> Readiness:
 
 
 def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[str], None]) -> str:
-    """The answer of the service to a question about a picture; `say` gets the stages of loading.
+    """The answer of the service to a question about an image; `say` gets the stages of loading.
 
     Raises CommandFailed if the service ends, or takes longer than `engine.start_timeout_seconds`,
     without downloads.
@@ -129,7 +129,7 @@ def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
 def _answer(daemon: Daemon) -> str | None:
     """The answer to a test question; None if the daemon is too busy. Raises CommandFailed."""
     try:
-        return answer_about(next(picture_questions()), daemon, _ANSWER_SECONDS)
+        return answer_about(next(image_questions()), daemon, _ANSWER_SECONDS)
     except DaemonBusy:
         return None
     except TimeoutError:

@@ -139,7 +139,7 @@ class Decoders:
             if isinstance(frames, Undecodable):
                 raise InvalidImage(frames.reason, image.param)
             return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
-        raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
+        raise InvalidImage(f"the {image.format} image can't be decoded", image.param)
 
     def video(self, video: Video, limits: VideoSettings, cancellation: Cancellation) -> Clip:
         """The complete frames of `video` at the rate and size of `limits`.

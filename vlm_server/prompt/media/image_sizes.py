@@ -1,6 +1,6 @@
-"""The size at which a picture is shown to the model, if a request or the settings ask for one.
+"""The size at which an image is shown to the model, if a request or the settings ask for one.
 
-In families of dynamic resolution, processors resize pictures by a rule (`PixelRule`). This module
+In families of dynamic resolution, processors resize images by a rule (`PixelRule`). This module
 applies the rule first, with narrower bounds, so that the processor keeps the size.
 """
 
@@ -25,14 +25,14 @@ MIN_PIXELS_PARAM = "mm_processor_kwargs.min_pixels"
 
 @dataclass(frozen=True, slots=True)
 class PixelBounds:
-    """Width times height of a picture as the model sees it; `max_pixels` None is no bound."""
+    """Width times height of an image as the model sees it; `max_pixels` None is no bound."""
 
     min_pixels: int
     max_pixels: int | None
 
 
-class PictureSizes:
-    """The sizes of one model's pictures. Thread-safe."""
+class ImageSizes:
+    """The sizes of one model's images. Thread-safe."""
 
     def __init__(self, rule: PixelRule | None, settings: ImageSettings) -> None:
         """`rule`: of the model's processor; None if its sizes are fixed, or not known."""
@@ -46,7 +46,7 @@ class PictureSizes:
         """Raises InvalidRequest for a size that this model can't show."""
         if image.min_pixels is not None and self._rule is None:
             raise InvalidRequest(
-                "This model's processor has sizes of its own: a picture can't be made larger.",
+                "This model's processor has sizes of its own: an image can't be made larger.",
                 MIN_PIXELS_PARAM,
             )
 
@@ -60,17 +60,17 @@ class PictureSizes:
         return None if self._size(size, bounds) == self._left_alone(size) else bounds
 
     def scale(self, pixels: NDArray[np.uint8], bounds: PixelBounds | None) -> NDArray[np.uint8]:
-        """An upright picture, (height, width, 3), at the size that `bounds` ask for."""
+        """An upright image, (height, width, 3), at the size that `bounds` ask for."""
         height, width = pixels.shape[:2]
         size = width, height
         wanted = size if bounds is None else self._size(size, bounds)
         if wanted == size:
             return pixels
-        picture = PillowImage.fromarray(pixels)
-        return np.asarray(picture.resize(wanted, PillowImage.Resampling.BICUBIC))
+        image = PillowImage.fromarray(pixels)
+        return np.asarray(image.resize(wanted, PillowImage.Resampling.BICUBIC))
 
     def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The size to which the processor itself scales a picture."""
+        """The size to which the processor itself scales an image."""
         if self._rule is None or max(size) > _MAX_ASPECT * min(size):
             return size
         return _smart_resize(size, self._rule)
@@ -86,14 +86,14 @@ class PictureSizes:
         return PixelBounds(min(min_pixels, max_pixels), max_pixels)
 
     def _min_pixels(self, image: Image, rule: PixelRule) -> int:
-        """The least pixels wanted; 0 for a request for a small picture (`detail` low)."""
+        """The least pixels wanted; 0 for a request for a small image (`detail` low)."""
         if image.min_pixels is not None:
             return image.min_pixels
         if image.max_side_pixels is not None:
             return 0
         grounding = rule.grounding_tokens if image.for_grounding else 0
         if grounding > rule.max_tokens:
-            grounding = 0  # the checkpoint was made for smaller pictures
+            grounding = 0  # the checkpoint was made for smaller images
         return max(grounding, self._min_tokens) * rule.factor**2
 
     def _size(self, size: tuple[int, int], bounds: PixelBounds) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.prompt.media.messages import Undecodable, pack
 
 _RETIRE_BYTES = {"image": 256 << 20, "video": 0}
-_FAILED = {"image": "the picture can't be decoded", "video": "The video can't be decoded."}
+_FAILED = {"image": "the image can't be decoded", "video": "The video can't be decoded."}
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def process_image(
 ) -> Processed:
     """Process an image of (height, width, 3) RGB. Raises InvalidImage, naming `param`."""
     height, width = pixels.shape[:2]
-    what = f"picture of {width}x{height} pixels"
+    what = f"image of {width}x{height} pixels"
     with _named_failures(what, InvalidImage, param):
         return _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
 
@@ -91,7 +91,7 @@ def _named_failures(
 ) -> Iterator[None]:
     """Raises `refusal` for any exception in the block.
 
-    The exception is logged in one line only, since clients can send any number of bad pictures.
+    The exception is logged in one line only, since clients can send any number of bad images.
     """
     try:
         yield

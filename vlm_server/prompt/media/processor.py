@@ -22,7 +22,7 @@ from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, SampledFrames
-from vlm_server.prompt.media.image_sizes import PictureSizes
+from vlm_server.prompt.media.image_sizes import ImageSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.template.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
@@ -70,7 +70,7 @@ class MediaProcessor:
         self._caches = caches
         self._processor = threading.Lock()
         self._locks = _KeyLocks()
-        self._sizes = PictureSizes(spec.pixel_rule, decoders.image_limits)
+        self._sizes = ImageSizes(spec.pixel_rule, decoders.image_limits)
 
     def begin(self, cancellation: Cancellation) -> DecodeBudget:
         """The decode budget of one request."""

@@ -1,6 +1,6 @@
 """Tool calls and results, arranged as a chat template can render them.
 
-Pictures keep their order, even if they are moved to another turn.
+Images keep their order, even if they are moved to another turn.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Backend(ABC):
     would take as long as the encode.
     """
     is_filled_by_a_tile = True
-    """Whether encoding a picture's tiles one by one takes no longer than in one call."""
+    """Whether encoding an image's tiles one by one takes no longer than in one call."""
     prefill_padding_tokens = 1
     """Long prefill chunks are padded to multiples of this; 1 for no padding."""
     mixed_step_tokens = 0

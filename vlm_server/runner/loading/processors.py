@@ -23,8 +23,8 @@ PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, bu
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
 _PROBE_SIZE = (64, 64)
-_ONE_PICTURE = 4
-"""Dimensions of the pixels of a picture that is not cut: (1, channels, height, width)."""
+_ONE_IMAGE = 4
+"""Dimensions of the pixels of an image that is not cut: (1, channels, height, width)."""
 
 
 _Around = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -91,7 +91,7 @@ class ModelProcessor:
             height, width = (int(number) for number in inputs["image_sizes"].reshape(-1)[:2])
             return width, height
         values = inputs.get("pixel_values")
-        if values is not None and values.ndim == _ONE_PICTURE and len(values) == 1:
+        if values is not None and values.ndim == _ONE_IMAGE and len(values) == 1:
             return values.shape[3], values.shape[2]
         return pixels.shape[1], pixels.shape[0]
 
@@ -136,10 +136,10 @@ class ModelProcessor:
 
 
 def _check_not_cut(inputs: Mapping[str, NDArray[Any]]) -> None:
-    """Raises ValueError if a picture has more patches than its rows have room for."""
+    """Raises ValueError if an image has more patches than its rows have room for."""
     shapes = inputs.get("spatial_shapes")
     if shapes is not None and shapes.prod(axis=1).max() > inputs["pixel_values"].shape[1]:
-        raise ValueError("a picture of this shape has more patches than the model takes")
+        raise ValueError("an image of this shape has more patches than the model takes")
 
 
 def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:

@@ -57,7 +57,7 @@ class ImageEncoder:
     """
 
     def __init__(self, loaded: LoadedModel, tiles: TileCache | None = None) -> None:
-        """`tiles`: None to encode pictures as a whole, even where tiles would be exact."""
+        """`tiles`: None to encode images as a whole, even where tiles would be exact."""
         self._loaded = loaded
         self._tiles = tiles
 
@@ -129,7 +129,7 @@ class ImageEncoding:
         except RequestError:
             raise
         except Exception as error:
-            logger.exception("encoding a picture failed")
+            logger.exception("encoding an image failed")
             raise self._device_errors.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:

@@ -1,4 +1,4 @@
-"""Encodes pictures tile by tile, and only tiles that are not cached."""
+"""Encodes images tile by tile, and only tiles that are not cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def encode_tiles(
     work: EncodeWork,
     tiles: Sequence[MediaInputs],
 ) -> Generator[list[mx.array], None, tuple[mx.array, int]]:
-    """The rows of a picture's image tokens: (tokens, hidden), or (layers, tokens, hidden).
+    """The rows of an image's tokens: (tokens, hidden), or (layers, tokens, hidden).
 
     Also returns the number of tokens of an encoded tile; 0 if all were cached. Yields lazy arrays
     to evaluate in turn. Raises InternalError for features that are not finite, which are not

@@ -43,7 +43,7 @@ _FOR_MLX = {
 }
 """For CUDA: how many shapes of attention MLX keeps plans for, as its 256 are less than long prompts
 need (`runner/backends/cuda/attention.py`); that it makes plans for any number of shapes, rather
-than fail; and that it launches kernels one by one, which takes less time in steps with pictures.
+than fail; and that it launches kernels one by one, which takes less time in steps with images.
 See docs/decisions/0054."""
 
 

@@ -178,7 +178,7 @@ def _ending(last: Delta) -> dict[str, str | None]:
 
 
 def _usage(finished: Finished) -> dict[str, Any]:
-    """The usage. `images` is our extension: each picture's size for the model, and its tokens."""
+    """The usage. `images` is our extension: each image's size for the model, and its tokens."""
     usage = finished.usage
     uncached = usage.prompt_tokens - usage.cached_tokens
     counts = _token_counts(uncached, usage.cached_tokens, usage.completion_tokens)

@@ -11,7 +11,7 @@ from msgspec import Struct, msgpack
 
 from vlm_server.api.dialects.fields import INT32_MAX, submit_of, tool_definitions
 from vlm_server.api.dialects.ollama import schema
-from vlm_server.api.dialects.ollama.messages import parse_messages, pictures_and_text
+from vlm_server.api.dialects.ollama.messages import images_and_text, parse_messages
 from vlm_server.api.dialects.ollama.model_fields import keep_alive_seconds, model_wanted
 from vlm_server.api.dialects.reasoning import ReasoningOptions
 from vlm_server.api.parsing import json_body
@@ -89,7 +89,7 @@ def parse_generate(body: Body, context: Context) -> ParsedRequest:
         system = conversation.text(request.system, "system")
         conversation.add(Message("system", (system,)), "system")
     text = conversation.text(request.prompt or "", "prompt")
-    asked = Message("user", pictures_and_text(images, "images", text, conversation))
+    asked = Message("user", images_and_text(images, "images", text, conversation))
     conversation.add(asked, "prompt")
     conversation.check_complete()
     return _parsed_request(request, model, ignored, conversation, None, context)

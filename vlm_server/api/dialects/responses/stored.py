@@ -103,7 +103,7 @@ def _ignore_all_but(request: Request, *effective: str) -> None:
 
 
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
-    """A page of the items of `turns`. Runs on a thread: they may have many pictures."""
+    """A page of the items of `turns`. Runs on a thread: they may have many images."""
     items = [item for turn in turns for item in _lists.decode(turn)]
     order, given = query.get("order", "desc"), query.get("limit", str(DEFAULT_ITEMS))
     if order not in ("asc", "desc"):

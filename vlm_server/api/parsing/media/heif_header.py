@@ -24,9 +24,9 @@ def brand(data: bytes) -> str | None:
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """Width and height of the largest picture described, before rotation and clipping.
+    """Width and height of the largest image described, before rotation and clipping.
 
-    No decoded picture has more pixels, even if it is a grid of pictures. Raises NotRead.
+    No decoded image has more pixels, even if it is a grid of images. Raises NotRead.
     """
     left = iter(range(_MAX_BOXES))
     try:
