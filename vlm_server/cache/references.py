@@ -70,14 +70,14 @@ class CacheReferences:
 
         Features of spans inside it are released.
         """
-        better = self._caches.prefixes.improve(
+        longer = self._caches.prefixes.rematch(
             self._prefix, self._key, self._limit, self._salt, self._min_length
         )
-        if better is self._prefix:
+        if longer is self._prefix:
             return False
-        self._prefix = better
-        after = set(self._spans_after_prefix())
-        for index in self._features.keys() - after:
+        self._prefix = longer
+        uncached_spans = set(self._spans_after_prefix())
+        for index in self._features.keys() - uncached_spans:
             self._features.pop(index).release()
         return True
 
@@ -95,8 +95,9 @@ class CacheReferences:
         Reads no file.
         """
         disk = self._caches.disk if on_disk else DiskTier()
-        known = self._prefix.length
-        stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._min_length)
+        stored = disk.find_prefix(
+            self._key, self._prefix.length, self._limit, self._salt, self._min_length
+        )
         length = 0 if stored is None else stored.length
         sizes = dict[int, int]()
         for index in list(self.missing()):

@@ -52,9 +52,9 @@ class Channel:
         """Enqueue an event; an announcement of device work is in the socket on return."""
         self._outbox.put(event)
         if isinstance(event, OnDevice) and event.request_ids:
-            written = threading.Event()
-            self._outbox.put(written)
-            written.wait(_ANNOUNCE_SECONDS)
+            is_written = threading.Event()
+            self._outbox.put(is_written)
+            is_written.wait(_ANNOUNCE_SECONDS)
 
     def end(self, status: int) -> NoReturn:
         """End the process after all events are written, without waiting for any other thread."""

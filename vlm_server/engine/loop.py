@@ -111,7 +111,7 @@ class EngineLoop:
         result = self._execute(plan) if plan.has_runner_work else StepResult()
         self._send_all(self.scheduler.update(plan, result))
         is_long = bool(plan.decode and plan.prefills)
-        if self.encoder.needs_turns:
+        if self.encoder.has_parts_left:
             self.runner.synchronize()
         self.encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
         if plan.has_runner_work:
@@ -123,14 +123,14 @@ class EngineLoop:
     # ---- the device ----------------------------------------------------------------
 
     def _execute(self, plan: SchedulerOutput) -> StepResult:
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         if plan.prefills:
             self.governor.before_chunk()
         launched = self.runner.launch(plan)
         self._announce(plan.on_device_during_step, plan)
         self._start_encode(plan.encode_during_step)
         result = launched.result()
-        _log_step(plan, time.perf_counter() - started)
+        _log_step(plan, time.perf_counter() - started_at)
         return result
 
     def _start_disk_read(self, work: DiskReadWork | None) -> None:
@@ -200,7 +200,7 @@ class EngineLoop:
         The wait ends in time for the next task, and within a second while there are requests: the
         supervisor's watchdog takes longer silence for a hang.
         """
-        is_busy = self._last_plan.has_runner_work or self.encoder.needs_turns
+        is_busy = self._last_plan.has_runner_work or self.encoder.has_parts_left
         wait = not (is_busy or self._last_plan.refused)  # a refusal makes room for the next request
         if wait and self.inbox.empty():
             self._send_stats()
@@ -229,7 +229,7 @@ class EngineLoop:
         """Seconds until the next task if no message comes; None if there is no task."""
         if self._last_plan.waits_for_memory:
             return _MEMORY_RETRY_SECONDS
-        if self._must_show_life:
+        if self._must_send_stats:
             return min(_STATS_SECONDS, self.scheduler.seconds_to_deadline())
         until_clear = self.governor.seconds_until_clear()
         deadlines = (
@@ -263,11 +263,11 @@ class EngineLoop:
                 self.scheduler.drain()
                 return []
 
-    def _on_disk_read(self, done: DiskReadDone) -> None:
+    def _on_disk_read(self, disk_read: DiskReadDone) -> None:
         self.governor.mark_busy()
-        if done.result.is_out_of_memory:
+        if disk_read.result.is_out_of_memory:
             self.governor.free_unused_memory()
-        self.scheduler.on_disk_read(done.request_id, done.result)
+        self.scheduler.on_disk_read(disk_read.request_id, disk_read.result)
 
     def _on_encoded(self, done: EncodeDone) -> list[Event]:
         self._heartbeat.finish(ENCODER, done.encodes[0].request_id)
@@ -298,12 +298,12 @@ class EngineLoop:
     def _send_stats(self) -> None:
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
-        if stats != self._last_stats or self._must_show_life:
+        if stats != self._last_stats or self._must_send_stats:
             self._last_stats = stats
             self.send(stats)
 
     @property
-    def _must_show_life(self) -> bool:
+    def _must_send_stats(self) -> bool:
         """Whether the supervisor's watchdog waits for signs of life."""
         return self._last_plan.has_requests or self._heartbeat.has_work
 

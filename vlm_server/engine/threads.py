@@ -66,7 +66,7 @@ class PreparerThreads:
 
     def _prepare(self, work: PrepareWork) -> None:
         outcome: Prepared | RequestError
-        request_id, started = work.submit.request_id, time.perf_counter()
+        request_id, started_at = work.submit.request_id, time.perf_counter()
         try:
             outcome = self._preparer.prepare(work.submit, work.cancellation, use_disk=work.use_disk)
         except RequestError as error:
@@ -76,7 +76,9 @@ class PreparerThreads:
         except BaseException:  # the request must end; a Rust panic is one, too
             logger.exception("preparing a request failed")
             outcome = InternalError("The request could not be prepared.")
-        logger.debug("prepared %s in %.1f ms", request_id, 1000 * (time.perf_counter() - started))
+        logger.debug(
+            "prepared %s in %.1f ms", request_id, 1000 * (time.perf_counter() - started_at)
+        )
         with self._lock:
             self._num_started -= 1
         self._inbox.put(PrepareDone(request_id, outcome))
@@ -94,13 +96,13 @@ class DiskReaderThread:
         self._thread.submit(self._read, work)
 
     def _read(self, work: DiskReadWork) -> None:
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             result = self._caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
         except BaseException:  # the request must go on
             logger.exception("reading from disk failed")
             result = DiskReadResult()
-        milliseconds = 1000 * (time.perf_counter() - started)
+        milliseconds = 1000 * (time.perf_counter() - started_at)
         logger.debug("read the cached part of %s in %.1f ms", work.request_id, milliseconds)
         self._inbox.put(DiskReadDone(work.request_id, result))
 
@@ -108,7 +110,7 @@ class DiskReaderThread:
 class EncoderThread:
     """A thread that encodes media, one call after the other."""
 
-    needs_turns = False
+    has_parts_left = False
 
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder

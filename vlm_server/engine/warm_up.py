@@ -109,7 +109,7 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:
     follows = SamplingParams(
         max_tokens=min(_MAX_TOKENS_DRAFTED, max_tokens), temperature=0.0, json_schema=_SCHEMA
     )
-    drafted = msgspec.structs.replace(text, request_id="a schema", sampling=follows)
+    constrained = msgspec.structs.replace(text, request_id="a schema", sampling=follows)
     sampled = SamplingParams(
         max_tokens=max_tokens,
         temperature=0.8,
@@ -125,8 +125,8 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:
     )
     return [
         WarmUpStage("several texts", texts, is_needed=False),
-        WarmUpStage("drafts", (drafted,), is_needed=False),
-        WarmUpStage("drafts of two sequences", (running, drafted), is_needed=False),
+        WarmUpStage("drafts", (constrained,), is_needed=False),
+        WarmUpStage("drafts of two sequences", (running, constrained), is_needed=False),
     ]
 
 
@@ -136,15 +136,15 @@ def warm_up(loop: EngineLoop, stage: WarmUpStage) -> bool:
     Raises ModelLoadError if a needed stage fails.
     """
     events: list[Event] = []
-    *others, last = (submit.request_id for submit in stage.submits)
+    *overlapping_ids, last_id = (submit.request_id for submit in stage.submits)
 
     def take(event: Event) -> None:
         events.append(event)
-        if isinstance(event, Finished | Failed) and event.request_id == last:
-            for request_id in others:
+        if isinstance(event, Finished | Failed) and event.request_id == last_id:
+            for request_id in overlapping_ids:
                 loop.inbox.put(Abort(request_id))
 
-    started = time.monotonic()
+    started_at = time.monotonic()
     for submit in stage.submits:
         loop.inbox.put(submit)
     try:
@@ -154,11 +154,11 @@ def warm_up(loop: EngineLoop, stage: WarmUpStage) -> bool:
             raise
         logger.warning("warming up on %s: %s", stage.name, error)
         return False
-    logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started)
-    failed = next((event for event in events if isinstance(event, Failed)), None)
-    if failed is None:
+    logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started_at)
+    failure = next((event for event in events if isinstance(event, Failed)), None)
+    if failure is None:
         return True
-    reason = f"the model can't answer {failed.request_id}: {failed.message}"
+    reason = f"the model can't answer {failure.request_id}: {failure.message}"
     if stage.is_needed:
         raise ModelLoadError(reason)
     logger.warning(reason)
@@ -189,8 +189,10 @@ def _image_bytes(side_pixels: int) -> bytes:
 
 def _video() -> bytes:
     noise, encoded = _noise(_VIDEO_PIXELS), io.BytesIO()
-    first, *others = (next(noise) for _ in range(_VIDEO_FRAMES))
-    first.save(encoded, "GIF", save_all=True, append_images=others, duration=_FRAME_MILLISECONDS)
+    first_frame, *other_frames = (next(noise) for _ in range(_VIDEO_FRAMES))
+    first_frame.save(
+        encoded, "GIF", save_all=True, append_images=other_frames, duration=_FRAME_MILLISECONDS
+    )
     return encoded.getvalue()
 
 

@@ -221,13 +221,13 @@ class AnswerParser:
 
     def _end_call(self, end_mark: str, *, is_cut_off: bool = False) -> None:
         assert self._auto is not None
-        read = self._auto.end(end_mark, is_cut_off=is_cut_off)
-        self._is_after_mark = not isinstance(read, str)
+        calls = self._auto.end(end_mark, is_cut_off=is_cut_off)
+        self._is_after_mark = not isinstance(calls, str)
         self._enter(_State.CONTENT)
-        if isinstance(read, str):
-            self._add_content("".join(self._blanks) + read)
+        if isinstance(calls, str):
+            self._add_content("".join(self._blanks) + calls)
         else:
-            self._pieces += read
+            self._pieces += calls
             self._has_marks = True
             self._drops_blanks = False
         self._blanks = []

@@ -118,17 +118,17 @@ class RequiredCallParser:
 
     def _read_name(self) -> _NeedsText:
         yield from self._skip_blanks()
-        while (found := _STRING.match(self._held)) is None:
+        while (match := _STRING.match(self._held)) is None:
             if self._held[0] != '"' or len(self._held) > self._longest_name:
                 raise _Unexpected
             yield
         try:
-            name = json.loads(found[0])
+            name = json.loads(match[0])
         except ValueError:
             raise _Unexpected from None
         if not self._calls.may_call(name):
             raise _Unexpected
-        self._take(found.end())
+        self._take(match.end())
         self._unsent.clear()
         self._pieces.append(self._calls.begin(name))
 
@@ -153,9 +153,9 @@ class RequiredCallParser:
         self._take(len(self._held) - len(bare))
 
     def _take(self, length: int) -> str:
-        taken, self._held = self._held[:length], self._held[length:]
-        self._unsent.append(taken)
-        return taken
+        text, self._held = self._held[:length], self._held[length:]
+        self._unsent.append(text)
+        return text
 
     @property
     def _longest_name(self) -> int:

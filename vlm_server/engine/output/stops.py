@@ -26,11 +26,13 @@ class StopChecker:
         if not self._stops:
             return text, False
         text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        matches = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
+        ]
+        if matches:
             self._held = ""
             # The stop string that was complete first, independent of how the text was split.
-            _, start, self.reached = min(found)
+            _, start, self.reached = min(matches)
             return text[:start], True
         keep = self._possible_stop_length(text)
         self._held = text[len(text) - keep :]
@@ -38,8 +40,8 @@ class StopChecker:
 
     def flush(self) -> str:
         """The text that was held back, at the end of the answer."""
-        held, self._held = self._held, ""
-        return held
+        text, self._held = self._held, ""
+        return text
 
     def _possible_stop_length(self, text: str) -> int:
         for length in range(min(len(text), self._longest - 1), 0, -1):

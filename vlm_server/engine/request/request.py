@@ -141,13 +141,13 @@ class Request:
 
     @property
     def progress(self) -> RequestProgress:
-        done, total = 0, 0
+        num_done, total = 0, 0
         if self.state is State.PREFILL:
-            done, total = self.num_prefilled, self.prompt.num_tokens
+            num_done, total = self.num_prefilled, self.prompt.num_tokens
         elif self.state is State.DECODE:
-            done = sum(choice.num_generated for choice in self.choices)
+            num_done = sum(choice.num_generated for choice in self.choices)
             total = self.max_tokens * len(self.choices)
-        return RequestProgress(self.request_id, self.state.value, done, total)
+        return RequestProgress(self.request_id, self.state.value, num_done, total)
 
     @property
     def usage(self) -> Usage:

@@ -130,8 +130,9 @@ class Scheduler:
         if request.count_only:
             return self._count(request, outcome)
         try:
-            wanted = request.sampling.max_tokens
-            max_tokens = max_answer_tokens(self._config, outcome.prompt, wanted)
+            max_tokens = max_answer_tokens(
+                self._config, outcome.prompt, request.sampling.max_tokens
+            )
         except ContextLengthExceeded as error:
             outcome.references.release()
             return self._fail(request, error)
