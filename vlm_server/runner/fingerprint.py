@@ -107,17 +107,17 @@ class KeptHashes:
 
     def sha256(self, path: Path) -> str:
         """The hash of the file's whole content; reads the file if the hash is not kept."""
-        started = time.time_ns()
-        before = _identity(path)
-        if (known := self._known.pop(before, None)) is None:
-            known = _sha256(path)
+        started_at = time.time_ns()
+        identity = _identity(path)
+        if (digest := self._known.pop(identity, None)) is None:
+            digest = _sha256(path)
             stat = path.stat()
-            is_settled = started - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS
-            if not is_settled or _identity(path) != before:
-                return known
-        self._known[before] = known  # the newest last
+            is_settled = started_at - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS
+            if not is_settled or _identity(path) != identity:
+                return digest
+        self._known[identity] = digest  # the newest last
         self._write()
-        return known
+        return digest
 
     def _read(self) -> dict[str, str]:
         with suppress(OSError, ValueError):
@@ -127,13 +127,13 @@ class KeptHashes:
         return {}
 
     def _write(self) -> None:
-        kept = dict(list(self._known.items())[-_MAX_KEPT:])
+        entries = dict(list(self._known.items())[-_MAX_KEPT:])
         temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(os.open(temporary, flags, 0o600), "w") as file:
-                json.dump(kept, file)
+                json.dump(entries, file)
             temporary.replace(self._file)
         except OSError as error:
             logger.warning("the next start reads all weights: %s", error)

@@ -47,13 +47,17 @@ class DequantizingLinear(QuantizedLinear):  # type: ignore[misc]
 def dequantize(model: Any, free_bytes: int) -> None:
     """Replace the quantized layers of a loaded model by dense ones, if these take a part of
     `free_bytes` alone; else let its linear layers dequantize their weights for many rows."""
-    layers = [each for each in model.modules() if type(each) in _DENSE and each.mode == "affine"]
-    added = sum(_dense_bytes(layer) - _packed_bytes(layer) for layer in layers)
-    if added > free_bytes // _SHARE_OF_FREE:
+    layers = [
+        module for module in model.modules() if type(module) in _DENSE and module.mode == "affine"
+    ]
+    added_bytes = sum(_dense_bytes(layer) - _packed_bytes(layer) for layer in layers)
+    if added_bytes > free_bytes // _SHARE_OF_FREE:
         dequantize_for_many_rows(model)
         return
     if layers:
-        logger.info("dequantized the weights: %d MiB more, and faster on this device", added >> 20)
+        logger.info(
+            "dequantized the weights: %d MiB more, and faster on this device", added_bytes >> 20
+        )
     for layer in layers:
         weight = _dequantized(layer)
         for name in ("scales", "biases"):

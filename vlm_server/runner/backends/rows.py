@@ -63,7 +63,7 @@ def _arranged(sources: Sequence[mx.array], runs: Sequence[Run], capacity: int) -
 
 def _piece(array: mx.array, run: Run, capacity: int) -> mx.array:
     rows = array[run.row : run.row + run.num_rows, :, run.start : run.start + run.count]
-    after = capacity - run.to - run.count
-    if run.to == after == 0:
+    num_after = capacity - run.to - run.count
+    if run.to == num_after == 0:
         return rows
-    return mx.pad(rows, [(0, 0), (0, 0), (run.to, after), (0, 0)])
+    return mx.pad(rows, [(0, 0), (0, 0), (run.to, num_after), (0, 0)])

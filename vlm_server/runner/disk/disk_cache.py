@@ -174,9 +174,9 @@ class DiskCache(DiskTier):
     def _catch_up(self) -> None:
         """Index new blocks of all engines, and drop deleted ones."""
         with self._catching_up:
-            found, gone = self._store.refresh()
-            self._drop(gone)
-            for key in found:
+            new_keys, removed_keys = self._store.refresh()
+            self._drop(removed_keys)
+            for key in new_keys:
                 if key.startswith("prefix-"):
                     self._read_header(key)
 
@@ -207,8 +207,8 @@ class DiskCache(DiskTier):
     ) -> list[int]:
         if self._needs_snapshots:
             return sorted(position for position in source.snapshots if position > start)
-        most = self.writer.room_bytes // source.size_bytes(0, 1)
-        return [prompt.floor(min(start + most, len(prompt)))]
+        max_tokens = self.writer.room_bytes // source.size_bytes(0, 1)
+        return [prompt.floor(min(start + max_tokens, len(prompt)))]
 
     def _features_key(self, key: str) -> str:
         """The file key of an image's features by this model."""

@@ -17,7 +17,7 @@ from vlm_server.interfaces import (
     SchedulerOutput,
     SeqId,
 )
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 _PREFIX = "mlx.core."
@@ -184,7 +184,7 @@ def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
     if isinstance(array, np.ndarray):
         return array.dtype.name, array.shape, array.tobytes()
     if isinstance(array, mx.array):
-        raw = read(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
+        raw = to_numpy(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
         return str(array.dtype).removeprefix(_PREFIX), tuple(array.shape), raw.tobytes()
     raise NotImplementedError(f"{type(array).__name__} is no message")
 

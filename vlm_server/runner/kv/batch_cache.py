@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
 from vlm_server.runner.backends.rows import Run, arranged
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 RowLayer: TypeAlias = KVCache | WindowKVCache
@@ -28,8 +28,8 @@ def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) 
     """
     if num_running == 0 and count == 1:
         return prompt
-    new = [_as_rows(layer, count) for layer in prompt]
-    return new if num_running == 0 else _extended(running, num_running, new)
+    new_rows = [_as_rows(layer, count) for layer in prompt]
+    return new_rows if num_running == 0 else _extended(running, num_running, new_rows)
 
 
 def joined_rows(
@@ -39,19 +39,19 @@ def joined_rows(
 
     A row may occur several times. The arguments are not changed.
     """
-    new = [copy.copy(layer) for layer in prompts]
+    new_rows = [copy.copy(layer) for layer in prompts]
     if rows != list(range(len(prompts[0].ends))):
-        for layer in new:
+        for layer in new_rows:
             layer.keep(rows)
-    even_out(new)
-    return new if num_running == 0 else _extended(running, num_running, new)
+    even_out(new_rows)
+    return new_rows if num_running == 0 else _extended(running, num_running, new_rows)
 
 
-def _extended(running: list[Any], num_running: int, new: list[Any]) -> list[Any]:
-    one = num_running == 1
-    rows = [_as_rows(layer, 1) if one else copy.copy(layer) for layer in running]
-    for layer, others in zip(rows, new, strict=True):
-        layer.extend(others)
+def _extended(running: list[Any], num_running: int, new_rows: list[Any]) -> list[Any]:
+    is_single = num_running == 1
+    rows = [_as_rows(layer, 1) if is_single else copy.copy(layer) for layer in running]
+    for layer, new_layer in zip(rows, new_rows, strict=True):
+        layer.extend(new_layer)
     return rows
 
 
@@ -70,21 +70,23 @@ def filtered(running: list[Any], rows: list[int]) -> list[Any]:
 
 def detached(running: list[Any], rows: list[int]) -> list[Any]:
     """The layers of `rows` of the two or more in `running`, which is not changed."""
-    made: list[Any] = []
+    layers: list[Any] = []
     for count, row in enumerate(rows):
-        made = joined(made, count, [layer.extract(row) for layer in running], 1)
-    return made
+        layers = joined(layers, count, [layer.extract(row) for layer in running], 1)
+    return layers
 
 
-def reattached(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
+def reattached(
+    running: list[Any], num_running: int, detached_layers: list[Any], count: int
+) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows that were detached."""
     if num_running == 0:
-        return others
+        return detached_layers
     if count == 1:
-        return joined(running, num_running, others, 1)
+        return joined(running, num_running, detached_layers, 1)
     for row in range(count):
-        alone = [layer.extract(row) for layer in others]
-        running = joined(running, num_running + row, alone, 1)
+        row_layers = [layer.extract(row) for layer in detached_layers]
+        running = joined(running, num_running + row, row_layers, 1)
     return running
 
 
@@ -276,7 +278,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     def filter(self, batch_indices: mx.array) -> None:
         """The same as `keep`, by mlx-vlm's name."""
-        self.keep(read(batch_indices).tolist())
+        self.keep(to_numpy(batch_indices).tolist())
 
     def keep(self, rows: list[int]) -> None:
         """Keep `rows`, in that order, and drop padding that all of them have.

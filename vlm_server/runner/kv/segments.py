@@ -143,8 +143,8 @@ class StateSize:
         """Bytes of a sequence of `num_tokens`, including unused columns of its buffers."""
         capacity = buffer_capacity(num_tokens)
         return self._fixed_bytes + sum(
-            num_bytes * min(capacity, buffer_capacity(most) if most else capacity)
-            for most, num_bytes in self._token_bytes.items()
+            num_bytes * min(capacity, buffer_capacity(max_tokens) if max_tokens else capacity)
+            for max_tokens, num_bytes in self._token_bytes.items()
         )
 
 
@@ -201,14 +201,14 @@ def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None
     for parts in zip(*matched, strict=True):
         _, heads, _, size = parts[0].shape
         sides.append(mx.concatenate([*parts, zeros(heads, size, parts[0].dtype)], axis=2))
-    cut = [layer for layer in layers if _can_be_cut(layer)]
-    for layer, keys, values in zip(cut, sides[::2], sides[1::2], strict=True):
+    appending = [layer for layer in layers if _can_be_cut(layer)]
+    for layer, keys, values in zip(appending, sides[::2], sides[1::2], strict=True):
         layer.keys, layer.values, layer.offset = keys, values, prefix.length
     states: LayerStates | None = prefix.snapshot
     if states is None:
         return
-    whole = [layer for layer in layers if not _can_be_cut(layer)]
-    for layer, arrays, counters in zip(whole, states.arrays, states.counters, strict=True):
+    stateful = [layer for layer in layers if not _can_be_cut(layer)]
+    for layer, arrays, counters in zip(stateful, states.arrays, states.counters, strict=True):
         _put_state(layer, arrays, counters)
 
 

@@ -97,12 +97,12 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
     ) -> mx.array | str | None:
         """The mask of `N` new tokens to the columns that `update_and_fetch` returns."""
         window_size = window_size or self.max_size
-        before = self.end - self.first_seen
+        num_before = self.end - self.first_seen
         if N == 1:
-            is_all = before < window_size
-            return None if is_all else mx.arange(before + 1) > before - window_size
-        if before + N > window_size or return_array:
-            mask: mx.array = create_causal_mask(N, before, window_size=window_size)
+            is_all = num_before < window_size
+            return None if is_all else mx.arange(num_before + 1) > num_before - window_size
+        if num_before + N > window_size or return_array:
+            mask: mx.array = create_causal_mask(N, num_before, window_size=window_size)
             return mask
         return "causal"
 

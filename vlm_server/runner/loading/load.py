@@ -201,17 +201,17 @@ def _make_fast(
 
 def _parameters(model: Any) -> Counter[str]:
     """Number of parameters, as before quantization, by their storage: `4bit`, `bfloat16`."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for _, module in model.named_modules():
         bits = getattr(module, "bits", None) if "scales" in module else None
         for name, array in module.items():
             if not hasattr(array, "nbytes") or (bits and name in ("scales", "biases")):
                 continue
             if bits and name == "weight":
-                found[f"{bits}bit"] += array.size * _PACKED_BITS // bits
+                counts[f"{bits}bit"] += array.size * _PACKED_BITS // bits
             else:
-                found[str(array.dtype).removeprefix("mlx.core.")] += array.size
-    return found
+                counts[str(array.dtype).removeprefix("mlx.core.")] += array.size
+    return counts
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

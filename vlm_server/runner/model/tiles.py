@@ -37,11 +37,12 @@ class Tiling:
             _OF_EACH_TILE | _OF_ANY_TILE | _OF_THE_IMAGE
         ):
             return []
-        own = {name: array for name, array in inputs.items() if name in _OF_EACH_TILE}
+        tile_inputs = {name: array for name, array in inputs.items() if name in _OF_EACH_TILE}
         shared = {name: array for name, array in inputs.items() if name in _OF_ANY_TILE}
         before = (slice(None),) * self.axis
         return [
-            {name: array[(*before, slice(at, at + 1))] for name, array in own.items()} | shared
+            {name: array[(*before, slice(at, at + 1))] for name, array in tile_inputs.items()}
+            | shared
             for at in range(inputs[_PIXELS].shape[self.axis])
         ]
 
@@ -90,9 +91,11 @@ class LayeredTiling(Tiling):
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
         """Without `image_sizes` nothing is packed, and no newline added."""
         side = model.config.vision_config.image_size // model.config.vision_config.patch_size
-        each = int(side * Fraction(model.config.downsample_rate)) ** 2
-        made: mx.array = _shown_alone(model, tile, token_id, each).deepstack_visual_embeds
-        return made
+        tokens_per_tile = int(side * Fraction(model.config.downsample_rate)) ** 2
+        rows: mx.array = _shown_alone(
+            model, tile, token_id, tokens_per_tile
+        ).deepstack_visual_embeds
+        return rows
 
     def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
         strategy = model.config.vision_feature_select_strategy

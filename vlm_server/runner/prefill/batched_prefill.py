@@ -46,11 +46,11 @@ def launch_batched(
         output = loaded.language_model(token_ids, cache=cache, **arguments)
     loaded.forget_positions()
     logits: mx.array = output.logits[:, -1]
-    shared = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
-    mx.async_eval(logits, [layer.state for layer in shared])  # type: ignore[no-untyped-call]
-    waits = loaded.errors.are_late
+    layers = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
+    mx.async_eval(logits, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
+    waits_for_copy = loaded.errors.are_late
     prompts_kv = {
-        request.request_id: PromptKV(request, shared, row, waits_for_copy=waits)
+        request.request_id: PromptKV(request, layers, row, waits_for_copy=waits_for_copy)
         for row, request in enumerate(requests)
     }
     return prompts_kv, logits
@@ -88,16 +88,16 @@ def _restored(
         layer.step, layer.offset = capacity, length
     if not length:
         return stacked
-    made: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    restored_layers: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     """Restored layers by segments, which prompts with the same prefix share."""
     rows = []
     for request in requests:
         segments = tuple((id(segment), count) for segment, count in request.prefix.segments)
-        if segments not in made:
-            made[segments] = new_layers(loaded.language_model)
-            restore(made[segments], request.prefix, capacity - 1)
-        rows.append(made[segments])
-    for layer, same in zip(stacked, zip(*rows, strict=True), strict=True):
-        layer.keys = mx.concatenate([source.keys for source in same])
-        layer.values = mx.concatenate([source.values for source in same])
+        if segments not in restored_layers:
+            restored_layers[segments] = new_layers(loaded.language_model)
+            restore(restored_layers[segments], request.prefix, capacity - 1)
+        rows.append(restored_layers[segments])
+    for layer, prompt_layers in zip(stacked, zip(*rows, strict=True), strict=True):
+        layer.keys = mx.concatenate([source.keys for source in prompt_layers])
+        layer.values = mx.concatenate([source.values for source in prompt_layers])
     return stacked

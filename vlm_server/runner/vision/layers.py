@@ -23,10 +23,10 @@ def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[m
     if not loaded.backend.encodes_in_turns:
         return compute()
     with _recorded(_layer_types(loaded.model)) as results:
-        made = compute()
+        result = compute()
     while results:
         yield [results.pop(0)]
-    return made
+    return result
 
 
 def _layer_types(model: Any) -> list[type]:

@@ -111,7 +111,7 @@ def check_weights(path: Path) -> list[tuple[str, int]]:
         tensors = [(str(e["dtype"]), prod(int(side) for side in e["shape"])) for e in entries]
     except (ValueError, AttributeError, KeyError, IndexError, TypeError):
         raise ModelLoadError(f"{path} is no safetensors file") from None
-    wanted = _HEADER_BYTES + length + max(ends, default=0)
-    if size < wanted:
-        raise ModelLoadError(f"{path} is cut short: it has {size} of {wanted} bytes")
+    num_bytes = _HEADER_BYTES + length + max(ends, default=0)
+    if size < num_bytes:
+        raise ModelLoadError(f"{path} is cut short: it has {size} of {num_bytes} bytes")
     return tensors
