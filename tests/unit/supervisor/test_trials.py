@@ -92,7 +92,9 @@ async def test_cancelled_suspect_unblocks_waiting_requests() -> None:
     made.remove("busy")
     made.remove("later")
     assert await made.wait_for_turn("tried again", suspect)
+    assert made.request_id == "tried again"
     made.remove("tried again")
+    assert made.request_id is None
     assert not await made.wait_for_turn("last", innocent)
 
 

@@ -97,33 +97,33 @@ def _follow(connection: socket.socket, *, start: LLMatcher, count: int, seconds:
     matchers: list[LLMatcher | None] = [None] * count
     reader = _reader(connection)
     while True:
-        asked = msgspec.msgpack.decode(messages.read(reader)[0], type=Follow)
-        started = time.process_time()
+        follow = msgspec.msgpack.decode(messages.read(reader)[0], type=Follow)
+        started_at = time.process_time()
         with _alarm(seconds):
-            matcher = matchers[asked.choice] or start.deep_copy()
-            matchers[asked.choice] = matcher
-            masks, forced = _masks(matcher, asked)
-        reply = Masks(masks, tuple(forced), time.process_time() - started)
+            matcher = matchers[follow.choice] or start.deep_copy()
+            matchers[follow.choice] = matcher
+            masks, forced = _masks(matcher, follow)
+        reply = Masks(masks, tuple(forced), time.process_time() - started_at)
         connection.sendall(messages.packed(msgspec.msgpack.encode(reply)))
 
 
-def _masks(matcher: LLMatcher, asked: Follow) -> tuple[list[bytes], list[int]]:
+def _masks(matcher: LLMatcher, follow: Follow) -> tuple[list[bytes], list[int]]:
     """The masks and the forced tokens of a reply."""
     masks: list[bytes] = []
-    if not asked.are_drafts:
-        for token_id in asked.token_ids:
+    if not follow.are_drafts:
+        for token_id in follow.token_ids:
             matcher.consume_token(token_id)
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             return [b""], []
         return [mask], matcher.compute_ff_tokens()[:_MAX_FORCED]
-    for token_id in asked.token_ids:
+    for token_id in follow.token_ids:
         if matcher.is_error() or matcher.try_consume_tokens([token_id]) != 1:
             break
         masks.append(matcher.compute_bitmask())
     if masks:
         matcher.rollback(len(masks))
-    return masks + [b""] * (len(asked.token_ids) - len(masks)), []
+    return masks + [b""] * (len(follow.token_ids) - len(masks)), []
 
 
 def _fork(

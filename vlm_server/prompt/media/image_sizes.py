@@ -37,7 +37,9 @@ class ImageSizes:
     def __init__(self, rule: PixelRule | None, settings: ImageSettings) -> None:
         """`rule`: of the model's processor; None if its sizes are fixed, or not known."""
         self._rule = rule
-        self._own = PixelBounds(rule.min_pixels, rule.max_pixels) if rule else PixelBounds(0, None)
+        self._own_bounds = (
+            PixelBounds(rule.min_pixels, rule.max_pixels) if rule else PixelBounds(0, None)
+        )
         """The processor's own bounds."""
         self._ceiling = settings.max_pixels or None
         self._min_tokens = settings.min_tokens
@@ -52,8 +54,8 @@ class ImageSizes:
 
     def bounds(self, image: Image) -> PixelBounds | None:
         """The bounds to which `image` is scaled before processing; None if it is not scaled."""
-        bounds, size = self._asked(image), (image.width, image.height)
-        if bounds == self._own:
+        bounds, size = self._bounds_for(image), (image.width, image.height)
+        if bounds == self._own_bounds:
             return None
         if image.max_side_pixels is not None and max(size) > image.max_side_pixels:
             return bounds  # the decoder will know its size
@@ -63,11 +65,11 @@ class ImageSizes:
         """An upright image, (height, width, 3), at the size that `bounds` ask for."""
         height, width = pixels.shape[:2]
         size = width, height
-        wanted = size if bounds is None else self._size(size, bounds)
-        if wanted == size:
+        target = size if bounds is None else self._size(size, bounds)
+        if target == size:
             return pixels
         image = PillowImage.fromarray(pixels)
-        return np.asarray(image.resize(wanted, PillowImage.Resampling.BICUBIC))
+        return np.asarray(image.resize(target, PillowImage.Resampling.BICUBIC))
 
     def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size to which the processor itself scales an image."""
@@ -75,14 +77,14 @@ class ImageSizes:
             return size
         return _smart_resize(size, self._rule)
 
-    def _asked(self, image: Image) -> PixelBounds:
-        own = self._own
-        ceilings = (own.max_pixels, self._ceiling, image.max_pixels)
+    def _bounds_for(self, image: Image) -> PixelBounds:
+        own_bounds = self._own_bounds
+        ceilings = (own_bounds.max_pixels, self._ceiling, image.max_pixels)
         max_pixels = min((ceiling for ceiling in ceilings if ceiling is not None), default=None)
         if max_pixels is None or self._rule is None:
             return PixelBounds(0, max_pixels)
-        max_pixels = max(max_pixels, own.min_pixels)
-        min_pixels = max(own.min_pixels, self._min_pixels(image, self._rule))
+        max_pixels = max(max_pixels, own_bounds.min_pixels)
+        min_pixels = max(own_bounds.min_pixels, self._min_pixels(image, self._rule))
         return PixelBounds(min(min_pixels, max_pixels), max_pixels)
 
     def _min_pixels(self, image: Image, rule: PixelRule) -> int:
@@ -102,8 +104,8 @@ class ImageSizes:
         if bounds.max_pixels is None:
             return size
         if (rule := self._rule) is not None:
-            wanted = bounds.min_pixels, bounds.max_pixels
-            return fit(size, rule.factor, *wanted, floor_pixels=rule.min_pixels)
+            pixel_bounds = bounds.min_pixels, bounds.max_pixels
+            return fit(size, rule.factor, *pixel_bounds, floor_pixels=rule.min_pixels)
         if math.prod(size) <= bounds.max_pixels:
             return size
         scale = math.sqrt(bounds.max_pixels / math.prod(size))
@@ -154,14 +156,14 @@ def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
 def _nearest(size: tuple[int, int], min_pixels: int, max_pixels: int) -> tuple[int, int] | None:
     """The sides of the aspect nearest to `size` with a product within the bounds, if any."""
     aspect = max(size) / min(size)
-    found: list[tuple[float, int, int]] = []
+    candidates: list[tuple[float, int, int]] = []
     for short in range(1, math.isqrt(max(max_pixels, 0)) + 1):
-        first = max(short, math.ceil(min_pixels / short))
-        last = min(max_pixels // short, short * _MAX_ASPECT)
-        if first <= last:
-            long = min(max(round(short * aspect), first), last)
-            found.append((abs(math.log(long / short / aspect)), long, short))
-    if not found:
+        min_long = max(short, math.ceil(min_pixels / short))
+        max_long = min(max_pixels // short, short * _MAX_ASPECT)
+        if min_long <= max_long:
+            long = min(max(round(short * aspect), min_long), max_long)
+            candidates.append((abs(math.log(long / short / aspect)), long, short))
+    if not candidates:
         return None
-    _, long, short = min(found)
+    _, long, short = min(candidates)
     return (long, short) if size[0] >= size[1] else (short, long)

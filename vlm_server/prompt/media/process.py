@@ -34,14 +34,14 @@ def main() -> None:
     serve(lambda job: _answer(decode_job, job, _FAILED[kind]), limits)
 
 
-def _answer(decode: Callable[[bytearray], Parts], job: bytearray, failed: str) -> Parts:
+def _answer(decode: Callable[[bytearray], Parts], job: bytearray, failure: str) -> Parts:
     try:
         return decode(job)
     except RequestError as error:
         return pack(Undecodable(error.message))
     except Exception:  # hostile bytes raise almost anything
         logging.getLogger(__name__).debug("decoding failed", exc_info=True)
-        return pack(Undecodable(failed))
+        return pack(Undecodable(failure))
 
 
 if __name__ == "__main__":

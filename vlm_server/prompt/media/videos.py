@@ -98,11 +98,11 @@ def _sampled(
     decoder = _Decoder(stream, timeline)
     size: tuple[int, int] | None = None
     turns, pixels = list[int](), list[bytes]()
-    for index, same in groupby(frame.index for frame in samples):
+    for index, duplicates in groupby(frame.index for frame in samples):
         frame = decoder.frame_at(timeline.shown[index])
         _check_size(frame.width, frame.height, limits)
         size = size or _fitted(frame, limits)
-        count = len(list(same))
+        count = len(list(duplicates))
         turns += [round(frame.rotation / 90) % 4] * count
         pixels += [_rgb(frame, *size)] * count
     assert size is not None
@@ -129,7 +129,7 @@ class _Timeline:
 
         A frame decoded after a key frame but shown before it needs the previous key frame.
         """
-        return next((number for shown, number in reversed(self.keys) if shown <= time), 0)
+        return next((number for shown_at, number in reversed(self.keys) if shown_at <= time), 0)
 
 
 def _video_stream(container: InputContainer) -> VideoStream:
@@ -152,12 +152,14 @@ def _check_size(width: int, height: int, limits: VideoSettings) -> None:
 
 
 def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timeline:
-    seen = [packet for packet in packets if packet.pts is not None and not packet.is_discard]
+    packets_with_frames = [
+        packet for packet in packets if packet.pts is not None and not packet.is_discard
+    ]
     unit = stream.time_base
-    if not seen or unit is None:
+    if not packets_with_frames or unit is None:
         raise InvalidVideo("The video has no frames.")
-    last = max(seen, key=_pts)
-    shown = sorted({_pts(packet) for packet in seen})
+    last_packet = max(packets_with_frames, key=_pts)
+    shown_times = sorted({_pts(packet) for packet in packets_with_frames})
     return _Timeline(
         packets=packets,
         keys=[
@@ -165,9 +167,9 @@ def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timel
             for number, packet in enumerate(packets)
             if packet.is_keyframe and packet.pts is not None
         ],
-        shown=shown,
-        times=[float((time - shown[0]) * unit) for time in shown],
-        duration=float((shown[-1] - shown[0] + (last.duration or 0)) * unit),
+        shown=shown_times,
+        times=[float((time - shown_times[0]) * unit) for time in shown_times],
+        duration=float((shown_times[-1] - shown_times[0] + (last_packet.duration or 0)) * unit),
     )
 
 
@@ -250,8 +252,8 @@ def sample(
     may be sampled more than once. The number of samples is even, or 1 for a still; at most
     `max_frames`.
     """
-    wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
-    count = min(wanted, max_frames)
+    num_wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
+    count = min(num_wanted, max_frames)
     count -= count % 2
     if count < 2 or len(times) == 1:
         return (FrameSample(0.0, 0),)

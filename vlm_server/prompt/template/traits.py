@@ -59,11 +59,11 @@ class TemplateProbe:
 
     def run(self, image_placeholders: Sequence[str], video_token: str | None) -> TemplateTraits:
         """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
-        asked = self._shown({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
-        found = next((name for name in image_placeholders if name in asked), None)
-        placeholder = found or image_placeholders[0]
-        roles = {"user"} if found else set[str]()
-        if found:
+        prompt = self._shown({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
+        image_placeholder = next((name for name in image_placeholders if name in prompt), None)
+        placeholder = image_placeholder or image_placeholders[0]
+        roles = {"user"} if image_placeholder else set[str]()
+        if image_placeholder:
             self._user = {"role": "user", "content": PROBE_PARTS}
         if self._shown({"role": "system", "content": PROBE_PARTS}, self._user):
             roles.add("system")
@@ -88,9 +88,9 @@ class TemplateProbe:
         """`video_token` with the marks that templates of Qwen's families write around it."""
         if video_token is None:
             return None
-        marked = f"<|vision_start|>{video_token}<|vision_end|>"
-        asked = self._shown({"role": "user", "content": [{"type": "video"}, *PROBE_PARTS]})
-        return marked if marked in asked else None
+        marked_token = f"<|vision_start|>{video_token}<|vision_end|>"
+        prompt = self._shown({"role": "user", "content": [{"type": "video"}, *PROBE_PARTS]})
+        return marked_token if marked_token in prompt else None
 
     def _with_late_system(self, roles: set[str]) -> list[Mapping[str, Any]]:
         answer = self._as("assistant", roles, "answer")
@@ -136,8 +136,8 @@ class TemplateProbe:
     def _shown(self, *messages: Mapping[str, Any]) -> str:
         """The rendered `messages`; empty if the template can't take parts as they are."""
         prompt = self._render(messages)
-        wanted = sum(message["content"] in (PROBE, PROBE_PARTS) for message in messages) or 1
-        return "" if _is_repr(prompt) or prompt.count(PROBE) < wanted else prompt
+        min_count = sum(message["content"] in (PROBE, PROBE_PARTS) for message in messages) or 1
+        return "" if _is_repr(prompt) or prompt.count(PROBE) < min_count else prompt
 
     def _render(self, messages: _Messages, variables: Mapping[str, Any] | None = None) -> str:
         """The rendered `messages`; empty if the template refuses them."""

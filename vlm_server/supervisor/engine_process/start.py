@@ -62,10 +62,10 @@ def for_models(private: PrivateFolder, settings: EngineSettings) -> dict[str, st
 
     Raises OSError if there is no room for a private folder.
     """
-    added = for_any_server(private, with_openblas=settings.openblas == "auto")
-    added |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
+    environment = for_any_server(private, with_openblas=settings.openblas == "auto")
+    environment |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
     if settings.mimalloc == "auto" and (library := preload.find_mimalloc()):
         # Last, so that a heap in our own LD_PRELOAD comes first.
-        others = added.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
-        added["LD_PRELOAD"] = f"{others}:{library}" if others else library
-    return added
+        libraries = environment.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
+        environment["LD_PRELOAD"] = f"{libraries}:{library}" if libraries else library
+    return environment

@@ -102,12 +102,12 @@ class ModelPool:
     def add(self, name: str) -> str:
         if name in self._models:
             return name
-        found = by_name(name, self._settings.model.search_paths)
-        if found is None:
+        local_model = by_name(name, self._settings.model.search_paths)
+        if local_model is None:
             raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")
-        if found.name not in self._models:
-            self._put(self._listed(found.name, ListedModel(path=str(found.folder))))
-        return found.name
+        if local_model.name not in self._models:
+            self._put(self._listed(local_model.name, ListedModel(path=str(local_model.folder))))
+        return local_model.name
 
     def _listed(self, name: str, listed: ListedModel) -> ServedModel:
         model = listed.as_model(name, self._settings.model.search_paths)
@@ -297,8 +297,8 @@ class ModelPool:
 
     def _victim(self) -> ServedModel:
         """The model to unload next; `MemoryShares.check` ensures that there is one."""
-        may_go = [one for one in self._shares.loaded if not one.is_pinned]
-        return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
+        candidates = [candidate for candidate in self._shares.loaded if not candidate.is_pinned]
+        return min(candidates, key=lambda candidate: (not candidate.is_idle, candidate.last_used))
 
     async def _unload_or_wait(self, model: ServedModel) -> None:
         """Unload a model for another one. A model in use stays for as long as its load took:
@@ -370,4 +370,6 @@ class ModelPool:
 def _not_default(model: ModelSettings) -> list[str]:
     """The settings of `[model]` that were given, but for those that hold for all models."""
     fields = (field for field in msgspec.structs.fields(model) if field.name != "search_paths")
-    return [f"model.{each.name}" for each in fields if getattr(model, each.name) != each.default]
+    return [
+        f"model.{field.name}" for field in fields if getattr(model, field.name) != field.default
+    ]

@@ -193,7 +193,7 @@ class ServedModel:
 
         Raises VlmServerError; no engine is left then.
         """
-        started = time.monotonic()
+        started_at = time.monotonic()
         settings = msgspec.structs.replace(
             self.settings, model=msgspec.structs.replace(self.settings.model, name=self.name)
         )
@@ -207,7 +207,7 @@ class ServedModel:
             await self.stop()
             raise
         self.loaded_at = self.last_used = time.monotonic()
-        self.load_seconds = self.loaded_at - started
+        self.load_seconds = self.loaded_at - started_at
         self._num_uses = 0
         stats = self.engine.status.stats
         self.weight_bytes = max(self.weight_bytes, stats.memory.baseline_bytes if stats else 0)
