@@ -132,17 +132,17 @@ def _openai(generation: Generation) -> list[Route]:
 
 
 def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
-    stored = StoredResponses(store)
+    responses = StoredResponses(store)
     make = Endpoint(generation, endpoints.responses_of(store), store)
     count = Endpoint(generation, endpoints.INPUT_TOKENS, store)
-    one = "/v1/responses/{response_id}"
+    path = "/v1/responses/{response_id}"
     return [
         _post("/v1/responses", ResponsesEndpoint(make, store)),
         _post("/v1/responses/input_tokens", count),
-        Route(one, stored.retrieve),
-        Route(one, stored.delete, methods=["DELETE"]),
-        _post(f"{one}/cancel", stored.cancel),
-        Route(f"{one}/input_items", stored.input_items),
+        Route(path, responses.retrieve),
+        Route(path, responses.delete, methods=["DELETE"]),
+        _post(f"{path}/cancel", responses.cancel),
+        Route(f"{path}/input_items", responses.input_items),
         *(
             Route(path, refuse_conversation, methods=_ANY_METHOD, include_in_schema=False)
             for path in ("/v1/conversations", "/v1/conversations/{rest:path}")

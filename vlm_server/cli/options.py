@@ -112,10 +112,10 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=find_checkpoint(loaded.model))
     models = {}
-    for name, listed in loaded.models.items():
-        model = find_checkpoint(listed.as_model("", loaded.model.search_paths))
-        models[name] = msgspec.structs.replace(listed, path=model.path)
-        _check_template(f"models.{name}", listed)
+    for name, listed_model in loaded.models.items():
+        model = find_checkpoint(listed_model.as_model("", loaded.model.search_paths))
+        models[name] = msgspec.structs.replace(listed_model, path=model.path)
+        _check_template(f"models.{name}", listed_model)
     loaded = msgspec.structs.replace(loaded, models=models)
     _check_template("model", loaded.model)
     keys.check_settings(loaded.server)
@@ -129,10 +129,10 @@ def find_checkpoint(model: ModelSettings) -> ModelSettings:
     from vlm_server.hub.find import located
     from vlm_server.hub.names import to_download
 
-    found = located(model)
-    if to_download(found.path) is None:
-        check_model(Path(found.path))
-    return found
+    checkpoint = located(model)
+    if to_download(checkpoint.path) is None:
+        check_model(Path(checkpoint.path))
+    return checkpoint
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:
@@ -201,13 +201,15 @@ def check_memory_limit(settings: Settings) -> None:
     limit_bytes = settings.memory.known_limit_bytes
     pinned = [settings.model, *(model for model in settings.models.values() if model.pinned)]
     for model in pinned if limit_bytes and not settings.distributed.hosts else ():
-        stored = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
-        needed = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
-        if needed > limit_bytes:
+        stored_bytes = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
+        needed_bytes = (
+            stored_bytes / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
+        )
+        if needed_bytes > limit_bytes:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
-                f"{size_text(stored)} in their files, and {size_text(limit_bytes)} are allowed: "
-                "raise memory.limit_bytes, or serve a smaller or a quantized checkpoint"
+                f"{size_text(stored_bytes)} in their files, and {size_text(limit_bytes)} are "
+                "allowed: raise memory.limit_bytes, or serve a smaller or a quantized checkpoint"
             )
 
 
@@ -245,7 +247,7 @@ def overrides(options: argparse.Namespace) -> Sequence[str]:
     from vlm_server.settings.paths import expanded
 
     hosts: Path | None = getattr(options, "hosts", None)
-    own = {
+    value_by_setting = {
         "model.path": getattr(options, "model", None),
         "model.chat_template": getattr(options, "chat_template", None),
         "model.allow_unchecked": getattr(options, "allow_unchecked", None),
@@ -253,8 +255,10 @@ def overrides(options: argparse.Namespace) -> Sequence[str]:
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
     }
-    named = [f"{name}={_toml(value)}" for name, value in own.items() if value is not None]
-    return [*options.set, *named]
+    assignments = [
+        f"{name}={_toml(value)}" for name, value in value_by_setting.items() if value is not None
+    ]
+    return [*options.set, *assignments]
 
 
 def _toml(value: Path | str | int) -> str:

@@ -88,10 +88,10 @@ class PrivateFolder:
 
 def _sweep(folder: Path) -> None:
     """Remove the temporary files of killed engines; kernels stay."""
-    before = time.time() - _LEFT_SECONDS
+    oldest_time = time.time() - _LEFT_SECONDS
     for path in folder.glob("vlm-server-*"):
         with contextlib.suppress(OSError):  # another daemon does the same
-            if path.lstat().st_mtime < before:
+            if path.lstat().st_mtime < oldest_time:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -107,8 +107,8 @@ def of_this_user() -> Path:
 
 def _made(folder: Path) -> Path:
     """`folder`; it exists, as do those in it that code is executed from. Raises OSError."""
-    for each in (folder, folder / LIBRARIES, folder / _TEMPORARY):
-        _make(each)
+    for part in (folder, folder / LIBRARIES, folder / _TEMPORARY):
+        _make(part)
     return folder
 
 
@@ -140,12 +140,12 @@ def _flaw(folder: Path) -> str | None:
     """Why nothing in `folder` may be executed; None if all is well. Raises OSError."""
     if not os.path.lexists(folder):
         return "is gone"
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return "is not a folder"
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         return "belongs to another user"
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         return "is open to others"
     if not os.access(folder, os.W_OK | os.X_OK):
         return "can't be written to"

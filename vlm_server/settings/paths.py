@@ -31,7 +31,7 @@ def guarded_folder(path: Path) -> Path | None:
     """The folder around `path` that macOS lets a program read only if its user has allowed that."""
     if sys.platform == "darwin":
         folders = [*(expanded("~") / name for name in _GUARDED), _VOLUMES]
-        return next((each for each in folders if path.absolute().is_relative_to(each)), None)
+        return next((folder for folder in folders if path.absolute().is_relative_to(folder)), None)
     return None
 
 

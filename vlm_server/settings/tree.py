@@ -137,11 +137,11 @@ def _tables(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
     kinds = get_type_hints(Settings)
     for section, keys in table.items():
         if section != MODELS:
-            found = [(section, keys, kinds.get(section))]
+            tables = [(section, keys, kinds.get(section))]
         else:
             inner = keys.items() if isinstance(keys, dict) else ()
-            found = [(f"{MODELS}.{name}", model, ListedModel) for name, model in inner]
-        yield from (each for each in found if isinstance(each[1], dict))
+            tables = [(f"{MODELS}.{name}", model, ListedModel) for name, model in inner]
+        yield from (entry for entry in tables if isinstance(entry[1], dict))
 
 
 def fault_of_key(key: str) -> str | None:
@@ -175,8 +175,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
     for section, keys in table.items():
         if isinstance(keys, dict) and section != MODELS:
             table[section] = {_renamed(section, key): value for key, value in keys.items()}
-    folder, listed = path.absolute().parent, table.get(MODELS)
-    for model in (table.get("model"), *(listed.values() if isinstance(listed, dict) else ())):
+    folder, listed_models = path.absolute().parent, table.get(MODELS)
+    for model in (
+        table.get("model"),
+        *(listed_models.values() if isinstance(listed_models, dict) else ()),
+    ):
         _resolve_model_path(model, folder)
     return table
 

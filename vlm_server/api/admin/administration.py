@@ -74,8 +74,8 @@ class Administration:
 
     async def clear_caches(self, request: Request) -> Response:
         """Drop cache entries in memory that are not in use."""
-        wanted = (await self._read(request, CachesOf)).model
-        names = [self._served(wanted)] if wanted is not None else self._loaded()
+        model_name = (await self._read(request, CachesOf)).model
+        names = [self._served(model_name)] if model_name is not None else self._loaded()
         for name in names:
             self._models.clear_caches(name)
         return JSONResponse({"cleared": names})
@@ -98,10 +98,12 @@ class Administration:
 
     async def checkpoints(self, _: Request) -> Response:
         """The checkpoints on this machine, and the downloads in progress."""
-        free = on_disk.free_for_more(self._models, self._settings)
+        free_bytes = on_disk.free_for_more(self._models, self._settings)
         names = self._models.names
-        found = await asyncio.to_thread(on_disk.checkpoints, self._settings, names, free)
-        return JSONResponse({"checkpoints": found, "pulls": self._pulls.to_json()})
+        on_disk_models = await asyncio.to_thread(
+            on_disk.checkpoints, self._settings, names, free_bytes
+        )
+        return JSONResponse({"checkpoints": on_disk_models, "pulls": self._pulls.to_json()})
 
     def _loaded(self) -> list[str]:
         return [name for name in self._models.names if self._models.status(name).is_ready]
@@ -110,8 +112,8 @@ class Administration:
         return JSONResponse({"model": name, "state": self._models.status(name).state})
 
     def _served(self, name: str) -> str:
-        known = served_models.known_models(self._models, self._settings.server)
-        return served_models.existing(name, known).name
+        known_models = served_models.known_models(self._models, self._settings.server)
+        return served_models.existing(name, known_models).name
 
     async def _to_load(self, name: str) -> str:
         """A model by its own name, else a checkpoint, else an alias, which `*` may be.
@@ -148,8 +150,8 @@ class Administration:
 
     async def _read(self, request: Request, kind: type[msgspec.Struct]) -> Any:
         fields = await body.read_small(request, self._settings.limits, self._arriving)
-        asked = json_body.convert(fields, kind, {})
-        name = getattr(asked, "model", None)
+        action = json_body.convert(fields, kind, {})
+        name = getattr(action, "model", None)
         if name is not None:
             json_body.utf8_length(name, "model")
-        return asked
+        return action

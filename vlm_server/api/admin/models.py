@@ -52,11 +52,11 @@ class Models:
     async def list(self, request: Request) -> Response:
         statuses = served_models.statuses(self._models)
         models = [self._shown(status, request) for status in statuses]
-        listed: dict[str, Any] = {"object": "list", "data": models}
+        model_list: dict[str, Any] = {"object": "list", "data": models}
         if _is_anthropics(request):
             ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
-            listed |= {"has_more": False, **ends}
-        return JSONResponse(listed)
+            model_list |= {"has_more": False, **ends}
+        return JSONResponse(model_list)
 
     async def retrieve(self, request: Request) -> Response:
         return JSONResponse(self._shown(self._named(request), request))
@@ -79,8 +79,10 @@ class Models:
 
     def _named(self, request: Request) -> EngineStatus:
         """The model that the path of `request` names. Raises ModelNotFound."""
-        known = served_models.known_models(self._models, self._settings.server)
-        return self._models.status(served_models.existing(request.path_params["model"], known).name)
+        known_models = served_models.known_models(self._models, self._settings.server)
+        return self._models.status(
+            served_models.existing(request.path_params["model"], known_models).name
+        )
 
     def _shown(self, status: EngineStatus, request: Request) -> dict[str, Any]:
         """The JSON of a model, with Anthropic's fields for its clients."""

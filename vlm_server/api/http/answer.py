@@ -31,14 +31,14 @@ async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRec
     aborts nothing.
     """
     ending: Finished | Failed | None = None
-    held: dict[int, tuple[TokenLogprob, ...]] = {}
+    logprobs_by_choice: dict[int, tuple[TokenLogprob, ...]] = {}
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Tokens):
                 for delta in event.deltas:
-                    logprobs = held.pop(delta.choice, ()) + delta.logprobs
+                    logprobs = logprobs_by_choice.pop(delta.choice, ()) + delta.logprobs
                     if not (delta.text or delta.tool_call or delta.finish_reason):
-                        held[delta.choice] = logprobs
+                        logprobs_by_choice[delta.choice] = logprobs
                         continue
                     if delta.finish_reason:
                         recorder.finish_reasons[delta.choice] = delta.finish_reason
@@ -100,5 +100,5 @@ def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Fini
     recorder.finish(ending)
     total_seconds = time.monotonic() - recorder.received_at
     first_at = recorder.first_at
-    first = total_seconds if first_at is None else first_at - recorder.received_at
-    return msgspec.structs.replace(ending, times=Times(first, total_seconds))
+    first_seconds = total_seconds if first_at is None else first_at - recorder.received_at
+    return msgspec.structs.replace(ending, times=Times(first_seconds, total_seconds))

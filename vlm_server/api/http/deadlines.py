@@ -42,8 +42,10 @@ class RequestClock:
 
     def __init__(self, headers: Mapping[str, str], limits: settings.DeadlineSettings) -> None:
         """Raises InvalidRequest for a header that is no number of milliseconds."""
-        wanted = {name: _read(headers, name, getattr(limits, name)) for name in HEADERS}
-        self._deadlines = RequestDeadlines(msgspec.convert(wanted, Deadlines), time.monotonic())
+        seconds_by_name = {name: _read(headers, name, getattr(limits, name)) for name in HEADERS}
+        self._deadlines = RequestDeadlines(
+            msgspec.convert(seconds_by_name, Deadlines), time.monotonic()
+        )
 
     def left(self) -> Deadlines:
         """The time left for the engine."""
@@ -112,9 +114,9 @@ class _Backstop:
         finally:
             self._timeout = None
 
-    def _set(self, due: float) -> None:
-        self._due = due
-        self._timer.set_at(due)
+    def _set(self, due_at: float) -> None:
+        self._due = due_at
+        self._timer.set_at(due_at)
 
     def _check(self) -> None:
         now = self._loop.time()

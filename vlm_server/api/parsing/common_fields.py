@@ -32,16 +32,18 @@ def model_wanted(name: str | None, context: Context) -> KnownModel:
     return model
 
 
-def max_tokens_or_default(wanted: int | None, limits: Limits, min_tokens: int = 0) -> int | None:
+def max_tokens_or_default(
+    max_tokens: int | None, limits: Limits, min_tokens: int = 0
+) -> int | None:
     """The limit on an answer's tokens, by default at least `min_tokens`; None is unlimited."""
-    if wanted is not None or not limits.default_max_tokens:
-        return wanted
+    if max_tokens is not None or not limits.default_max_tokens:
+        return max_tokens
     return max(limits.default_max_tokens, min_tokens)
 
 
-def stop_strings(wanted: str | Sequence[str] | None, param: str, limits: Limits) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None, param: str, limits: Limits) -> tuple[str, ...]:
     """The stop strings in the field `param`. Raises InvalidRequest."""
-    strings = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > limits.max_stop_strings:
         message = f"At most {limits.max_stop_strings} stop strings are allowed"
         raise InvalidRequest(f"{message} (limits.max_stop_strings).", param)

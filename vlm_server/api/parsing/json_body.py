@@ -189,8 +189,8 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
     if unknown := _UNKNOWN.match(text):
         param = _join(path, shown(unknown[1]))
         return UnsupportedField(f"`{param}` is not a field of this request.", param)
-    if missing := _MISSING.match(text):
-        param = _join(path, missing[1])
+    if match := _MISSING.match(text):
+        param = _join(path, match[1])
         return InvalidRequest(f"`{param}` is missing.", param)
     if _ONLY_EMPTY.match(text):
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
@@ -208,8 +208,8 @@ def _text_and_path(message: str) -> tuple[str, str]:
         half = _MAX_EXPLAINED_CHARS // 2
         message = f"{message[:half]}...{message[-half:]}"
     message = message.replace(" - at `key` in `$", " - at `$")
-    text, found, path = message.rpartition(" - at `$")
-    if not found:
+    text, separator, path = message.rpartition(" - at `$")
+    if not separator:
         return message, ""
     # msgspec writes `map[...]` for any value of a map.
     return text, path.removesuffix("`").removesuffix("[...]").removeprefix(".")

@@ -51,8 +51,8 @@ def read_tools(
     if choice.mode == "auto" and allowed:  # the model can't call unknown tools
         definitions = [tool for tool in definitions if tool.name in allowed]
         allowed = ()
-    listed = [_as_openai(tool, conversation) for tool in definitions]
-    text = json.dumps(listed, ensure_ascii=False)
+    openai_tools = [_as_openai(tool, conversation) for tool in definitions]
+    text = json.dumps(openai_tools, ensure_ascii=False)
     conversation.count_text(text, "tools")
     return Tools(
         definitions=text,
@@ -76,10 +76,10 @@ def object_text(arguments: str | dict[str, Any], param: str) -> str:
         return "{}"
     json_body.utf8_length(arguments, param)
     try:
-        given = json_body.parse_object(arguments.encode())
+        fields = json_body.parse_object(arguments.encode())
     except InvalidRequest:
         return _dumped({"arguments": arguments}, param)
-    _dumped(given, param)
+    _dumped(fields, param)
     return arguments
 
 

@@ -62,15 +62,15 @@ class ChatSession:
         An answer cut off by an interrupt is kept in the conversation; a failed question is not.
         """
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
-        asked = [*self._messages, {"role": "user", "content": content}]
+        messages = [*self._messages, {"role": "user", "content": content}]
         images = [medium for medium in media if not medium.is_video]
         image = images[-1] if images else self._image
         reply = ChatReply(self._model, image=image)
         try:
-            await self._receive(reply, asked, on_text)
+            await self._receive(reply, messages, on_text)
         finally:
             if reply.text:
-                self._messages = [*asked, {"role": "assistant", "content": reply.text}]
+                self._messages = [*messages, {"role": "assistant", "content": reply.text}]
                 self._image = image
         return reply
 
@@ -87,7 +87,7 @@ class ChatSession:
         }
         body = json.dumps(request).encode()
         self._key = self._key or routing_key(messages)
-        sent = time.perf_counter()
+        sent_at = time.perf_counter()
         async with aclosing(stream_chunks(self._daemon, body, self._key)) as chunks:
             async for chunk in chunks:
                 reply.usage = chunk.usage or reply.usage
@@ -95,11 +95,11 @@ class ChatSession:
                 reply.reasoning += chunk.reasoning
                 if chunk.content:
                     if reply.first_text_seconds is None:
-                        reply.first_text_seconds = time.perf_counter() - sent
+                        reply.first_text_seconds = time.perf_counter() - sent_at
                     reply.text += chunk.content
                     reply.num_pieces += 1
                     on_text(chunk.content)
-        reply.total_seconds = time.perf_counter() - sent
+        reply.total_seconds = time.perf_counter() - sent_at
         if reply.image is not None:
-            seen = reply.usage.last_seen if self._counts_pixels else None
-            reply.regions = find_regions(reply.text, *([seen] if seen else []))
+            image_size = reply.usage.last_seen if self._counts_pixels else None
+            reply.regions = find_regions(reply.text, *([image_size] if image_size else []))

@@ -69,7 +69,7 @@ def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = Fal
 def as_json(reply: ChatReply) -> str:
     """Answer as one JSON object; `regions` in pixels of the last image."""
     counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
-    said: dict[str, Any] = {
+    answer_json: dict[str, Any] = {
         "model": reply.model,
         "answer": reply.text,
         **({"reasoning": reply.reasoning} if reply.reasoning else {}),
@@ -82,7 +82,7 @@ def as_json(reply: ChatReply) -> str:
         },
         "regions": _regions(reply),
     }
-    return json.dumps(said, ensure_ascii=False)
+    return json.dumps(answer_json, ensure_ascii=False)
 
 
 def _rate(reply: ChatReply) -> float | None:
@@ -98,11 +98,11 @@ def _regions(reply: ChatReply) -> list[dict[str, Any]]:
         return []
     width, height = regions.upright_size(reply.image.data)
     scales = {"x": width, "y": height, "width": width, "height": height}
-    found = []
+    regions_json = []
     for region in reply.regions:
         sizes = {name: round(getattr(region, name) * size, 1) for name, size in scales.items()}
-        found.append({"kind": region.kind, **sizes, "label": region.label})
-    return found
+        regions_json.append({"kind": region.kind, **sizes, "label": region.label})
+    return regions_json
 
 
 def _rounded(value: float | None) -> float | None:

@@ -73,16 +73,16 @@ def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND))
         (_X_AND_Y, scale),
         (_PERCENT, percent),
     )
-    found = [
+    regions = [
         _region(match, edges, _label_of(text, match) if match[0].startswith('"') else "")
         for pattern, edges in forms
         for match in pattern.finditer(text)
     ]
-    if not found and (bare := _BARE.fullmatch(text.strip())):
-        found = [_region(bare, scale, "")]
+    if not regions and (bare := _BARE.fullmatch(text.strip())):
+        regions = [_region(bare, scale, "")]
     return [
         region
-        for region in found
+        for region in regions
         if min(region.x, region.y) >= 0
         and max(region.x + region.width, region.y + region.height) <= _TOLERANCE
     ]
@@ -106,8 +106,8 @@ def _label_of(text: str, match: re.Match[str]) -> str:
     """The label in the JSON object around the match."""
     start, end = text.rfind("{", 0, match.start() + 1), text.find("}", match.start())
     around = text[start : end if end >= 0 else None] if start >= 0 else ""
-    found = _LABEL.search(around)
-    return found[1] if found else ""
+    label = _LABEL.search(around)
+    return label[1] if label else ""
 
 
 def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:

@@ -86,8 +86,8 @@ def ratio(name: str, above: float | None, below: float | None) -> Figure:
 
 def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
     """The sum of `tokens` over `seconds`; unknown if one count is unknown."""
-    counts = known(tokens)
-    total = sum(counts) if counts and len(counts) == len(tokens) else None
+    token_counts = known(tokens)
+    total = sum(token_counts) if token_counts and len(token_counts) == len(tokens) else None
     return Figure(name, quotient(total, seconds), Unit.TOKENS_PER_SECOND)
 
 

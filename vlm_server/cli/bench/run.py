@@ -78,8 +78,10 @@ async def bench(args: argparse.Namespace) -> int:
                 args.json.write_bytes(report.document(targets, plan, runs))
             if args.plot is not None:
                 args.plot.write_text(plot.svg(runs))
-    answered = {run.server for run in runs if any(answer.error is None for answer in run.answers)}
-    return 0 if all(target.name in answered for target in targets) else 1
+    answering_servers = {
+        run.server for run in runs if any(answer.error is None for answer in run.answers)
+    }
+    return 0 if all(target.name in answering_servers for target in targets) else 1
 
 
 async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
@@ -146,13 +148,13 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     stack.callback(private.close)
     look = partial(for_any_server, private, with_openblas=True)
     environment = await asyncio.to_thread(look) if args.start else {}
-    ready = []
+    ready_targets = []
     for name, kind_name in zip(names, args.start, strict=False):
         _say(f"starting {name}")
         kind = server_kind(kind_name, with_drafts=args.drafts == "on")
         server = started(name, kind, folder, environment)
-        ready.append(await stack.enter_async_context(server))
-    return ready + [await find_model(target) for target in targets]
+        ready_targets.append(await stack.enter_async_context(server))
+    return ready_targets + [await find_model(target) for target in targets]
 
 
 def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget]) -> None:
@@ -168,8 +170,8 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget
 
 def checkpoint(text: str) -> Path:
     """The folder of the checkpoint `text`. Raises ConfigError if it is not on this machine."""
-    if (found := find.find(text)) is not None:
-        return found.folder.absolute()
+    if (local_checkpoint := find.find(text)) is not None:
+        return local_checkpoint.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
     close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])

@@ -211,12 +211,12 @@ class Client(ChatClient):
 
     def take_answers(self) -> list[TimedAnswer]:
         """Answers since the last call, in the order of their ends."""
-        taken, self._answers = self._answers, []
-        return taken
+        answers, self._answers = self._answers, []
+        return answers
 
     async def _send(self, body: bytes, key: str) -> TimedAnswer:
         clock = time.perf_counter
-        sent = clock()
+        sent_at = clock()
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
@@ -224,11 +224,11 @@ class Client(ChatClient):
             ):
                 received = [piece async for piece in response.received()]
         except TimeoutError:
-            return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent)
+            return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent_at)
         except httpx.HTTPError as error:
-            return failed(f"{type(error).__name__}: {error}", clock() - sent)
-        seconds = clock() - sent
+            return failed(f"{type(error).__name__}: {error}", clock() - sent_at)
+        seconds = clock() - sent_at
         if response.status != 200:
-            said = b"".join(data for _, data in received).decode(errors="replace")
-            return failed(f"HTTP {response.status}: {said}", seconds)
+            text = b"".join(data for _, data in received).decode(errors="replace")
+            return failed(f"HTTP {response.status}: {text}", seconds)
         return read_answer(received, seconds)

@@ -81,7 +81,7 @@ def contents(
 ) -> dict[str, Any]:
     """The report, with secrets masked in all of its texts."""
     redactor = Redactor(known_secrets(situation), situation.home)
-    found: dict[str, Any] = redactor.value(
+    report: dict[str, Any] = redactor.value(
         {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "version": __version__,
@@ -94,13 +94,15 @@ def contents(
             "log": presentable(tail(log_path, situation.service)),
         }
     )
-    return {"note": _NOTE, **found}
+    return {"note": _NOTE, **report}
 
 
 def packages() -> dict[str, str]:
     """The versions of all installed distributions, by name."""
-    found = {str(package.metadata["Name"]): package.version for package in metadata.distributions()}
-    return dict(sorted(found.items()))
+    versions = {
+        str(package.metadata["Name"]): package.version for package in metadata.distributions()
+    }
+    return dict(sorted(versions.items()))
 
 
 def running(server: Server) -> dict[str, Any]:
@@ -149,16 +151,16 @@ def tail(path: Path | None, service: ServiceManager) -> list[str]:
 
 def presentable(lines: Iterable[str]) -> list[str]:
     """The last `NUM_LINES` lines of known forms, without possible contents."""
-    shown, left_out = [], 0
+    presentable_lines, left_out = [], 0
     for line in lines:
-        taken = _taken(line)
-        if taken is None:
+        presentable_line = _taken(line)
+        if presentable_line is None:
             left_out += bool(line.strip())
         else:
-            shown.append(taken[:_MAX_CHARS])
+            presentable_lines.append(presentable_line[:_MAX_CHARS])
     if left_out:
-        shown.append(f"({left_out} lines of other forms are left out)")
-    return shown[-NUM_LINES:]
+        presentable_lines.append(f"({left_out} lines of other forms are left out)")
+    return presentable_lines[-NUM_LINES:]
 
 
 def _taken(line: str) -> str | None:
@@ -175,16 +177,16 @@ def _taken(line: str) -> str | None:
 
 def _of_json(line: str) -> str | None:
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    if not (isinstance(found, dict) and {"time", "process", "level", "message"} <= found.keys()):
+    if not (isinstance(fields, dict) and {"time", "process", "level", "message"} <= fields.keys()):
         return None
-    kept = {name: value for name, value in found.items() if name in _FIELDS}
-    kept["message"] = _without_quotes(str(found["message"]))
-    if trace := found.get("exception"):
-        kept["exception"] = list(_of_trace(str(trace).splitlines()))
-    return json.dumps(kept)
+    presentable_fields = {name: value for name, value in fields.items() if name in _FIELDS}
+    presentable_fields["message"] = _without_quotes(str(fields["message"]))
+    if trace := fields.get("exception"):
+        presentable_fields["exception"] = list(_of_trace(str(trace).splitlines()))
+    return json.dumps(presentable_fields)
 
 
 def _of_trace(lines: Iterable[str]) -> Iterator[str]:

@@ -51,13 +51,13 @@ def ask_own_daemon(arguments: argparse.Namespace, start_seconds: float) -> Findi
     with tempfile.TemporaryFile() as log:
         try:
             key = admin_key(options.load_settings(arguments).server)
-            own = running_daemon(options.settings_arguments(arguments), _STOP_SECONDS, log)
-            with own as url, Daemon(url, key) as daemon:
+            new_daemon = running_daemon(options.settings_arguments(arguments), _STOP_SECONDS, log)
+            with new_daemon as url, Daemon(url, key) as daemon:
                 daemon.wait_ready(start_seconds)
                 return _asked(daemon, f"loaded in {time.monotonic() - began:.1f} s, ")
         except VlmServerError as error:
-            said = _last_line(log)
-            text = f"{error}: {said}" if said else str(error)
+            last_line = _last_line(log)
+            text = f"{error}: {last_line}" if last_line else str(error)
             return problem(CHECK, text, "see the findings above; --report has more")
 
 
@@ -71,7 +71,7 @@ def _of_running(url: str, key: str | None) -> Finding:
         return problem(CHECK, str(error), "see `daemon`, and its log")
 
 
-def _asked(daemon: Daemon, before: str) -> Finding:
+def _asked(daemon: Daemon, introduction: str) -> Finding:
     """Whether the answer is right. Raises CommandFailed if there is none."""
     began = time.monotonic()
     try:
@@ -79,8 +79,8 @@ def _asked(daemon: Daemon, before: str) -> Finding:
     except TimeoutError:
         raise CommandFailed(f"no answer within {ANSWER_SECONDS:.0f} s") from None
     seconds = time.monotonic() - began
-    shown = " ".join(answer.split())[:_MAX_SHOWN_CHARS]
-    text = f"{before}answered {shown!r} about a red circle in {seconds:.1f} s"
+    shown_answer = " ".join(answer.split())[:_MAX_SHOWN_CHARS]
+    text = f"{introduction}answered {shown_answer!r} about a red circle in {seconds:.1f} s"
     if _EXPECTED in answer.lower():
         return ok(CHECK, text)
     advice = "try others: `vlm-server models check`; small models may be wrong, broken ones always"

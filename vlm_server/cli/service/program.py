@@ -87,5 +87,5 @@ def stable(program: Path) -> Path:
     parts = program.parts
     if "Cellar" not in parts or len(parts) < (at := parts.index("Cellar")) + 4:
         return program
-    kept = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
-    return kept if kept.exists() else program
+    stable_path = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
+    return stable_path if stable_path.exists() else program

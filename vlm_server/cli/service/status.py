@@ -65,8 +65,8 @@ def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
     if fault:
         return f"the settings can't be used: {fault}"
     if settings is not None and address and not is_at(settings.server, [split_address(address)]):
-        named = join_address(settings.server.host, settings.server.port)
-        return f"the settings say {named}: 'vlm-server service install' moves the service"
+        new_address = join_address(settings.server.host, settings.server.port)
+        return f"the settings say {new_address}: 'vlm-server service install' moves the service"
     return None
 
 
@@ -75,8 +75,8 @@ def _health(url: str | None) -> str:
     if url is None:
         return "no answer"
     with Daemon(url, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
-        found = _readiness(daemon)
-    return found.stage or found.state or "no answer"
+        readiness = _readiness(daemon)
+    return readiness.stage or readiness.state or "no answer"
 
 
 def _readiness(daemon: Daemon) -> Readiness:
@@ -95,34 +95,34 @@ def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[
     seconds = settings.engine.start_timeout_seconds
     deadline = time.monotonic() + seconds
     latest = time.monotonic() + _GRACE_SECONDS
-    url, said = url_of(settings.server.host, settings.server.port), ""
+    url, last_stage = url_of(settings.server.host, settings.server.port), ""
     key = own_key(settings.server)
     with Daemon(url, key, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
         while True:
             _check_that_it_runs(manager, latest)
-            found = _readiness(daemon)
-            if found.state == "ready" and (answer := _answer(daemon)) is not None:
+            readiness = _readiness(daemon)
+            if readiness.state == "ready" and (answer := _answer(daemon)) is not None:
                 return answer
-            if found.state == "failed":
+            if readiness.state == "failed":
                 raise CommandFailed("the model can't be loaded")
-            if found.state == "downloading":
+            if readiness.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"no answer within {seconds:.0f} seconds")
-            stage = "" if found.state == "ready" else found.stage or found.state
-            if stage not in ("", said):
-                said = stage
+            stage = "" if readiness.state == "ready" else readiness.stage or readiness.state
+            if stage not in ("", last_stage):
+                last_stage = stage
                 say(stage)
             time.sleep(_POLL_SECONDS)
 
 
 def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
     """Raises CommandFailed if the service has ended, or has not started by `latest`."""
-    found = manager.state()
-    if found.state == "starting" and time.monotonic() < latest:
+    service_state = manager.state()
+    if service_state.state == "starting" and time.monotonic() < latest:
         return
-    if found.state != "running":
-        exit_text = f": it ended with {found.last_exit}" if found.last_exit else ""
+    if service_state.state != "running":
+        exit_text = f": it ended with {service_state.last_exit}" if service_state.last_exit else ""
         raise CommandFailed(f"the service is not running{exit_text}")
 
 

@@ -84,7 +84,7 @@ def exit_status(
 ) -> int | None:
     """The exit status of Python with these arguments; None if it can't start or end in time."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *arguments],
             env=environment,
             cwd=FOLDER,
@@ -95,4 +95,4 @@ def exit_status(
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.returncode
+    return process.returncode

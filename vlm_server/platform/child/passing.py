@@ -22,10 +22,10 @@ def socket_pair(held_bytes: int) -> tuple[socket.socket, socket.socket]:
     macOS's default is 8 KiB, less than a mask of a large vocabulary.
     """
     pair = socket.socketpair()
-    for each in pair:
+    for end in pair:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             with contextlib.suppress(OSError):
-                each.setsockopt(socket.SOL_SOCKET, option, held_bytes)
+                end.setsockopt(socket.SOL_SOCKET, option, held_bytes)
     return pair
 
 

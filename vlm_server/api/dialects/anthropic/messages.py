@@ -62,14 +62,14 @@ class _MessageParser:
             yield Message(message.role, (self._conversation.text(content, param),))
             return
         self._conversation.check_content(message.role, content, param)
-        named = [(block, f"{param}[{i}]") for i, block in enumerate(content)]
+        named_blocks = [(block, f"{param}[{i}]") for i, block in enumerate(content)]
         match message.role:
             case "assistant":
-                yield self._assistant(named)
+                yield self._assistant(named_blocks)
             case "user":
-                yield from self._user(named)
+                yield from self._user(named_blocks)
             case "system":
-                yield Message("system", tuple(self._part(*part) for part in named))
+                yield Message("system", tuple(self._part(*part) for part in named_blocks))
 
     def _assistant(self, blocks: Sequence[tuple[schema.ContentBlock, str]]) -> Message:
         content: list[ContentPart] = []

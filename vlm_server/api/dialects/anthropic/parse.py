@@ -97,11 +97,13 @@ def _parsed_request(
 
 def _continues(messages: Sequence[Message]) -> bool:
     """Whether the answer continues the assistant's last message. Raises InvalidRequest."""
-    last = messages[-1]
-    if last.role != "assistant":
+    last_message = messages[-1]
+    if last_message.role != "assistant":
         return False
-    if last.tool_calls:
-        raise InvalidRequest("The last message has a `tool_use` without its result.", last.param)
+    if last_message.tool_calls:
+        raise InvalidRequest(
+            "The last message has a `tool_use` without its result.", last_message.param
+        )
     return True
 
 

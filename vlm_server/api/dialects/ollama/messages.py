@@ -76,8 +76,8 @@ class _MessageParser:
     def _result(self, message: ChatMessage, param: str) -> Message:
         name = message.tool_name or message.name or ""
         call = self._answered_call(message.tool_call_id or "", name)
-        given = (message.tool_call_id, message.tool_name, message.name)
-        for text in filter(None, given):
+        names = (message.tool_call_id, message.tool_name, message.name)
+        for text in filter(None, names):
             self.conversation.count_text(text, param)
         return Message(
             role="tool",

@@ -153,8 +153,8 @@ def _deltas_of(delta: Delta) -> list[dict[str, Any]]:
             head = {"index": call.index, "function": function, "id": call.id, "type": "function"}
             deltas.append({"tool_calls": [head]})
         if call.arguments:
-            more = {"index": call.index, "function": {"arguments": call.arguments}}
-            deltas.append({"tool_calls": [more]})
+            arguments_delta = {"index": call.index, "function": {"arguments": call.arguments}}
+            deltas.append({"tool_calls": [arguments_delta]})
     if not deltas and (delta.text or delta.logprobs):
         deltas.append({"reasoning_content" if delta.is_reasoning else "content": delta.text})
     return deltas

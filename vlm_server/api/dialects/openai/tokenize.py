@@ -82,9 +82,11 @@ def parse_tokens(body: Body, context: Context) -> ParsedRequest:
 def _count_request(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
-    wanted = model_wanted(model, context)
+    known_model = model_wanted(model, context)
     submit = submit_prompt(prompt, context, SamplingParams())
-    return only_counted(ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names))
+    return only_counted(
+        ParsedRequest(known_model.name, submit, stream=False, ignored=ignored.names)
+    )
 
 
 IN_PROMPT = frozenset(
@@ -105,11 +107,11 @@ _NOT_IN_PROMPT = (
 """Fields of a chat request without effect on its prompt."""
 
 
-def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
+def _counted(request: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
     unprompted = IgnoredFields()
     unprompted.add_given(fields, *_NOT_IN_PROMPT)
-    ignored = tuple(dict.fromkeys([*parsed.ignored, *unprompted.names]))
-    return msgspec.structs.replace(only_counted(parsed), ignored=ignored, conversation="")
+    ignored = tuple(dict.fromkeys([*request.ignored, *unprompted.names]))
+    return msgspec.structs.replace(only_counted(request), ignored=ignored, conversation="")
 
 
 # ---- answers -----------------------------------------------------------------------------

@@ -59,14 +59,14 @@ class KeyRing:
             self._of_file = _api_keys(self._file.read())
         self.needs_key = server.needs_key
 
-    def find(self, given: bytes) -> ApiKey | None:
-        """The accepted key that equals `given`, or None. Compares in constant time."""
+    def find(self, key_text: bytes) -> ApiKey | None:
+        """The accepted key that equals `key_text`, or None. Compares in constant time."""
         self._refresh()
-        digest, found = _digest(given), None
+        digest, api_key = _digest(key_text), None
         for key in (*self._of_file, *self._own):
             if hmac.compare_digest(digest, key.digest):
-                found = key
-        return found
+                api_key = key
+        return api_key
 
     def _refresh(self) -> None:
         now = self._clock()

@@ -324,8 +324,10 @@ class HttpConnection(asyncio.Protocol):
 def _refusal(error: RequestError, headers: RawHeaders) -> bytes:
     """`error` as a whole response on the wire; `headers` are those of every response."""
     request_id = uuid.uuid4().hex
-    own = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}
-    response = errors.response(error, errors.encode_openai, retry_after_seconds=1, headers=own)
+    own_headers = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}
+    response = errors.response(
+        error, errors.encode_openai, retry_after_seconds=1, headers=own_headers
+    )
     status = http.HTTPStatus(error.status)
     lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
     lines += [b"%s: %s" % header for header in (*headers, *response.raw_headers)]

@@ -60,10 +60,10 @@ def looks_like(data: bytes) -> str | None:
 
 def not_readable(noun: str, readable: Sequence[str], data: bytes) -> str:
     """The message of an error: `data` is no `noun` in a `readable` format, or a damaged one."""
-    found = looks_like(data) if data else "nothing"
-    if found in readable:
+    format_name = looks_like(data) if data else "nothing"
+    if format_name in readable:
         why = "it is damaged, cut off or of a rare kind"
-        return f"The {noun} begins like {found}, but its header can't be read: {why}."
-    guess = f" It looks like {found}." if found else ""
+        return f"The {noun} begins like {format_name}, but its header can't be read: {why}."
+    guess = f" It looks like {format_name}." if format_name else ""
     names = f"{', '.join(readable[:-1])} or {readable[-1]}"
     return f"The {noun} is not a readable {names}.{guess}"
