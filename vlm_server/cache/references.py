@@ -61,7 +61,7 @@ class CacheReferences:
         spans = self._key.spans
         return sum(spans[index].end - spans[index].start for index in self._spans_after_prefix())
 
-    def missing(self) -> Iterator[int]:
+    def missing_spans(self) -> Iterator[int]:
         """The spans after the prefix whose features are not leased, in order."""
         return (index for index in self._spans_after_prefix() if index not in self._features)
 
@@ -100,7 +100,7 @@ class CacheReferences:
         )
         length = 0 if stored is None else stored.length
         sizes = dict[int, int]()
-        for index in list(self.missing()):
+        for index in list(self.missing_spans()):
             mm_hash, start = self._key.spans[index].mm_hash, self._key.spans[index].start
             if start < length or self._lease(index, self._caches.features.lease(mm_hash)):
                 continue
@@ -129,7 +129,7 @@ class CacheReferences:
 
     def lease_first_features(self) -> None:
         """Lease missing features that are in memory by now, up to the first that are not."""
-        for index in list(self.missing()):
+        for index in list(self.missing_spans()):
             if not self.is_in_memory(index):  # the miss was counted before
                 return
             mm_hash = self._key.spans[index].mm_hash

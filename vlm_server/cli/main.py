@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(debug="--debug" in words)
     try:
         options = build_parser(words).parse_args(words)
-        code = int(imported(options.run)(options))
+        code = int(import_function(options.run)(options))
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a person gets one line
         return report(error, options)
@@ -81,11 +81,11 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
     for name, (place, summary) in COMMANDS.items():
         command_parser = commands.add_parser(name, help=summary)
         if words is None or name == command:
-            imported(place)(command_parser)
+            import_function(place)(command_parser)
     return parser
 
 
-def imported(place: str) -> Callable[..., Any]:
+def import_function(place: str) -> Callable[..., Any]:
     """Function at `MODULE:FUNCTION` of this package, imported only now."""
     module, _, function = place.partition(":")
     imported_function: Callable[..., Any] = getattr(import_module(f"{_PACKAGE}.{module}"), function)

@@ -78,16 +78,18 @@ def list_models(arguments: argparse.Namespace) -> int:
     Raises CommandFailed if the daemon of `--url` does not answer.
     """
     settings = options.load_settings(arguments)
-    checkpoints = find.every(settings.model.search_paths)
+    checkpoints = find.find_all(settings.model.search_paths)
     if arguments.names:
         print("\n".join(sorted({model.name for model in checkpoints})))
         return 0
     rows = [
-        _listed(model, config) for model in checkpoints if layout.sees(config := _config(model))
+        _checkpoint_row(model, config)
+        for model in checkpoints
+        if layout.is_vision_model(config := _config(model))
     ]
     names = {row.name for row in rows}
-    rows += [_begun(model) for model in find.unfinished() if model.name not in names]
-    states = _served(arguments, settings)
+    rows += [_download_row(model) for model in find.find_unfinished() if model.name not in names]
+    states = _served_states(arguments, settings)
     names = {row.name for row in rows}
     rows += [_ModelRow(name) for name in states if name not in names]
     for row in rows:
@@ -100,11 +102,11 @@ def list_models(arguments: argparse.Namespace) -> int:
         return 0
     served = ("SERVED",) if states else ()
     head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
-    print(table([head, *(_row(row, with_state=bool(states)) for row in rows)]))
+    print(table([head, *(_cells(row, with_state=bool(states)) for row in rows)]))
     return 0
 
 
-def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
+def _served_states(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
     """The state of each model served by the daemon; empty if none runs or reports it."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
@@ -122,7 +124,7 @@ def _config(checkpoint: find.Found) -> dict[str, Any]:
     return layout.read_object(checkpoint.folder / layout.CONFIG)
 
 
-def _listed(checkpoint: find.Found, config: dict[str, Any]) -> _ModelRow:
+def _checkpoint_row(checkpoint: find.Found, config: dict[str, Any]) -> _ModelRow:
     return _ModelRow(
         name=checkpoint.name,
         bytes=sum(path.stat().st_size for path in layout.weight_files(checkpoint.folder)),
@@ -134,14 +136,14 @@ def _listed(checkpoint: find.Found, config: dict[str, Any]) -> _ModelRow:
     )
 
 
-def _begun(checkpoint: find.Found) -> _ModelRow:
+def _download_row(checkpoint: find.Found) -> _ModelRow:
     """The row of an unfinished download."""
     size = sum(path.stat().st_size for path in (checkpoint.folder / "blobs").iterdir())
     folder = str(checkpoint.folder)
     return _ModelRow(checkpoint.name, size, place=checkpoint.place, folder=folder, complete=False)
 
 
-def _row(model_row: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
+def _cells(model_row: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
     where = (
         model_row.place if model_row.place == "hub cache" else model_row.folder
     ) or "the daemon"
@@ -183,7 +185,7 @@ def remove(arguments: argparse.Namespace) -> int:
 
 def _hub_name(text: str) -> HubName:
     if (name := HubName.parse(text)) is None:
-        close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])
+        close = did_you_mean(text, [checkpoint.name for checkpoint in find.find_all()])
         raise ConfigError(
             f"{text!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
         )

@@ -126,10 +126,10 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
 
 def find_checkpoint(model: ModelSettings) -> ModelSettings:
     """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
-    from vlm_server.hub.find import located
+    from vlm_server.hub.find import locate
     from vlm_server.hub.names import to_download
 
-    checkpoint = located(model)
+    checkpoint = locate(model)
     if to_download(checkpoint.path) is None:
         check_model(Path(checkpoint.path))
     return checkpoint
@@ -153,17 +153,17 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 def _portable_model(text: str) -> str:
     """A path made absolute; a name unchanged."""
     from vlm_server.hub.names import HubName
-    from vlm_server.settings.paths import expanded
+    from vlm_server.settings.paths import expand_home
 
-    path = expanded(text)
+    path = expand_home(text)
     return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
 def check_model(path: Path) -> None:
     """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
-    from vlm_server.hub.find import every
-    from vlm_server.hub.layout import fault_of, lack_of
-    from vlm_server.settings.paths import missing, why_unreadable
+    from vlm_server.hub.find import find_all
+    from vlm_server.hub.layout import fault_of, missing_files_of
+    from vlm_server.settings.paths import missing_path_error, why_unreadable
 
     try:
         str(path).encode()
@@ -177,15 +177,15 @@ def check_model(path: Path) -> None:
             return
         names = os.listdir(path)
     except FileNotFoundError:
-        close = did_you_mean(path.name, [checkpoint.name for checkpoint in every()])
+        close = did_you_mean(path.name, [checkpoint.name for checkpoint in find_all()])
         text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
-        raise missing(path, text) from None
+        raise missing_path_error(path, text) from None
     except OSError as error:
         reason = why_unreadable(path, error)
         raise ConfigError(f"model.path: can't read {path}: {reason}") from None
     if not names:
         raise NotAvailable(f"model.path: {path} is empty (is its disk mounted?)")
-    raise ConfigError(f"model.path: {path} {lack_of(names)}")
+    raise ConfigError(f"model.path: {path} {missing_files_of(names)}")
 
 
 def check_memory_limit(settings: Settings) -> None:
@@ -214,17 +214,17 @@ def check_memory_limit(settings: Settings) -> None:
 
 
 def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
-    from vlm_server.settings.paths import expanded, missing
+    from vlm_server.settings.paths import expand_home, missing_path_error
 
-    path = expanded(checkpoint.chat_template)
+    path = expand_home(checkpoint.chat_template)
     if checkpoint.chat_template and not os.path.isfile(path):
-        raise missing(path, f"{section}.chat_template: there is no file {path}")
+        raise missing_path_error(path, f"{section}.chat_template: there is no file {path}")
 
 
 def _portable(override: str) -> str:
     """`override` with absolute paths, for a service's file."""
     from vlm_server import settings
-    from vlm_server.settings.paths import expanded
+    from vlm_server.settings.paths import expand_home
 
     name = override.partition("=")[0].replace(" ", "").replace("\t", "")
     if name == "server.api_keys":
@@ -238,20 +238,20 @@ def _portable(override: str) -> str:
     if name == "model.path" and model.path:
         return f"{name}={_toml(_portable_model(model.path))}"
     if model.chat_template:
-        return f"{name}={_toml(expanded(model.chat_template).absolute())}"
+        return f"{name}={_toml(expand_home(model.chat_template).absolute())}"
     return override
 
 
 def overrides(options: argparse.Namespace) -> Sequence[str]:
     """Options as `section.key=value`, the last of which wins."""
-    from vlm_server.settings.paths import expanded
+    from vlm_server.settings.paths import expand_home
 
     hosts: Path | None = getattr(options, "hosts", None)
     value_by_setting = {
         "model.path": getattr(options, "model", None),
         "model.chat_template": getattr(options, "chat_template", None),
         "model.allow_unchecked": getattr(options, "allow_unchecked", None),
-        "distributed.hosts": None if hosts is None else expanded(hosts).absolute(),
+        "distributed.hosts": None if hosts is None else expand_home(hosts).absolute(),
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
     }

@@ -45,7 +45,7 @@ class Channel:
         """Receive the first command; later ones go to the inbox as they arrive."""
         start = self._receive()
         assert isinstance(start, Start)
-        threading.Thread(target=self._read_on, daemon=True).start()
+        threading.Thread(target=self._keep_reading, daemon=True).start()
         return start
 
     def send(self, event: Event) -> None:
@@ -66,7 +66,7 @@ class Channel:
         (length,) = MESSAGE_HEADER.unpack(self._read(MESSAGE_HEADER.size))
         return decode_command(self._read(length))
 
-    def _read_on(self) -> NoReturn:
+    def _keep_reading(self) -> NoReturn:
         try:
             while True:
                 command = self._receive()

@@ -115,7 +115,7 @@ class EngineLoop:
             self.runner.synchronize()
         self.encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
         if plan.has_runner_work:
-            self._account(plan, result)
+            self._record_step(plan, result)
         if time.monotonic() >= self._stats_due:
             self._send_stats()
         return plan
@@ -157,7 +157,7 @@ class EngineLoop:
             self._announced = on_device
             self.send(on_device)
 
-    def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
+    def _record_step(self, plan: SchedulerOutput, result: StepResult) -> None:
         if plan.prefills:
             is_last = plan.prefills[0].is_last
             joined_running = is_last and bool(plan.decode or plan.is_batched_prefill)
@@ -211,7 +211,7 @@ class EngineLoop:
                 message = self.inbox.get(block=wait, timeout=seconds)
             except Empty:
                 return
-            self._send_all(self._handle(message))
+            self._send_all(self._handle_message(message))
             wait = False
 
     def _precompile(self) -> None:
@@ -239,7 +239,7 @@ class EngineLoop:
         )
         return min((seconds for seconds in deadlines if seconds is not None), default=None)
 
-    def _handle(self, message: InboxMessage) -> list[Event]:
+    def _handle_message(self, message: InboxMessage) -> list[Event]:
         match message:
             case Submit():
                 return self.scheduler.add(message)

@@ -23,7 +23,7 @@ from vlm_server.protocol import Submit
 logger = logging.getLogger(__name__)
 
 
-def _started(num_threads: int, name: str) -> ThreadPoolExecutor:
+def _start_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
     """A pool with running threads: a late failure to start one would end the inference thread."""
     threads, all_run = ThreadPoolExecutor(num_threads, name), threading.Barrier(num_threads + 1)
     for _ in range(num_threads):
@@ -41,9 +41,9 @@ class PreparerThreads:
     def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
         self._preparer = preparer
         self._inbox = inbox
-        self._media = _started(max(num_threads, 2), "preparer")
-        self._texts = _started(num_threads, "tokenizer")
-        self._schemas = _started(num_threads, "schema")
+        self._media = _start_pool(max(num_threads, 2), "preparer")
+        self._texts = _start_pool(num_threads, "tokenizer")
+        self._schemas = _start_pool(num_threads, "schema")
         self._lock = threading.Lock()
         self._num_started = 0
 
@@ -90,7 +90,7 @@ class DiskReaderThread:
     def __init__(self, caches: Caches, inbox: Inbox) -> None:
         self._caches = caches
         self._inbox = inbox
-        self._thread = _started(1, "disk reader")
+        self._thread = _start_pool(1, "disk reader")
 
     def start(self, work: DiskReadWork) -> None:
         self._thread.submit(self._read, work)
@@ -115,7 +115,7 @@ class EncoderThread:
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
-        self._thread = _started(1, "encoder")
+        self._thread = _start_pool(1, "encoder")
 
     def start(self, encodes: Sequence[EncodeWork]) -> None:
         self._thread.submit(self._encode, encodes)

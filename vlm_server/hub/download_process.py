@@ -32,7 +32,7 @@ from vlm_server.hub.download_file import (
     held_bytes,
     snapshot_path,
 )
-from vlm_server.hub.failures import Unusable, refused
+from vlm_server.hub.failures import Unusable, download_refused
 from vlm_server.hub.find import hub_cache
 from vlm_server.hub.messages import GO, Done, DownloadPlan, Message, Progress, size_text
 from vlm_server.hub.names import HubName
@@ -60,7 +60,7 @@ class Download:
     def run(self, may_go: threading.Event) -> Path:
         """The snapshot's folder. Waits for `may_go` between the plan and the weights.
 
-        Raises what `failures.refused` explains.
+        Raises what `failures.download_refused` explains.
         """
         parameters = self._pin()
         with self._locked(), self._reporting():
@@ -84,7 +84,7 @@ class Download:
         """Choose the files to download; returns the configuration, which is read on the way."""
         tree = HfApi().list_repo_tree(self._name.repo, revision=self._commit)
         files_by_path = {file.path: file for file in tree if isinstance(file, RepoFile)}
-        if fault := layout.fault_of_names(files_by_path) or layout.lack_of(files_by_path):
+        if fault := layout.fault_of_names(files_by_path) or layout.missing_files_of(files_by_path):
             raise Unusable(f"{self._name} {fault}")
         chosen_files = {
             path: _hub_file(file) for path, file in files_by_path.items() if layout.is_read(path)
@@ -245,7 +245,7 @@ def main() -> None:
     try:
         _send(Done(str(Download(name, _send).run(may_go))))
     except Exception as error:  # noqa: BLE001  the hub's library raises many kinds
-        _send(refused(error, name))
+        _send(download_refused(error, name))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from vlm_server.hub.names import (
     to_download,
 )
 from vlm_server.settings import ModelSettings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 Place = Literal["folder", "hub cache", "LM Studio", "search path"]
 
@@ -49,12 +49,12 @@ def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     A name without `org/` is that of a folder in LM Studio's or in `search_paths`. Raises
     ConfigError if several have it.
     """
-    if os.path.isdir(folder := expanded(text)):
+    if os.path.isdir(folder := expand_home(text)):
         return _in_folder(folder.absolute())
-    return by_name(text, search_paths)
+    return find_by_name(text, search_paths)
 
 
-def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
+def find_by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     """The complete checkpoint with this name, never a path: for names from clients."""
     if is_path(text):
         return None
@@ -66,7 +66,7 @@ def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
         )
     if "/" in text or "@" in text:
         return None
-    return _only(
+    return _single_match(
         text,
         [
             checkpoint
@@ -76,7 +76,7 @@ def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     )
 
 
-def located(model: ModelSettings) -> ModelSettings:
+def locate(model: ModelSettings) -> ModelSettings:
     """`model` with the folder of its checkpoint, and the checkpoint's name in the API.
 
     A hub name that is not on this machine stays as it is, for `names.to_download`. Raises
@@ -88,12 +88,12 @@ def located(model: ModelSettings) -> ModelSettings:
     elif (hub_name := to_download(model.path)) is not None:
         path, name = model.path, hub_name.repo
     else:
-        folder = expanded(model.path).absolute()
+        folder = expand_home(model.path).absolute()
         path, name = str(folder), served_name(folder)
     return msgspec.structs.replace(model, path=path, name=model.name or name)
 
 
-def every(search_paths: Sequence[str] = ()) -> list[Found]:
+def find_all(search_paths: Sequence[str] = ()) -> list[Found]:
     """All checkpoints that can be found by name, complete or not."""
     cached_checkpoints = (
         Found(folder, repo, "hub cache")
@@ -103,7 +103,7 @@ def every(search_paths: Sequence[str] = ()) -> list[Found]:
     return [*cached_checkpoints, *_local(search_paths)]
 
 
-def unfinished() -> list[Found]:
+def find_unfinished() -> list[Found]:
     """Repositories in the hub's cache with an unfinished download."""
     repositories = ((repo_of_cache_folder(folder.name), folder) for folder in _folders(hub_cache()))
     return [
@@ -115,7 +115,7 @@ def unfinished() -> list[Found]:
 
 def hub_cache() -> Path:
     """The folder of the hub's cache, by `HF_HUB_CACHE` and `HF_HOME`."""
-    return expanded(constants.HF_HUB_CACHE).absolute()
+    return expand_home(constants.HF_HUB_CACHE).absolute()
 
 
 def lm_studio_folders(home: Path | None = None) -> list[Path]:
@@ -192,7 +192,7 @@ def _local(search_paths: Sequence[str]) -> Iterator[Found]:
     for root in lm_studio_folders():
         yield from _in_orgs(root, "LM Studio")
     for path in search_paths:
-        root = expanded(path)
+        root = expand_home(path)
         for folder in _folders(root):
             if repo := repo_of_cache_folder(folder.name):
                 if (snapshot := _snapshot(folder, "")) is not None:
@@ -219,7 +219,7 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _only(text: str, checkpoints: Iterable[Found]) -> Found | None:
+def _single_match(text: str, checkpoints: Iterable[Found]) -> Found | None:
     by_folder = {
         checkpoint.folder: checkpoint for checkpoint in checkpoints if checkpoint.is_complete
     }

@@ -137,7 +137,7 @@ def quantization(config: Mapping[str, Any]) -> str:
     return str(next((dtype for dtype in dtypes if dtype), ""))
 
 
-def sees(config: Mapping[str, Any]) -> bool:
+def is_vision_model(config: Mapping[str, Any]) -> bool:
     """Whether the configuration mentions images at all, in any family's words."""
     words = ("vision", "visual", "image", "img", "media", "mm_", "sam_", "clip")
     inner = [part for part in config.values() if isinstance(part, dict)]
@@ -207,7 +207,7 @@ def fault_of_names(names: Collection[str], base: str = "") -> str | None:
     return None
 
 
-def lack_of(names: Collection[str]) -> str | None:
+def missing_files_of(names: Collection[str]) -> str | None:
     """The missing files of a checkpoint, as the predicate of a sentence; None if all are there."""
     if CONFIG not in names:
         return "is no checkpoint: it has no config.json"

@@ -58,7 +58,7 @@ class PrivateFolder:
             lock = os.open(self._fresh, os.O_RDONLY | os.O_DIRECTORY)
             self._made.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_SH)  # else `systemd-tmpfiles` may clean it up
-        return _made(self._fresh.resolve())
+        return _make_folder(self._fresh.resolve())
 
     def environment(self) -> dict[str, str]:
         """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
@@ -102,10 +102,10 @@ def of_this_user() -> Path:
     """
     caches = caches_folder(Path.home())
     caches.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return _made(caches.resolve() / _NAME)
+    return _make_folder(caches.resolve() / _NAME)
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     """`folder`; it exists, as do those in it that code is executed from. Raises OSError."""
     for part in (folder, folder / LIBRARIES, folder / _TEMPORARY):
         _make(part)

@@ -253,7 +253,7 @@ class MultimodalPreparer:
         inputs: dict[int, MediaInputs] = {}
         try:
             disk_read = references.look_up(on_disk=use_disk)
-            for index in list(references.missing()):
+            for index in list(references.missing_spans()):
                 if disk_read is None or not disk_read.covers(index):
                     item, unit = units[index]
                     inputs[index] = item.inputs(unit)

@@ -19,7 +19,7 @@ from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import CacheSettings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
 def disk_folder(settings: CacheSettings) -> Path:
     """The folder of the disk cache; a relative path is one in the system's folder for caches."""
-    return default_folder() / expanded(settings.disk_path)
+    return default_folder() / expand_home(settings.disk_path)
 
 
 def _in_background(work: Callable[[], str]) -> Future[str]:

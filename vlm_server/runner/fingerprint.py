@@ -49,12 +49,12 @@ class Checkpoint:
     _stats: list[Stat] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stats = self._look()
+        self._stats = self._read_stats()
 
     def digest(self) -> str:
         """SHA-256 in hex over the configuration, and of each file of weights its name, size, first
         and last MiB."""
-        digest = self._started()
+        digest = self._start_digest()
         for path in _files(self.folder, _WEIGHTS):
             digest.update(f"{path.name} {path.stat().st_size} {_ends(path)}\0".encode())
         return digest.hexdigest()
@@ -66,28 +66,28 @@ class Checkpoint:
         second per 1.5 GB. Raises OSError if a file was changed since this object was made: which
         weights were loaded is unknown then.
         """
-        digest = self._started()
+        digest = self._start_digest()
         _add_readers(digest)
         for path in _files(self.folder, _WEIGHTS):
             digest.update(f"{path.name} {hashes.sha256(path)}\0".encode())
-        if self._look() != self._stats:
+        if self._read_stats() != self._stats:
             raise OSError(errno.ESTALE, "the checkpoint was changed after its model was loaded")
         return digest.hexdigest()
 
-    def _started(self) -> hashlib._Hash:
+    def _start_digest(self) -> hashlib._Hash:
         digest = hashlib.sha256(self.dtype.encode())
-        for path in self._small():
+        for path in self._small_files():
             digest.update(f"{path.name} {_sha256(path)}\0".encode())
         return digest
 
-    def _small(self) -> list[Path]:
+    def _small_files(self) -> list[Path]:
         template = [Path(self.template)] if self.template else []
         return _files(self.folder, _SMALL) + template
 
-    def _look(self) -> list[Stat]:
+    def _read_stats(self) -> list[Stat]:
         """Sizes and times of all readable files; loading reports the others."""
         found = []
-        for path in self._small() + _files(self.folder, _WEIGHTS):
+        for path in self._small_files() + _files(self.folder, _WEIGHTS):
             with suppress(OSError):
                 found.append(_stat(path))
         return found

@@ -172,12 +172,12 @@ def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
     tokens, _ = _greedy(logits)
     others = [i for i, row in enumerate(rows) if not row.is_plainly_greedy]
     if others:
-        scores = mx.stack([_adjusted(logits[i].astype(mx.float32), rows[i]) for i in others])
+        scores = mx.stack([_adjust(logits[i].astype(mx.float32), rows[i]) for i in others])
         tokens[mx.array(others)] = _sample(scores, [rows[i] for i in others])
     return tokens
 
 
-def _adjusted(scores: mx.array, row: SequenceSampler) -> mx.array:
+def _adjust(scores: mx.array, row: SequenceSampler) -> mx.array:
     """`row.adjust(scores)`, (vocabulary,); NaN if it fails, which ends this row alone."""
     try:
         return row.adjust(scores)

@@ -22,7 +22,7 @@ Sources = Mapping[str, str]
 _SECRET = frozenset({"server.api_keys"})
 
 
-def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
+def describe_settings(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
     """Each section with its settings: `name`, `value`, `default`, `source` and `description`.
 
     Of API keys only the number is shown.

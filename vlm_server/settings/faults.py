@@ -15,7 +15,7 @@ _WRONG = re.compile(r"(.*) - at `\$\.(\w+)\.(\w+)`")
 _CHOICE = "Invalid enum value"
 
 
-def explained(
+def explain(
     message: str, tree: type[msgspec.Struct], path: Path | None, sources: Mapping[str, str]
 ) -> str:
     """msgspec's `message` about settings of the shape `tree`, in words of ours.
@@ -26,13 +26,15 @@ def explained(
         name, section = match[1], match[2] or ""
         full = f"{section}.{name}" if section else name
         struct = tree if not section else _type_of(tree, section)
-        return f"{where(path, full, sources)}there is no setting `{full}`{_close(full, struct)}"
+        return (
+            f"{location_of(path, full, sources)}there is no setting `{full}`{_close(full, struct)}"
+        )
     if (match := _WRONG.fullmatch(message)) is not None:
         full, fault = f"{match[2]}.{match[3]}", match[1]
         if fault.startswith(_CHOICE):
             hint = get_type_hints(_type_of(tree, match[2]))[match[3]]
             fault += f"; it may be {', '.join(map(str, get_args(hint)))}"
-        return f"{where(path, full, sources)}`{full}`: {fault[0].lower()}{fault[1:]}"
+        return f"{location_of(path, full, sources)}`{full}`: {fault[0].lower()}{fault[1:]}"
     return message.replace("`$.", "`")
 
 
@@ -51,7 +53,7 @@ def _close(full: str, struct: Any) -> str:
     return f": did you mean `{section}{dot}{close[0]}`?" if close else ""
 
 
-def where(path: Path | None, full: str, sources: Mapping[str, str]) -> str:
+def location_of(path: Path | None, full: str, sources: Mapping[str, str]) -> str:
     """The file and the line in which the setting or section stands; empty if it is in none."""
     section, _, key = full.rpartition(".")
     in_file = [source for source in sources if source == full or source.startswith(f"{full}.")]

@@ -14,7 +14,7 @@ import msgspec
 
 from vlm_server.errors import ConfigError
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
-from vlm_server.settings.faults import explained, where
+from vlm_server.settings.faults import explain, location_of
 from vlm_server.settings.front import (
     DeadlineSettings,
     Limits,
@@ -27,7 +27,7 @@ from vlm_server.settings.front import (
 from vlm_server.settings.media import ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
 from vlm_server.settings.model import ListedModel, ModelSettings
-from vlm_server.settings.paths import expanded, missing, why_unreadable
+from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
 from vlm_server.settings.quantities import (
     MAX_FLOAT,
     MAX_INT,
@@ -109,7 +109,7 @@ def load_with_sources(
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigError(explained(str(error), Settings, path, sources)) from None
+        raise ConfigError(explain(str(error), Settings, path, sources)) from None
     _check_values(settings)
     _check_exposure(settings.server)
     _check_origins(settings.server)
@@ -129,7 +129,9 @@ def _read_quantities(table: dict[str, Any], path: Path | None, sources: Mapping[
                     keys[key] = value_of(key, value, hints[key])
                 except ValueError as error:
                     full = f"{section}.{key}"
-                    raise ConfigError(f"{where(path, full, sources)}`{full}`: {error}") from None
+                    raise ConfigError(
+                        f"{location_of(path, full, sources)}`{full}`: {error}"
+                    ) from None
 
 
 def _tables(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -169,7 +171,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         text = f"can't read {path}: {why_unreadable(path, error)}"
         is_missing = isinstance(error, FileNotFoundError)
-        raise missing(path, text) if is_missing else ConfigError(text) from None
+        raise missing_path_error(path, text) if is_missing else ConfigError(text) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for section, keys in table.items():
@@ -195,7 +197,7 @@ def _resolve_model_path(model: Any, folder: Path) -> None:
     for key in ("path", "chat_template"):
         if not (isinstance(model.get(key), str) and model[key]):
             continue
-        path = folder / expanded(model[key])
+        path = folder / expand_home(model[key])
         may_be_name = key == "path" and _HUB_NAME.fullmatch(model[key])
         if os.path.exists(path) or not may_be_name:
             model[key] = str(path)
@@ -235,7 +237,7 @@ def _check_values(settings: Settings) -> None:
                 raise ConfigError(f"`{section}.{name}` must be a number of at most {limit:g}")
             if AbsolutePath in (hint, *get_args(hint)):
                 for path in (value,) if isinstance(value, str) else value:
-                    if path and not expanded(path).is_absolute():
+                    if path and not expand_home(path).is_absolute():
                         raise ConfigError(f"{section}.{name} {path!r} is not absolute")
 
 

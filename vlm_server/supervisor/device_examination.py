@@ -52,15 +52,15 @@ def examine_device(environment: Mapping[str, str], seconds: float) -> DeviceRepo
     except OSError as error:
         return DeviceReport(step="start a process", fault=str(error.strerror))
     if process.returncode == 0:
-        return _last(process.stdout)
+        return _last_report(process.stdout)
     return _with_fault(process.stdout, _reason(process.returncode, process.stderr))
 
 
 def _with_fault(output: bytes, fault: str) -> DeviceReport:
-    return msgspec.structs.replace(_last(output), fault=fault)
+    return msgspec.structs.replace(_last_report(output), fault=fault)
 
 
-def _last(output: bytes) -> DeviceReport:
+def _last_report(output: bytes) -> DeviceReport:
     lines = output.splitlines()
     try:
         return msgspec.json.decode(lines[-1], type=DeviceReport)

@@ -133,7 +133,7 @@ class Quarantine:
             ", with nothing else on the device" if was_alone else "",
         )
         record = self._records.pop(load, _Record([]))
-        record.crashes = [*self._young(record), self._clock()][-_SUSPECT_CRASHES:]
+        record.crashes = [*self._recent_crashes(record), self._clock()][-_SUSPECT_CRASHES:]
         if was_alone:
             record.refused_until = self._clock() + self._seconds
         self._records[load] = record
@@ -142,9 +142,9 @@ class Quarantine:
 
     def _crashes(self, load: DeviceLoad) -> list[float]:
         record = self._records.get(load)
-        return [] if record is None else self._young(record)
+        return [] if record is None else self._recent_crashes(record)
 
-    def _young(self, record: _Record) -> list[float]:
+    def _recent_crashes(self, record: _Record) -> list[float]:
         """Crashes that still count."""
         return [when for when in record.crashes if when + self._seconds > self._clock()]
 

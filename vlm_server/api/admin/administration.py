@@ -25,7 +25,7 @@ from vlm_server.errors import (
     ModelNotFound,
     NotFound,
 )
-from vlm_server.hub.find import Found, by_name
+from vlm_server.hub.find import Found, find_by_name
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 
@@ -98,7 +98,7 @@ class Administration:
 
     async def checkpoints(self, _: Request) -> Response:
         """The checkpoints on this machine, and the downloads in progress."""
-        free_bytes = on_disk.free_for_more(self._models, self._settings)
+        free_bytes = on_disk.free_bytes_for_models(self._models, self._settings)
         names = self._models.names
         on_disk_models = await asyncio.to_thread(
             on_disk.checkpoints, self._settings, names, free_bytes
@@ -113,7 +113,7 @@ class Administration:
 
     def _served(self, name: str) -> str:
         known_models = served_models.known_models(self._models, self._settings.server)
-        return served_models.existing(name, known_models).name
+        return served_models.find_model(name, known_models).name
 
     async def _to_load(self, name: str) -> str:
         """A model by its own name, else a checkpoint, else an alias, which `*` may be.
@@ -134,7 +134,7 @@ class Administration:
 
     def _find(self, name: str) -> Found | None:
         try:
-            return by_name(name, self._settings.model.search_paths)
+            return find_by_name(name, self._settings.model.search_paths)
         except ConfigError:
             raise Conflict(
                 "Several checkpoints on this machine have this name; say ORG/NAME.", "model"

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from vlm_server.hub import layout
-from vlm_server.hub.find import Found, every
+from vlm_server.hub.find import Found, find_all
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 from vlm_server.supervisor.engine_process.client import ModelClient
 from vlm_server.supervisor.models.memory_shares import needed_bytes
 
 
-def free_for_more(models: ModelClient, settings: Settings) -> int | None:
+def free_bytes_for_models(models: ModelClient, settings: Settings) -> int | None:
     """Device memory in bytes not used by pinned models; None while the limit is unknown."""
     memories = {
         name: stats.memory
@@ -40,18 +40,18 @@ def checkpoints(
     """The checkpoints of vision models; models called `names` are served. Reads the disk."""
     folders = set(_served_folders(settings))
     return [
-        _shown(
+        _checkpoint_json(
             checkpoint,
             settings,
             free_bytes,
             is_served=checkpoint.name in names or checkpoint.folder in folders,
         )
-        for checkpoint in every(settings.model.search_paths)
-        if layout.sees(layout.read_object(checkpoint.folder / layout.CONFIG))
+        for checkpoint in find_all(settings.model.search_paths)
+        if layout.is_vision_model(layout.read_object(checkpoint.folder / layout.CONFIG))
     ]
 
 
-def _shown(
+def _checkpoint_json(
     checkpoint: Found, settings: Settings, free_bytes: int | None, *, is_served: bool
 ) -> dict[str, Any]:
     size = _size(checkpoint.folder)
@@ -71,7 +71,7 @@ def _served_folders(settings: Settings) -> Iterator[Path]:
     """Folders of checkpoints that settings name; their models may have other names."""
     paths = {settings.model.path, *(model.path for model in settings.models.values())} - {""}
     local_checkpoints = [
-        checkpoint for checkpoint in every(settings.model.search_paths) if checkpoint.is_complete
+        checkpoint for checkpoint in find_all(settings.model.search_paths) if checkpoint.is_complete
     ]
     for path in paths:
         name = HubName.parse(path)
@@ -80,7 +80,7 @@ def _served_folders(settings: Settings) -> Iterator[Path]:
             for checkpoint in local_checkpoints
             if name is not None and checkpoint.name == name.repo
         )
-        yield next(folders, expanded(path).absolute())
+        yield next(folders, expand_home(path).absolute())
 
 
 def _size(folder: Path) -> int:

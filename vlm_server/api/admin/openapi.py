@@ -37,7 +37,7 @@ class RouteBody:
     neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
+def constant_endpoint(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint of a constant JSON value, made at the first request."""
     body = cache(lambda: msgspec.json.encode(make()))
 

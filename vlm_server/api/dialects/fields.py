@@ -187,7 +187,7 @@ def submit_prompt(
     )
 
 
-def checked_prompt(text: str, context: Context) -> str:
+def check_prompt(text: str, context: Context) -> str:
     """`text`, the field `prompt`. Raises InvalidRequest beyond `limits.max_text_bytes`."""
     limit = context.limits.max_text_bytes
     if json_body.utf8_length(text, "prompt") > limit:
@@ -196,7 +196,7 @@ def checked_prompt(text: str, context: Context) -> str:
     return text
 
 
-def only_counted(request: ParsedRequest) -> ParsedRequest:
+def to_count_request(request: ParsedRequest) -> ParsedRequest:
     """`request` as a request to count tokens, without an answer."""
     submit = structs.replace(request.submit, count_only=True)
     return structs.replace(request, submit=submit, stream=False, options=b"")

@@ -47,9 +47,9 @@ class RequestClock:
             msgspec.convert(seconds_by_name, Deadlines), time.monotonic()
         )
 
-    def left(self) -> Deadlines:
+    def remaining(self) -> Deadlines:
         """The time left for the engine."""
-        return self._deadlines.left(time.monotonic())
+        return self._deadlines.remaining(time.monotonic())
 
     @asynccontextmanager
     async def before_submit(self) -> AsyncIterator[None]:
@@ -58,7 +58,7 @@ class RequestClock:
             async with asyncio.timeout_at(self._deadlines.next_at) as timeout:
                 yield
         except TimeoutError:
-            if timeout.expired() and (error := self._deadlines.passed(math.inf)):
+            if timeout.expired() and (error := self._deadlines.error_at(math.inf)):
                 raise error from None
             raise
 
@@ -108,7 +108,7 @@ class _Backstop:
             async with asyncio.timeout(None) as self._timeout:
                 return await anext(events, None)
         except TimeoutError:
-            if error := self._deadlines.passed(time.monotonic()):
+            if error := self._deadlines.error_at(time.monotonic()):
                 raise error from None
             raise
         finally:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access_log import Entry
-from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.answer import Answer, answer, as_request_error, collect_answer
 from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import Dialect, Renderer
@@ -136,7 +136,7 @@ class Endpoint:
                 if stream_wanted:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
-                    content = render.whole(*await whole(deltas, num_choices, recorder))
+                    content = render.whole(*await collect_answer(deltas, num_choices, recorder))
                     headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
                     response = Response(content, headers=headers, media_type="application/json")
                     await response(scope, receive, send)
@@ -170,7 +170,7 @@ class Endpoint:
             return
         async with shared.models.lease(model, request_id, keep_alive) as engine:
             entry.state = "sent"
-            events = engine.stream(request.with_deadlines(clock.left()))
+            events = engine.stream(request.with_deadlines(clock.remaining()))
             del request  # frees the images during the answer
             async with aclosing(events):
                 async for event in events:

@@ -140,14 +140,14 @@ class FairShare:
         if not held_amount or held_amount + amount <= share:
             return True
         return amount <= free_amount - sum(
-            self._kept_for(other_client, share) for other_client in other_clients
+            self._amount_kept_for(other_client, share) for other_client in other_clients
         )
 
     def reserve_refused(self, client: str, amount: int, until: float) -> None:
         """Reserve `amount`, which `client` was refused, within its share until `until`."""
         self._wants[client] = until, amount
 
-    def _kept_for(self, client: str, share: int) -> int:
+    def _amount_kept_for(self, client: str, share: int) -> int:
         _, amount = self._wants.get(client, (0.0, 0))
         return min(amount, max(0, share - self._held[client]))
 

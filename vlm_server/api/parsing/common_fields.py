@@ -20,13 +20,13 @@ StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 def model_wanted(name: str | None, context: Context) -> KnownModel:
     """The model that `name` means, or the only one. Raises ModelNotFound and InvalidRequest."""
     if not name:
-        return served_models.assumed(context.models)
+        return served_models.only_model(context.models)
     json_body.utf8_length(name, "model")
     model = served_models.model_of(name, context.models)
     if model is None:
         raise ModelNotFound(
-            f"{served_models.listed(context.models)} The setting server.model_aliases gives more "
-            "names to the first.",
+            f"{served_models.describe_models(context.models)} The setting server.model_aliases "
+            "gives more names to the first.",
             "model",
         )
     return model

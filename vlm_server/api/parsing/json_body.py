@@ -187,7 +187,7 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
     """msgspec's message as our error: `Expected ... - at `$.a[0].b`` gives param `a[0].b`."""
     text, path = _text_and_path(message)
     if unknown := _UNKNOWN.match(text):
-        param = _join(path, shown(unknown[1]))
+        param = _join(path, shorten(unknown[1]))
         return UnsupportedField(f"`{param}` is not a field of this request.", param)
     if match := _MISSING.match(text):
         param = _join(path, match[1])
@@ -219,7 +219,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def shown(name: str) -> str:
+def shorten(name: str) -> str:
     """The beginning of a name from the client, made safe for a message."""
     printable = "".join(c if c.isprintable() and c != "`" else "?" for c in name[:_MAX_SHOWN_CHARS])
     return printable if len(name) <= _MAX_SHOWN_CHARS else printable + "..."
@@ -229,7 +229,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         counts = Counter(name for name, _ in pairs)
-        twice = shown(next(name for name, count in counts.items() if count > 1))
+        twice = shorten(next(name for name, count in counts.items() if count > 1))
         raise InvalidRequest(f"The request's JSON has a duplicate name in an object: `{twice}`.")
     return fields
 

@@ -36,22 +36,22 @@ def model_of(names: str | Sequence[str], known_models: Iterable[KnownModel]) -> 
     return next(matches, None)
 
 
-def existing(name: str, known_models: Sequence[KnownModel]) -> KnownModel:
+def find_model(name: str, known_models: Sequence[KnownModel]) -> KnownModel:
     """The model that `name` means. Raises ModelNotFound, which lists the served ones."""
     model = model_of(name, known_models)
     if model is None:
-        raise ModelNotFound(listed(known_models), "model")
+        raise ModelNotFound(describe_models(known_models), "model")
     return model
 
 
-def assumed(known_models: Sequence[KnownModel]) -> KnownModel:
+def only_model(known_models: Sequence[KnownModel]) -> KnownModel:
     """The model of a request without a name: the only one. Raises InvalidRequest for several."""
     if len(known_models) > 1:
-        raise InvalidRequest(f"`model` is missing. {listed(known_models)}", "model")
+        raise InvalidRequest(f"`model` is missing. {describe_models(known_models)}", "model")
     return known_models[0]
 
 
-def listed(known_models: Sequence[KnownModel]) -> str:
+def describe_models(known_models: Sequence[KnownModel]) -> str:
     """The served models in a sentence, for errors."""
     if len(known_models) == 1:
         return f"This server has one model: `{known_models[0].name}`."

@@ -71,15 +71,15 @@ def object_text(arguments: str | dict[str, Any], param: str) -> str:
     can't be encoded as JSON, or as UTF-8 once their escapes are read.
     """
     if isinstance(arguments, dict):
-        return _dumped(arguments, param)
+        return _dump(arguments, param)
     if not arguments.strip():
         return "{}"
     json_body.utf8_length(arguments, param)
     try:
         fields = json_body.parse_object(arguments.encode())
     except InvalidRequest:
-        return _dumped({"arguments": arguments}, param)
-    _dumped(fields, param)
+        return _dump({"arguments": arguments}, param)
+    _dump(fields, param)
     return arguments
 
 
@@ -115,7 +115,7 @@ def _as_openai(tool: ToolDefinition, conversation: Conversation) -> dict[str, An
     return {"type": "function", "function": function}
 
 
-def _dumped(arguments: dict[str, Any], param: str) -> str:
+def _dump(arguments: dict[str, Any], param: str) -> str:
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:

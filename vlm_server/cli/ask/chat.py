@@ -14,7 +14,7 @@ from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.errors import VlmServerError
 from vlm_server.settings import Limits
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _PROMPT = ">>> "
 _HELP = """\
@@ -82,7 +82,7 @@ def files_and_question(line: str) -> tuple[list[str], str]:
     while remaining:
         word, next_remaining = _first_word(remaining)
         if word.startswith("~"):
-            word = str(expanded(word))
+            word = str(expand_home(word))
         if not media.is_media_file(word):
             break
         files.append(word)

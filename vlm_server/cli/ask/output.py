@@ -56,7 +56,7 @@ def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = Fal
     can_show = sys.stdout.isatty() and not is_quiet
     protocol = regions.protocol_of(os.environ) if can_show else None
     if reply.regions and reply.image is not None and (protocol or save_boxes):
-        image = regions.drawn(reply.image.data, reply.regions)
+        image = regions.draw_regions(reply.image.data, reply.regions)
         if protocol is not None:
             columns = shutil.get_terminal_size().columns
             print(regions.sequence(image, protocol, columns), end="", flush=True)

@@ -110,7 +110,7 @@ def _label_of(text: str, match: re.Match[str]) -> str:
     return label[1] if label else ""
 
 
-def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:
+def draw_regions(data: bytes, regions: Sequence[Region]) -> Image.Image:
     """The image in `data`, upright, with `regions` marked and labelled."""
     with Image.open(io.BytesIO(data)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")

@@ -21,7 +21,7 @@ from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 ServedModel = dict[str, Any]
 """One entry of `/v1/models`."""
@@ -94,7 +94,7 @@ def ready_daemon(
     url, api_key = address_of(arguments, settings)
     with Daemon(url, api_key) as daemon:
         models = daemon.listed() if daemon.is_there() else None
-        if models is not None and _chosen(models, arguments.model, settings) is not None:
+        if models is not None and _choose_model(models, arguments.model, settings) is not None:
             yield daemon, _wait_for(daemon, arguments, settings)
             return
     _check_may_start(arguments, settings, url, models)
@@ -119,10 +119,10 @@ def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings)
     finally:
         progress.clear()
     models = daemon.listed()
-    return _chosen(models, arguments.model, settings) or models[0]
+    return _choose_model(models, arguments.model, settings) or models[0]
 
 
-def _chosen(
+def _choose_model(
     models: Sequence[ServedModel], name: str | None, settings: Settings
 ) -> ServedModel | None:
     """The model that is `name`, else that of the settings, else the first."""
@@ -149,9 +149,9 @@ def _check_may_start(
         close = did_you_mean(str(name), served)
         has = f" (it has {', '.join(served)})"
         raise CommandFailed(f"{url} has no model {name!r}{close or has}")
-    if not name or HubName.parse(name) or expanded(name).is_dir():
+    if not name or HubName.parse(name) or expand_home(name).is_dir():
         return
     if find.find(name, settings.model.search_paths) is None:
-        local = [checkpoint.name for checkpoint in find.every(settings.model.search_paths)]
+        local = [checkpoint.name for checkpoint in find.find_all(settings.model.search_paths)]
         close = did_you_mean(name, [*served, *local])
         raise ConfigError(f"--model {name} is neither a folder nor a model on this machine{close}")

@@ -27,7 +27,7 @@ from vlm_server.cli.bench.servers import (
     find_model,
     parse_url,
     server_kind,
-    started,
+    start_server,
 )
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import did_you_mean
@@ -152,7 +152,7 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     for name, kind_name in zip(names, args.start, strict=False):
         _say(f"starting {name}")
         kind = server_kind(kind_name, with_drafts=args.drafts == "on")
-        server = started(name, kind, folder, environment)
+        server = start_server(name, kind, folder, environment)
         ready_targets.append(await stack.enter_async_context(server))
     return ready_targets + [await find_model(target) for target in targets]
 
@@ -174,7 +174,7 @@ def checkpoint(text: str) -> Path:
         return local_checkpoint.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
-    close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])
+    close = did_you_mean(text, [checkpoint.name for checkpoint in find.find_all()])
     raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
 
 

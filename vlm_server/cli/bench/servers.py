@@ -111,7 +111,7 @@ async def find_model(target: BenchTarget) -> BenchTarget:
 
 
 @contextlib.asynccontextmanager
-async def started(
+async def start_server(
     name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[BenchTarget]:
     """A ready server of `kind` on a free port, ended with the block. `model` is absolute."""

@@ -20,7 +20,7 @@ from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.platform import backend
 from vlm_server.platform.child import launch
 from vlm_server.settings import Server, Settings, is_loopback
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _LOOK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
@@ -208,7 +208,7 @@ def own_key(server: Server) -> str | None:
     if server.api_keys:
         return server.api_keys[0]
     if server.api_key_file:
-        entries = key_file.read(expanded(server.api_key_file))
+        entries = key_file.read(expand_home(server.api_key_file))
         return next(iter(entries.values())).key
     return None
 

@@ -22,7 +22,7 @@ from vlm_server.cli.serve.listener import bind
 from vlm_server.cli.service.manager import ServiceManager
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, is_loopback
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _ANSWER_SECONDS = 5.0
 _LISTENS = "0A"
@@ -154,7 +154,7 @@ def admin_key(server: Server) -> str | None:
     if server.api_keys or not server.api_key_file:
         return next(iter(server.api_keys), None)
     try:
-        entries = key_file.read(expanded(server.api_key_file)).values()
+        entries = key_file.read(expand_home(server.api_key_file)).values()
     except ConfigError:
         return None
     return max(entries, key=lambda entry: entry.admin).key

@@ -24,7 +24,7 @@ _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 def look_at_device(situation: Situation) -> list[Finding]:
     """Checks of versions, device, BLAS, and on macOS of the wired limit."""
     wants_openblas = situation.settings.engine.openblas == "auto"
-    device_report = tried(situation.settings.engine)
+    device_report = try_device(situation.settings.engine)
     system = platform.system()
     findings = [versions(), device(device_report, has_nvidia_gpu=nvidia_driver() is not None)]
     if device_report.kind == "cpu" and system == "Linux":
@@ -35,7 +35,7 @@ def look_at_device(situation: Situation) -> list[Finding]:
     return findings
 
 
-def tried(settings: EngineSettings) -> DeviceReport:
+def try_device(settings: EngineSettings) -> DeviceReport:
     """The report of the device in an engine's environment."""
     private = PrivateFolder()
     try:

@@ -17,7 +17,7 @@ from vlm_server.cli.text import binary_size
 from vlm_server.platform import machine
 from vlm_server.platform.private_folder import caches_folder
 from vlm_server.settings import MIB
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _MIN_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
@@ -125,12 +125,12 @@ def look_at_disks(situation: Situation) -> list[Finding]:
     cache = situation.settings.cache
     for_models = "a 4-bit model takes 3 GB and more: free some, or set HF_HOME to another disk"
     findings = [
-        room("disk for models", expanded(constants.HF_HUB_CACHE), _MODEL_BYTES, for_models),
+        room("disk for models", expand_home(constants.HF_HUB_CACHE), _MODEL_BYTES, for_models),
         room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
         room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
     ]
     if cache.disk_bytes:
-        folder = expanded(cache.disk_path) if cache.disk_path else caches / "vlm-server"
+        folder = expand_home(cache.disk_path) if cache.disk_path else caches / "vlm-server"
         used_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         wanted_bytes = max(0, cache.disk_bytes - used_bytes)
         advice = "free some, or set cache.disk_bytes or cache.disk_path: less is stored until then"

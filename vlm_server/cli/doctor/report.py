@@ -27,7 +27,7 @@ from vlm_server.cli.doctor.secrets import Redactor, known_secrets
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service.manager import ServiceManager
-from vlm_server.settings import Server, described
+from vlm_server.settings import Server, describe_settings
 
 _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "DYLD_INSERT_LIBRARIES", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE"),
@@ -118,7 +118,7 @@ def _changed(situation: Situation) -> dict[str, Any]:
     """The settings that were given, by name; API keys as their number only."""
     return {
         name: setting["value"]
-        for section in described(situation.settings, situation.sources)
+        for section in describe_settings(situation.settings, situation.sources)
         for setting in section["settings"]
         if (name := f"{section['name']}.{setting['name']}") in situation.sources
     }

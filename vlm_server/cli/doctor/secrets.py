@@ -14,7 +14,7 @@ from vlm_server.api.http.access import key_file
 from vlm_server.api.http.tracing import ENDPOINT_VARIABLES
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 MASK = "***"
 _MIN_CHARS = 6
@@ -83,8 +83,8 @@ def known_secrets(situation: Situation, environment: Mapping[str, str] = os.envi
     for text in (*situation.arguments.set, _read(situation.arguments.config)):
         secrets |= set(_in_settings(text))
     if file := situation.settings.server.api_key_file:
-        secrets |= set(_in_key_file(expanded(file)))
-    secrets.add(_read(expanded(constants.HF_TOKEN_PATH)).strip())
+        secrets |= set(_in_key_file(expand_home(file)))
+    secrets.add(_read(expand_home(constants.HF_TOKEN_PATH)).strip())
     return {secret for secret in secrets if len(secret) >= _MIN_CHARS}
 
 

@@ -31,7 +31,7 @@ def ask_running(situation: Situation) -> Finding:
         if host_header(server):
             advice = "add 127.0.0.1 to server.allowed_hosts: `ask` needs it, too"
             return warning(CHECK, "not done: the daemon refuses 127.0.0.1 as its name", advice)
-        return _of_running(url_of(server.host, server.port), admin_key(server))
+        return _ask_daemon(url_of(server.host, server.port), admin_key(server))
     if situation.fault:
         return ask_embedded(situation)
     path = situation.model.path
@@ -54,24 +54,24 @@ def ask_own_daemon(arguments: argparse.Namespace, start_seconds: float) -> Findi
             new_daemon = running_daemon(options.settings_arguments(arguments), _STOP_SECONDS, log)
             with new_daemon as url, Daemon(url, key) as daemon:
                 daemon.wait_ready(start_seconds)
-                return _asked(daemon, f"loaded in {time.monotonic() - began:.1f} s, ")
+                return _ask(daemon, f"loaded in {time.monotonic() - began:.1f} s, ")
         except VlmServerError as error:
             last_line = _last_line(log)
             text = f"{error}: {last_line}" if last_line else str(error)
             return problem(CHECK, text, "see the findings above; --report has more")
 
 
-def _of_running(url: str, key: str | None) -> Finding:
+def _ask_daemon(url: str, key: str | None) -> Finding:
     try:
         with Daemon(url, key) as daemon:
             if daemon.check_readiness().state != "ready":
                 return warning(CHECK, "not done: the daemon is not ready", "see `daemon`")
-            return _asked(daemon, "the running daemon ")
+            return _ask(daemon, "the running daemon ")
     except VlmServerError as error:
         return problem(CHECK, str(error), "see `daemon`, and its log")
 
 
-def _asked(daemon: Daemon, introduction: str) -> Finding:
+def _ask(daemon: Daemon, introduction: str) -> Finding:
     """Whether the answer is right. Raises CommandFailed if there is none."""
     began = time.monotonic()
     try:

@@ -23,7 +23,7 @@ from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.hub.names import to_download
 from vlm_server.platform.private_folder import of_this_user
 from vlm_server.settings import Server, Settings
-from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
+from vlm_server.settings.paths import allow_or_move, expand_home, guarded_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -110,7 +110,7 @@ def look_at_permissions(situation: Situation) -> list[Finding]:
     findings += guarded(situation)
     if situation.settings.server.api_key_file:
         findings.append(key_file(situation.settings.server))
-    token = expanded(constants.HF_TOKEN_PATH)
+    token = expand_home(constants.HF_TOKEN_PATH)
     if os.path.lexists(token):
         findings.append(secret_file("hub token", token))
     return findings
@@ -124,7 +124,7 @@ def guarded(situation: Situation) -> list[Finding]:
     models = [model.path for model in (settings.model, *settings.models.values()) if model.path]
     paths_in_settings = [
         situation.arguments.config,
-        *map(expanded, (*models, *settings.model.search_paths)),
+        *map(expand_home, (*models, *settings.model.search_paths)),
     ]
     paths = [path for path in paths_in_settings if path is not None and guarded_folder(path)]
     text = "macOS may not let the service read what is in {}"

@@ -51,7 +51,7 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         return 0
     with locked(manager):
         _check_address(manager, settings.server)
-        with undone_if_it_fails(manager):
+        with undo_on_failure(manager):
             moves = is_moved(manager, files)
             write(files)
             manager.load(is_moved=moves)
@@ -193,7 +193,7 @@ def locked(manager: ServiceManager) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
+def undo_on_failure(manager: ServiceManager) -> Iterator[None]:
     """Restore the service's files and state if the block fails; a VlmServerError then says so."""
     old_files = manager.files()
     was_running = manager.is_running()

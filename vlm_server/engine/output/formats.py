@@ -87,13 +87,13 @@ def tool_format(parser: ToolParser | None) -> ToolFormat | None:
         return None
     name = parser.name
     known_format = _KNOWN.get(name, _Known(None))
-    parse = _normalised(known_format.parse or _mlx_vlms(name, parser.parse))
+    parse = _normalise(known_format.parse or _bound_length(name, parser.parse))
     return ToolFormat(
         name, parser.start, parser.end, parse, known_format.is_json, known_format.brackets
     )
 
 
-def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:
+def _bound_length(name: str, parse: Callable[..., Any]) -> _Parse:
     """mlx-vlm's parser, whose time has no bound: long texts are refused."""
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
@@ -115,7 +115,7 @@ def _check_invokes(text: str) -> None:
         raise ValueError("a call is cut short")
 
 
-def _normalised(parse: _Parse) -> ParseCalls:
+def _normalise(parse: _Parse) -> ParseCalls:
     """`parse` with arguments as the JSON of an object, and ValueError for every error."""
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

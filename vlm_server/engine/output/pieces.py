@@ -39,7 +39,7 @@ class Marks:
     def __init__(self, *marks: str) -> None:
         longest_first = sorted(filter(None, marks), key=len, reverse=True)
         whole = "|".join(map(re.escape, longest_first)) or "(?!)"
-        begun = "|".join(filter(None, map(_begun, longest_first))) or "(?!)"
+        begun = "|".join(filter(None, map(_partial_pattern, longest_first))) or "(?!)"
         self._whole = re.compile(whole)
         self._whole_or_begun = re.compile(f"{begun}|(?P<whole>{whole})")
 
@@ -55,7 +55,7 @@ class Marks:
         return match.start(), match[0] if is_last else match["whole"] or ""
 
 
-def _begun(mark: str) -> str:
+def _partial_pattern(mark: str) -> str:
     """A pattern for the beginning of `mark`, but not all of it, at the end of a text."""
     pattern = ""
     for character in reversed(mark[:-1]):

@@ -70,12 +70,12 @@ def _without_line_breaks(value: str) -> str:
 
 def _arguments(name: str, items: Iterator[tuple[str, str]], tools: Tools) -> dict[str, Any]:
     root = _schema_of(name, tools)
-    schemas = _resolved(root, root).get("properties") or {}
+    schemas = _resolve(root, root).get("properties") or {}
     arguments: dict[str, Any] = {}
     for key, value in items:
         if key in arguments:
             raise ValueError(f"two arguments are called {key}")
-        arguments[key] = typed(value, schemas.get(key), root)
+        arguments[key] = convert(value, schemas.get(key), root)
     return arguments
 
 
@@ -169,7 +169,7 @@ def _schema_of(name: str, tools: Tools) -> Mapping[str, Any]:
     return {}
 
 
-def typed(text: str, schema: Any, root: Any) -> Json:
+def convert(text: str, schema: Any, root: Any) -> Json:
     """The value of `text` in a type that `schema` allows, whose references start at `root`.
 
     Without a type, or for None as the schema, JSON is decoded; other text stays a string.
@@ -225,7 +225,7 @@ def _read(text: str, *, allow_python: bool) -> Json:
 
 def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
     """The JSON types of the values that `schema` allows; empty if it does not name any."""
-    schema = _resolved(schema, root)
+    schema = _resolve(schema, root)
     if depth > _MAX_DEPTH:
         return set()
     types = schema.get("type")
@@ -252,7 +252,7 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
     return kinds
 
 
-def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
+def _resolve(schema: Any, root: Any) -> Mapping[str, Any]:
     """`schema`, or the target of its reference within `root`; empty if there is none."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):

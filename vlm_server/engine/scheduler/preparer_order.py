@@ -97,7 +97,7 @@ class PreparerOrder:
         self._shares = {
             client: self._shares.get(client) or _Share(self._virtual_time) for client in clients
         }
-        rooms = self._rooms([r for r in tracked if r.state is not State.WAITING])
+        rooms = self._free_places([r for r in tracked if r.state is not State.WAITING])
         chosen = list[Request]()
         while candidates := _fitting(waiting, rooms):
             request = self._choose(candidates)
@@ -129,7 +129,7 @@ class PreparerOrder:
         ]
         return self._shares[client].seconds + sum(self._clock() - s.since for s in preparations)
 
-    def _rooms(self, begun_requests: list[Request]) -> dict[_Kind, int]:
+    def _free_places(self, begun_requests: list[Request]) -> dict[_Kind, int]:
         """How many more of each kind may be prepared; `begun_requests`: all but waiting."""
         preparing = [preparation.kinds for preparation in self._preparations.values()]
         rooms = {kind: limit - _count(kind, preparing) for kind, limit in self._limits.items()}

@@ -182,7 +182,7 @@ class Scheduler:
     def expire(self) -> list[Event]:
         """End the requests that have missed a deadline, in any state."""
         now = self._clock()
-        missed = [(r, r.deadlines.passed(now)) for r in self._requests.values()]
+        missed = [(r, r.deadlines.error_at(now)) for r in self._requests.values()]
         return [event for r, error in missed if error for event in self._fail(r, error)]
 
     def drain(self) -> None:

@@ -41,7 +41,7 @@ class AnswerProcess:
         """Request masks."""
         self._pending.append(follow)
         try:
-            self.process.send(messages.packed(msgspec.msgpack.encode(follow)))
+            self.process.send(messages.pack(msgspec.msgpack.encode(follow)))
         except OSError:
             self._fail(_TOO_LARGE)
 

@@ -109,7 +109,7 @@ class ForkedProcess:
     def receive(self, seconds: float) -> tuple[bytes, bool] | None:
         """The next message and its flag, if it comes in time. Raises OSError or EOFError."""
         deadline = time.monotonic() + seconds
-        while (message := messages.parsed(self._received)) is None:
+        while (message := messages.parse(self._received)) is None:
             seconds_left = max(deadline - time.monotonic(), 0.0)
             if not self._read(min(seconds_left, POLL_SECONDS)) and seconds_left == 0:
                 return None

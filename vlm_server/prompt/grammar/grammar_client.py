@@ -100,7 +100,7 @@ class GrammarClient:
             raise InternalError("Schemas can't be compiled.") from None
         try:
             cancellation.on_cancel(process.kill)
-            process.send(messages.packed(described))
+            process.send(messages.pack(described))
             answer, flag = process.receive_late(seconds)
         except (OSError, EOFError):
             process.kill()
@@ -157,7 +157,7 @@ class GrammarClient:
         }
         own_socket.settimeout(_START_SECONDS)
         try:
-            own_socket.sendall(messages.packed(json.dumps(described).encode()))
+            own_socket.sendall(messages.pack(json.dumps(described).encode()))
             with own_socket.makefile("rb", buffering=0) as reader:
                 reason, flag = messages.read(reader)
         except (OSError, EOFError):

@@ -59,13 +59,13 @@ def main() -> None:
     try:
         tokenizer = LLTokenizer(start["tokenizer"], n_vocab=start["size"], eos_token=start["ends"])
     except BaseException as error:  # a panic of Rust's is no Exception  # noqa: BLE001
-        control.sendall(messages.packed(str(error).encode()))
+        control.sendall(messages.pack(str(error).encode()))
         return
     del start
     gc.collect()
     gc.freeze()  # else the forks would write into the pages that they share
     gc.disable()
-    control.sendall(messages.packed(b"", flag=True))
+    control.sendall(messages.pack(b"", flag=True))
 
     serve = partial(_serve_grammar, tokenizer=tokenizer, memory_bytes=memory_bytes, seconds=seconds)
     for _, connection in passing.received(control, 1):
@@ -83,10 +83,10 @@ def _serve_grammar(
             matcher = compile_constraint(tokenizer, decode(described))
             mask = matcher.compute_bitmask()
     except SchemaError as error:
-        connection.sendall(messages.packed(str(error).encode()))
+        connection.sendall(messages.pack(str(error).encode()))
         return
     compiled = msgspec.msgpack.encode(Compiled(_private_bytes(), mask))
-    connection.sendall(messages.packed(compiled, flag=True))
+    connection.sendall(messages.pack(compiled, flag=True))
     for request, answers in passing.received(connection, COUNT.size):
         (count,) = COUNT.unpack(request)
         _fork(partial(_follow, start=matcher, count=count, seconds=seconds), answers, connection)
@@ -104,7 +104,7 @@ def _follow(connection: socket.socket, *, start: LLMatcher, count: int, seconds:
             matchers[follow.choice] = matcher
             masks, forced = _masks(matcher, follow)
         reply = Masks(masks, tuple(forced), time.process_time() - started_at)
-        connection.sendall(messages.packed(msgspec.msgpack.encode(reply)))
+        connection.sendall(messages.pack(msgspec.msgpack.encode(reply)))
 
 
 def _masks(matcher: LLMatcher, follow: Follow) -> tuple[list[bytes], list[int]]:

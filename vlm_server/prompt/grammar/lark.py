@@ -71,18 +71,18 @@ def auto_calls(constraint: AutoCalls, options: dict[str, Any]) -> str:
         more_calls = rf" (/\n?/ called){{0,{MAX_CALLS - 1}}}" if tools.parallel else ""
         schema = json.loads(constraint.schema)
         rules = [f"start: answer | called{more_calls}", f"answer: {_json(schema, options)}"]
-        rules += [f"head: {_spelled(syntax.start)}"]
+        rules += [f"head: {_spell(syntax.start)}"]
     rules += [r"ANY: /(.|\n)*/"]
     if not syntax.is_json:
         return "\n".join([*rules, "called: head body", *_any_body(syntax.end)])
-    rules += [f"called: head {_BLANK} object {_BLANK} {_spelled(syntax.end)}"]
+    rules += [f"called: head {_BLANK} object {_BLANK} {_spell(syntax.end)}"]
     return "\n".join([*rules, *_objects(tools, frozenset(tools.strict), options)])
 
 
 def _text_before(syntax: CallSyntax) -> list[str]:
     """Rules of `head`, free text and the mark after it, and `TEXT`, free text without the mark."""
     text = f"TEXT: ANY & ~(ANY {json.dumps(syntax.start_text, ensure_ascii=False)} ANY)"
-    mark = _spelled(syntax.start)
+    mark = _spell(syntax.start)
     if isinstance(syntax.start[0], int):
         return [f"head: TEXT {mark}", text]
     return [f"head[lazy]: ANY {mark}", text]
@@ -93,8 +93,8 @@ def _any_body(end: Mark) -> list[str]:
     if not end:
         return ["body: (<[*]>)*"]
     if isinstance(end[0], int):
-        return [f"body: (<[^{end[0]}]>)* {_spelled(end)}"]
-    return [f"body[lazy]: ANY {_spelled(end)}"]
+        return [f"body: (<[^{end[0]}]>)* {_spell(end)}"]
+    return [f"body[lazy]: ANY {_spell(end)}"]
 
 
 def _objects(tools: Tools, strict: frozenset[str] | None, options: dict[str, Any]) -> list[str]:
@@ -119,6 +119,6 @@ def _json(schema: Any, options: dict[str, Any]) -> str:
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
-def _spelled(mark: Mark) -> str:
+def _spell(mark: Mark) -> str:
     parts = (f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in mark)
     return " ".join(parts)

@@ -59,7 +59,7 @@ class ImageSizes:
             return None
         if image.max_side_pixels is not None and max(size) > image.max_side_pixels:
             return bounds  # the decoder will know its size
-        return None if self._size(size, bounds) == self._left_alone(size) else bounds
+        return None if self._size(size, bounds) == self._processor_size(size) else bounds
 
     def scale(self, pixels: NDArray[np.uint8], bounds: PixelBounds | None) -> NDArray[np.uint8]:
         """An upright image, (height, width, 3), at the size that `bounds` ask for."""
@@ -71,7 +71,7 @@ class ImageSizes:
         image = PillowImage.fromarray(pixels)
         return np.asarray(image.resize(target, PillowImage.Resampling.BICUBIC))
 
-    def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
+    def _processor_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size to which the processor itself scales an image."""
         if self._rule is None or max(size) > _MAX_ASPECT * min(size):
             return size

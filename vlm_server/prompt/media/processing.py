@@ -69,7 +69,7 @@ def process_image(
     height, width = pixels.shape[:2]
     description = f"image of {width}x{height} pixels"
     with _named_failures(description, InvalidImage, param):
-        return _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
+        return _as_one_unit(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
 
 
 def process_video(
@@ -80,7 +80,7 @@ def process_video(
     description = f"video of {width}x{height} pixels"
     with _named_failures(description, InvalidVideo, param):
         media = spec.process_video(clip.frames, clip.seconds, placeholder)
-        whole = _whole(spec, media, token_id)
+        whole = _as_one_unit(spec, media, token_id)
     video = _in_units(whole)
     return replace(video, layout=replace(video.layout, sampled=clip.sampled))
 
@@ -98,11 +98,11 @@ def _named_failures(
     except Exception as error:
         logger.info("the processor failed on a %s: %s", description, _in_one_line(error))
         logger.debug("the processor failed", exc_info=error)
-        message = f"the model's processor can't take this {description}{_why(error)}"
+        message = f"the model's processor can't take this {description}{_reason(error)}"
         raise refusal(message, param) from error
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """The reason for the client: processors raise ValueError for bad input."""
     reason = _in_one_line(error) if isinstance(error, ValueError) else ""
     return f": {reason}" if reason else ""
@@ -112,7 +112,7 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
-def _whole(spec: ModelSpec, media: ProcessedMedia, token_id: int) -> Processed:
+def _as_one_unit(spec: ModelSpec, media: ProcessedMedia, token_id: int) -> Processed:
     """The processor's output as one unit. Raises ValueError without a token of the media item."""
     positions = np.flatnonzero(media.token_ids == token_id)
     if not len(positions):

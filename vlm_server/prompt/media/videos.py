@@ -61,12 +61,12 @@ def decode_job(job: bytearray) -> Parts:
                 f"The video is longer than {limits.max_seconds:g} seconds (video.max_seconds)."
             )
         try:
-            return _sampled(stream, timeline, limits, is_cut=is_cut or video.is_cut)
+            return _decode_samples(stream, timeline, limits, is_cut=is_cut or video.is_cut)
         except (InvalidVideo, av.FFmpegError):
             if len(packets) < 2:
                 raise
             stream.codec_context.flush_buffers()
-            return _sampled(stream, _timeline(packets[:-1], stream), limits, is_cut=True)
+            return _decode_samples(stream, _timeline(packets[:-1], stream), limits, is_cut=True)
 
 
 def _read_packets(
@@ -90,7 +90,7 @@ def _read_packets(
     return packets, is_cut
 
 
-def _sampled(
+def _decode_samples(
     stream: VideoStream, timeline: _Timeline, limits: VideoSettings, *, is_cut: bool
 ) -> Parts:
     """The sampled frames, all with the width and height of the first."""
@@ -101,7 +101,7 @@ def _sampled(
     for index, duplicates in groupby(frame.index for frame in samples):
         frame = decoder.frame_at(timeline.shown[index])
         _check_size(frame.width, frame.height, limits)
-        size = size or _fitted(frame, limits)
+        size = size or _fit(frame, limits)
         count = len(list(duplicates))
         turns += [round(frame.rotation / 90) % 4] * count
         pixels += [_rgb(frame, *size)] * count
@@ -196,13 +196,13 @@ class _Decoder:
             self._pending.clear()
             self._next_packet = start
         while not _is_shown_by(self._newest, time):
-            self._newest = self._following()
+            self._newest = self._next_frame()
         assert self._newest is not None
         if self._newest.is_corrupt:
             raise InvalidVideo("The video is damaged.")
         return self._newest
 
-    def _following(self) -> VideoFrame:
+    def _next_frame(self) -> VideoFrame:
         """The next frame in presentation order."""
         packets = self._timeline.packets
         while not self._pending:
@@ -219,7 +219,7 @@ def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
     return frame is not None and frame.pts is not None and frame.pts >= time
 
 
-def _fitted(frame: VideoFrame, limits: VideoSettings) -> tuple[int, int]:
+def _fit(frame: VideoFrame, limits: VideoSettings) -> tuple[int, int]:
     """The (width, height) to scale a frame to."""
     scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
     return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))

@@ -130,10 +130,12 @@ def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:
 
     Templates trim parts, and a control token split between two parts is whole once rendered.
     """
-    return tuple(replace(message, content=tuple(_joined(message.content))) for message in messages)
+    return tuple(
+        replace(message, content=tuple(_join_texts(message.content))) for message in messages
+    )
 
 
-def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
+def _join_texts(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
     for is_text, group in groupby(parts, lambda part: isinstance(part, TextPart)):
         if is_text:
             yield TextPart("".join(part.text for part in group if isinstance(part, TextPart)))
@@ -154,14 +156,16 @@ def strings_in(value: Any) -> Iterator[str]:
             yield from strings_in(inner)
 
 
-def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+def clean_values(value: Any, clean: Callable[[str], str]) -> Any:
     """A JSON value with its strings cleaned by `clean`, except those that templates look for."""
     if isinstance(value, str):
         return value if value in _STRUCTURE else clean(value)
     if isinstance(value, Mapping):
-        return {cleaned(key, clean): cleaned(inner, clean) for key, inner in value.items()}
+        return {
+            clean_values(key, clean): clean_values(inner, clean) for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [cleaned(inner, clean) for inner in value]
+        return [clean_values(inner, clean) for inner in value]
     return value
 
 

@@ -19,7 +19,7 @@ from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.prompt.template.chat import (
     Chat,
     arguments_of,
-    cleaned,
+    clean_values,
     field_of,
     fold_system,
     join_texts,
@@ -143,9 +143,9 @@ class ChatTemplate:
         if reserved := sorted(self._names & chat.variables.keys()):
             param = "chat_template_kwargs"
             raise InvalidRequest(f"`{param}` can't set `{reserved[0]}`.", param)
-        variables = cleaned(chat.variables, clean)
+        variables = clean_values(chat.variables, clean)
         if chat.tools:
-            variables["tools"] = cleaned(chat.tools, clean)
+            variables["tools"] = clean_values(chat.tools, clean)
         if chat.continue_final:
             return self._render_open(chat, clean, variables)
         return self._render(chat.messages, clean, variables)
@@ -259,7 +259,7 @@ def _refusal(subject: str, error: Exception, param: str) -> InvalidRequest:
 
 
 def _call(call: ToolCall, style: CallStyle, clean: Clean) -> dict[str, Any]:
-    arguments = cleaned(arguments_of(call.arguments), clean)
+    arguments = clean_values(arguments_of(call.arguments), clean)
     function = {"name": clean(call.name), "arguments": arguments}
     if style.as_text:
         function["arguments"] = json.dumps(arguments, ensure_ascii=False)

@@ -39,7 +39,7 @@ class DequantizingLinear(QuantizedLinear):  # type: ignore[misc]
     def __call__(self, x: mx.array) -> mx.array:
         if x.size <= _FEW_ROWS * x.shape[-1]:
             return super().__call__(x)  # type: ignore[no-any-return]
-        rows = x.reshape(-1, x.shape[-1]) @ _dequantized(self).T
+        rows = x.reshape(-1, x.shape[-1]) @ _dequantize_layer(self).T
         rows = rows + self.bias if "bias" in self else rows
         return rows.reshape(*x.shape[:-1], -1)
 
@@ -59,7 +59,7 @@ def dequantize(model: Any, free_bytes: int) -> None:
             "dequantized the weights: %d MiB more, and faster on this device", added_bytes >> 20
         )
     for layer in layers:
-        weight = _dequantized(layer)
+        weight = _dequantize_layer(layer)
         for name in ("scales", "biases"):
             layer.pop(name)
         for name in ("bits", "group_size", "mode"):
@@ -75,7 +75,7 @@ def dequantize_for_many_rows(model: Any) -> None:
             layer.__class__ = DequantizingLinear
 
 
-def _dequantized(layer: Any) -> mx.array:
+def _dequantize_layer(layer: Any) -> mx.array:
     return mx.dequantize(
         layer.weight,
         layer.scales,

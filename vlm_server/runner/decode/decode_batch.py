@@ -99,7 +99,7 @@ class DecodeBatch:
     @property
     def num_guided(self) -> int:
         """Sequences that follow a grammar."""
-        return len(self._guided())
+        return len(self._with_matchers())
 
     def join(self, prompts: Mapping[str, PromptKV], logits: mx.array) -> Sampled:
         """Add a sequence for each choice of prefilled requests; returns their first tokens.
@@ -128,9 +128,9 @@ class DecodeBatch:
         rows = [row for row, prompt_kv in enumerate(prompts) for _ in range(prompt_kv.sampling.n)]
         first_tokens, logprobs = sample_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
         if len(prompts) == 1:
-            cache = batch_cache.joined(self._cache, len(self._seqs), prompts[0].cache, len(seqs))
+            cache = batch_cache.join(self._cache, len(self._seqs), prompts[0].cache, len(seqs))
         else:
-            cache = batch_cache.joined_rows(self._cache, len(self._seqs), prompts[0].cache, rows)
+            cache = batch_cache.join_rows(self._cache, len(self._seqs), prompts[0].cache, rows)
         newest = self._newest
         tokens = first_tokens if newest is None else mx.concatenate([newest.tokens, first_tokens])
         mx.eval(first_tokens, tokens, [layer.state for layer in cache])
@@ -195,7 +195,7 @@ class DecodeBatch:
         other._step = PlainStep(self._step.logits[mx.array(rows)])
         other._cache = self._cache
         if len(rows) < len(self._seqs):
-            other._cache = batch_cache.detached(self._cache, rows)
+            other._cache = batch_cache.detach_rows(self._cache, rows)
             mx.eval(other.pending_arrays)
         self._keep([i for i in range(len(self._seqs)) if i not in rows])
         return other
@@ -204,7 +204,7 @@ class DecodeBatch:
         """Add all sequences of `other`, while both are `IDLE`."""
         assert self._state is other._state is _State.IDLE
         newest = [batch._newest for batch in (self, other) if batch._newest is not None]
-        self._cache = batch_cache.reattached(
+        self._cache = batch_cache.reattach_rows(
             self._cache, len(self._seqs), other._cache, len(other._seqs)
         )
         self._newest = NewTokens(
@@ -244,7 +244,7 @@ class DecodeBatch:
         """Requests whose masks for the next tokens are not known within `seconds`."""
         deadline = time.monotonic() + seconds
         request_ids = dict[str, None]()
-        for seq, matcher in self._guided():
+        for seq, matcher in self._with_matchers():
             if not matcher.wait(max(deadline - time.monotonic(), 0.0)):
                 request_ids[seq.id.request_id] = None
         return list(request_ids)
@@ -257,7 +257,7 @@ class DecodeBatch:
         if isinstance(self._step, WideStep):
             self._step.sample()
         elif self._step is not None:  # else all sequences were detached
-            for seq, _ in self._guided():
+            for seq, _ in self._with_matchers():
                 seq.sampler.take_mask()
             tokens, logprobs = sample_next(self._step.logits, self._seqs, self._loaded.ranks)
             self._newest, self._step = NewTokens(tokens, logprobs), None
@@ -273,7 +273,7 @@ class DecodeBatch:
 
     def lower_priority(self) -> None:
         """Lower the priority of the processes that follow the grammars here."""
-        for _, matcher in self._guided():
+        for _, matcher in self._with_matchers():
             matcher.lower_priority()
 
     def result(self) -> Sampled:
@@ -349,14 +349,14 @@ class DecodeBatch:
         if not rows:
             self._cache, self._newest, self._step = [], None, None
             return
-        self._cache = batch_cache.filtered(self._cache, rows)
+        self._cache = batch_cache.filter_rows(self._cache, rows)
         if self._newest is not None:
             self._newest.keep(rows)
         if self._step is not None:
             assert isinstance(self._step, PlainStep)
             self._step.keep(rows)
 
-    def _guided(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
+    def _with_matchers(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
         return [(seq, seq.sampler.matcher) for seq in self._seqs if seq.sampler.matcher is not None]
 
     def _new_seqs(
@@ -383,7 +383,7 @@ class DecodeBatch:
 
     def _advance_grammars(self, newest: NewTokens, logits: mx.array) -> None:
         """Advance the grammars while the device works on `logits`."""
-        if self._guided():
+        if self._with_matchers():
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._append_newest(newest)
 

@@ -113,7 +113,7 @@ class RankZeroConnection:
                 continue
             _set_up(connection)
             rank_zero = cls(connection, end)
-            threading.Thread(target=rank_zero._read_on, daemon=True).start()
+            threading.Thread(target=rank_zero._keep_reading, daemon=True).start()
             return rank_zero
 
     def send(self, answer: Answer) -> None:
@@ -134,7 +134,7 @@ class RankZeroConnection:
             raise EngineBroken(f"rank 0 sent {type(message).__name__} instead of {kind.__name__}")
         return message
 
-    def _read_on(self) -> None:
+    def _keep_reading(self) -> None:
         try:
             while True:
                 self._inbox.put(self._connection.recv_bytes())

@@ -179,7 +179,7 @@ Message = Join | Limit | Load | Serve | RankPlan | Stored | PrecompileNext | Set
 # ---- as bytes ----------------------------------------------------------------------------
 
 
-def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+def _pack(array: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Type, shape and row-major bytes of an array of numpy or MLX; waits for the device."""
     if isinstance(array, np.ndarray):
         return array.dtype.name, array.shape, array.tobytes()
@@ -189,7 +189,7 @@ def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
     raise NotImplementedError(f"{type(array).__name__} is no message")
 
 
-def _unpacked(kind: type, packed: Any) -> Any:
+def _unpack(kind: type, packed: Any) -> Any:
     """A read-only view of the bytes as an array of numpy, or a new array on the device."""
     dtype, shape, data = msgspec.convert(packed, tuple[str, tuple[int, ...], bytes])
     if get_origin(kind) is np.ndarray:
@@ -198,6 +198,6 @@ def _unpacked(kind: type, packed: Any) -> Any:
     return raw.view(_DTYPES[dtype]).reshape(shape)
 
 
-encode = msgspec.msgpack.Encoder(enc_hook=_packed).encode
+encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
-decode_message = msgspec.msgpack.Decoder(Message, dec_hook=_unpacked).decode
+decode_message = msgspec.msgpack.Decoder(Message, dec_hook=_unpack).decode

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
-from vlm_server.runner.backends.rows import Run, arranged
+from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
@@ -21,7 +21,7 @@ RowLayer: TypeAlias = KVCache | WindowKVCache
 """A layer of one sequence that appends."""
 
 
-def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
+def join(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows of one prompt's layers.
 
     The arguments are not changed. `prompt` itself is returned if it is to be the only row.
@@ -29,10 +29,10 @@ def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) 
     if num_running == 0 and count == 1:
         return prompt
     new_rows = [_as_rows(layer, count) for layer in prompt]
-    return new_rows if num_running == 0 else _extended(running, num_running, new_rows)
+    return new_rows if num_running == 0 else _extend(running, num_running, new_rows)
 
 
-def joined_rows(
+def join_rows(
     running: list[Any], num_running: int, prompts: list[RowsKVCache], rows: list[int]
 ) -> list[Any]:
     """The layers of `num_running` rows followed by these `rows` of `prompts`; all end evenly.
@@ -44,10 +44,10 @@ def joined_rows(
         for layer in new_rows:
             layer.keep(rows)
     even_out(new_rows)
-    return new_rows if num_running == 0 else _extended(running, num_running, new_rows)
+    return new_rows if num_running == 0 else _extend(running, num_running, new_rows)
 
 
-def _extended(running: list[Any], num_running: int, new_rows: list[Any]) -> list[Any]:
+def _extend(running: list[Any], num_running: int, new_rows: list[Any]) -> list[Any]:
     is_single = num_running == 1
     rows = [_as_rows(layer, 1) if is_single else copy.copy(layer) for layer in running]
     for layer, new_layer in zip(rows, new_rows, strict=True):
@@ -55,7 +55,7 @@ def _extended(running: list[Any], num_running: int, new_rows: list[Any]) -> list
     return rows
 
 
-def filtered(running: list[Any], rows: list[int]) -> list[Any]:
+def filter_rows(running: list[Any], rows: list[int]) -> list[Any]:
     """The layers of `rows`, at least one, of the two or more in `running`, which may change."""
     if len(rows) == 1:
         return [layer.extract(rows[0]) for layer in running]
@@ -68,25 +68,25 @@ def filtered(running: list[Any], rows: list[int]) -> list[Any]:
     return running
 
 
-def detached(running: list[Any], rows: list[int]) -> list[Any]:
+def detach_rows(running: list[Any], rows: list[int]) -> list[Any]:
     """The layers of `rows` of the two or more in `running`, which is not changed."""
     layers: list[Any] = []
     for count, row in enumerate(rows):
-        layers = joined(layers, count, [layer.extract(row) for layer in running], 1)
+        layers = join(layers, count, [layer.extract(row) for layer in running], 1)
     return layers
 
 
-def reattached(
+def reattach_rows(
     running: list[Any], num_running: int, detached_layers: list[Any], count: int
 ) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows that were detached."""
     if num_running == 0:
         return detached_layers
     if count == 1:
-        return joined(running, num_running, detached_layers, 1)
+        return join(running, num_running, detached_layers, 1)
     for row in range(count):
         row_layers = [layer.extract(row) for layer in detached_layers]
-        running = joined(running, num_running + row, row_layers, 1)
+        running = join(running, num_running + row, row_layers, 1)
     return running
 
 
@@ -112,7 +112,7 @@ def make_room(layer: RowLayer | RowsKVCache, count: int) -> None:
         layer.make_room(count)
     elif max(layer.offset + count, KVCache.step) > layer.keys.shape[2]:
         runs, capacity = [Run(0, 1, 0, layer.offset)], buffer_capacity(layer.offset + count)
-        layer.keys, layer.values = arranged([(layer.keys, layer.values)], runs, capacity)
+        layer.keys, layer.values = arrange([(layer.keys, layer.values)], runs, capacity)
 
 
 def advance(layer: RowLayer | RowsKVCache, count: int) -> None:
@@ -300,7 +300,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         if isinstance(cache, WindowKVCache):
             cache.num_dropped = start - self.paddings[idx]
         runs = [Run(idx, 1, start, end - start)]
-        cache.keys, cache.values = arranged([(self.keys, self.values)], runs, end - start)
+        cache.keys, cache.values = arrange([(self.keys, self.values)], runs, end - start)
         return cache
 
     def _first_kept(self, row: int) -> int:
@@ -318,7 +318,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             for source, rows in enumerate((self, other))
             for row, num_rows, end in rows._even_rows()
         ]
-        self.keys, self.values = arranged(sources, runs, buffer_capacity(length))
+        self.keys, self.values = arrange(sources, runs, buffer_capacity(length))
         paddings = [
             padding + length - end
             for rows in (self, other)
@@ -333,7 +333,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return [(row, 1, end) for row, end in enumerate(self.ends)]
 
     def _arrange(self, runs: list[Run], capacity: int) -> None:
-        self.keys, self.values = arranged([(self.keys, self.values)], runs, capacity)
+        self.keys, self.values = arrange([(self.keys, self.values)], runs, capacity)
 
     def _set_rows(self, paddings: list[int], ends: list[int]) -> None:
         self.paddings = paddings

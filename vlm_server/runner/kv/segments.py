@@ -44,8 +44,8 @@ class KVSegment:
 
     def split(self, at: int) -> tuple[Self, Self]:
         """Copies of the first `at` tokens, and of the rest."""
-        first = _copied([array[:, :, :at] for array in self.arrays])
-        rest = _copied([array[:, :, at:] for array in self.arrays])
+        first = _copy_arrays([array[:, :, :at] for array in self.arrays])
+        rest = _copy_arrays([array[:, :, at:] for array in self.arrays])
         mx.eval(first, rest)
         return type(self)(first), type(self)(rest)
 
@@ -101,7 +101,7 @@ class SequenceState:
             columns = slice(padding + start, padding + end)
             both = (layer.keys, layer.values)
             sides += [side[self._row : self._row + 1, :, columns] for side in both]
-        arrays = tuple(sides) if buffer_bytes else _copied(sides)
+        arrays = tuple(sides) if buffer_bytes else _copy_arrays(sides)
         if self._waits_for_copy:
             mx.eval(arrays)
         else:
@@ -176,7 +176,7 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
             continue
         if isinstance(layer, ArraysCache):
             alone = layer if row is None else layer.extract(row)
-            arrays.append(_copied(alone.cache))
+            arrays.append(_copy_arrays(alone.cache))
             counters.append(())
         else:
             window = layer.extract(row or 0)  # a copy
@@ -220,13 +220,13 @@ def _can_be_cut(layer: Any) -> bool:
 
 def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: tuple[str, ...]) -> None:
     if isinstance(layer, WindowKVCache):
-        layer.keys, layer.values = _copied(arrays)
+        layer.keys, layer.values = _copy_arrays(arrays)
         layer.meta_state = counters
     else:
-        layer.cache = list(_copied(arrays))
+        layer.cache = list(_copy_arrays(arrays))
 
 
-def _copied(arrays: Iterable[Any]) -> tuple[Any, ...]:
+def _copy_arrays(arrays: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(None if array is None else _copy(array) for array in arrays)
 
 

@@ -19,7 +19,7 @@ from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.families import FAMILIES, refuse_unservable
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.config import normalised
+from vlm_server.runner.loading.checkpoint.config import normalise
 from vlm_server.runner.loading.checkpoint.weights import (
     Budget,
     bytes_as,
@@ -57,7 +57,7 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
         limit_bytes=limit,
     )
     try:
-        whole = normalised(dict(config))
+        whole = normalise(dict(config))
         part = whole.get(f"{row.part}_config") if row and row.part else None
         context = context_tokens_of(part or whole, model.max_context_tokens)
         examination = msgspec.structs.replace(examination, context_tokens=context)
@@ -81,7 +81,7 @@ def _planned_bytes(
         get_model_and_args(config=config)
     except Exception as error:  # noqa: BLE001  families fail with any exception
         raise ModelLoadError(f"mlx-vlm has no family {examination.family!r} ({error})") from None
-    if not layout.sees(config):
+    if not layout.is_vision_model(config):
         raise ModelLoadError(f"{examination.family} names no image token: not a vision model")
     refuse_unservable(config, allow_unchecked=model.allow_unchecked)
     kind, size = _STORED.get(examination.quantization, ("U8", 1))

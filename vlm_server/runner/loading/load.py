@@ -22,7 +22,7 @@ from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.config import normalised, spelling_of
+from vlm_server.runner.loading.checkpoint.config import normalise, spelling_of
 from vlm_server.runner.loading.checkpoint.files import (
     check_files,
     check_shards,
@@ -137,7 +137,7 @@ def open_lazily(
         raise ModelLoadError(f"{folder}/config.json names no model_type")
     refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
     row, prefixes = FAMILIES.get(config["model_type"]), spelling_of(config).weight_prefixes
-    config = normalised(config)
+    config = normalise(config)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
     tensors = tensors_in(folder)
     if ranks is None:

@@ -29,7 +29,7 @@ from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, padded_inputs
+from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
 from vlm_server.runner.model.forward_pass import (
     Buffers,
     Embed,
@@ -245,7 +245,7 @@ class CompiledModel(TextModel):
             assert rows is not None
             self._step(*rows)
             return True
-        inputs = padded_inputs(self._inputs, 0, shape.prompt_tokens - 1)
+        inputs = pad_inputs(self._inputs, 0, shape.prompt_tokens - 1)
         prompt = self._some_tokens(1, shape.prompt_tokens, inputs)
         self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
         return True
@@ -303,9 +303,7 @@ class CompiledModel(TextModel):
         target = self._target(chunk.cache, chunk.num_tokens, count)
         token_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
         missing_inputs = {name: self._inputs[name] for name in self._inputs if name not in inputs}
-        zeros = padded_inputs(
-            {n: mx.zeros_like(a) for n, a in missing_inputs.items()}, 0, count - 1
-        )
+        zeros = pad_inputs({n: mx.zeros_like(a) for n, a in missing_inputs.items()}, 0, count - 1)
         return target.rows(token_ids, inputs | zeros), target
 
     def _target(self, cache: list[Any], num_new: int, count: int) -> _Target:

@@ -105,7 +105,9 @@ class ForwardPass:
         if rows is not None:
             assert self._embed is not None
             decode_layers = self._layers(rows.bounds, rows.buffers)
-            inputs = _joined(self._embed(rows.token_ids) | rows.inputs, inputs, len(rows.token_ids))
+            inputs = _concatenate(
+                self._embed(rows.token_ids) | rows.inputs, inputs, len(rows.token_ids)
+            )
             ids = mx.concatenate([rows.token_ids, ids])
         num_rows = len(ids) - count
         layers = [
@@ -162,7 +164,7 @@ def _as_rows(inputs: Inputs) -> Inputs:
     }
 
 
-def _joined(first: Inputs, second: Inputs, num_rows: int) -> Inputs:
+def _concatenate(first: Inputs, second: Inputs, num_rows: int) -> Inputs:
     """Inputs of `num_rows` rows followed by others; inputs that the first lack are zeros."""
     inputs = {}
     for name, second_array in second.items():

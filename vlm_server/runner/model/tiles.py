@@ -52,7 +52,7 @@ class Tiling:
         num_tokens: tokens of the tile, if all tiles are equal; the family gets a prompt of these
         alone.
         """
-        rows: mx.array = _shown_alone(model, tile, token_id, num_tokens).inputs_embeds[0]
+        rows: mx.array = _embed_tile(model, tile, token_id, num_tokens).inputs_embeds[0]
         return rows
 
     def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
@@ -92,9 +92,7 @@ class LayeredTiling(Tiling):
         """Without `image_sizes` nothing is packed, and no newline added."""
         side = model.config.vision_config.image_size // model.config.vision_config.patch_size
         tokens_per_tile = int(side * Fraction(model.config.downsample_rate)) ** 2
-        rows: mx.array = _shown_alone(
-            model, tile, token_id, tokens_per_tile
-        ).deepstack_visual_embeds
+        rows: mx.array = _embed_tile(model, tile, token_id, tokens_per_tile).deepstack_visual_embeds
         return rows
 
     def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
@@ -118,7 +116,7 @@ def tile_key(tile: MediaInputs, salt: str) -> str:
     return digest.hexdigest()
 
 
-def _shown_alone(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:
+def _embed_tile(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:
     """The model's embeddings of a tile as an image of its own."""
     arrays = {name: mx.array(array) for name, array in tile.items()}
     ids = mx.full((1, num_tokens), token_id, dtype=mx.int32)

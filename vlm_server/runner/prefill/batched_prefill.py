@@ -20,7 +20,7 @@ from vlm_server.runner.kv.segments import only_append, restore
 from vlm_server.runner.kv.window_cache import buffer_capacity, new_layers
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
-from vlm_server.runner.prefill.prefill import embedded
+from vlm_server.runner.prefill.prefill import embed_text
 
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
@@ -38,7 +38,7 @@ def launch_batched(
     """
     prompts, start = [request.prompt for request in requests], requests[0].prefix.length
     ends = [prompt.num_tokens for prompt in prompts]
-    cache = _restored(loaded, requests, start, buffer_capacity(max(ends)))
+    cache = _restore_prefixes(loaded, requests, start, buffer_capacity(max(ends)))
     token_ids, arguments = _inputs(loaded, prompts, start)
     places = mx.array([end - start - 1 for end in ends])
     wanted = WantedLogits(places=places)
@@ -68,7 +68,7 @@ def _inputs(
     by_row = zip(prompts, padding, strict=True)
     rows = [np.pad(prompt.token_ids[start:], widths, "edge") for prompt, widths in by_row]
     token_ids = mx.array(np.stack(rows))
-    arguments = embedded(loaded, token_ids)
+    arguments = embed_text(loaded, token_ids)
     positions = [prompt.positions for prompt in prompts if prompt.positions is not None]
     if positions:
         rows = [
@@ -79,7 +79,7 @@ def _inputs(
     return token_ids, arguments
 
 
-def _restored(
+def _restore_prefixes(
     loaded: LoadedModel, requests: Sequence[NewRequest], length: int, capacity: int
 ) -> list[Any]:
     """Layers with a row for each prompt, which holds its cached prefix of `length` tokens."""

@@ -154,7 +154,7 @@ class Prefill:
         return self._can_be_compiled and only_append(self._cache) and not is_by_place
 
 
-def embedded(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
+def embed_text(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
     """The language model's arguments for `token_ids`, (rows, tokens), of text; lazy."""
     embeddings = loaded.model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
     loaded.forget_positions()
@@ -171,7 +171,7 @@ class _PromptInputs:
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._prompt, self._start = request.prompt, request.prefix.length
         self._token_ids = mx.array(self._prompt.token_ids[self._start :])[None]
-        self._by_token = embedded(loaded, self._token_ids)
+        self._by_token = embed_text(loaded, self._token_ids)
         later = (span for span in self._prompt.spans if span.start >= self._start)
         spans = [(span.start - self._start, span.end - self._start) for span in later]
         features = tuple[Any, ...](request.features)

@@ -26,7 +26,7 @@ from vlm_server.errors import ConfigError
 from vlm_server.platform.child import launch
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,10 @@ class RankProcesses:
         ranks = cls(rank_zero, [])
         try:
             for host, rank in zip(hostfile.hosts[1:], other_ranks, strict=True):
-                ranks._processes = [*ranks._processes, await _started(host, rank, environment)]
+                ranks._processes = [
+                    *ranks._processes,
+                    await _start_process(host, rank, environment),
+                ]
         except BaseException:
             await ranks.end()
             raise
@@ -95,7 +98,7 @@ class RankProcesses:
                 await process.wait()
 
 
-async def _started(
+async def _start_process(
     host: Host, rank: Rank, environment: Mapping[str, str]
 ) -> asyncio.subprocess.Process:
     command = launch.command(_MODULE)
@@ -149,7 +152,7 @@ class Hostfile(msgspec.Struct, frozen=True):
 def read_hostfile(path: Path) -> Hostfile:
     """The hostfile at `path`. Raises ConfigError, which names the fault."""
     try:
-        data = json.loads(expanded(path).read_text())
+        data = json.loads(expand_home(path).read_text())
         hostfile = msgspec.convert({"hosts": data} if isinstance(data, list) else data, Hostfile)
     except OSError as error:
         raise ConfigError(f"distributed.hosts: can't read {path}: {error.strerror}") from None

@@ -12,7 +12,7 @@ from vlm_server.platform import preload
 from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
 from vlm_server.protocol import Start
 from vlm_server.settings import EngineSettings, Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 
 def start_of(settings: Settings) -> Start:
@@ -22,7 +22,7 @@ def start_of(settings: Settings) -> Start:
     model = msgspec.structs.replace(
         settings.model,
         path=str(path.absolute()),
-        chat_template=str(expanded(template).absolute()) if template else "",
+        chat_template=str(expand_home(template).absolute()) if template else "",
     )
     return Start(
         model=model,

@@ -50,13 +50,13 @@ class MemoryShares:
         """
         await self._examine_all(model)
         pinned_bytes = {
-            pinned.name: self._needed(pinned) for pinned in self.loaded if pinned.is_pinned
+            pinned.name: self._needed_bytes(pinned) for pinned in self.loaded if pinned.is_pinned
         }
-        check_fit(model.name, self._needed(model), pinned_bytes, self._limit_bytes)
+        check_fit(model.name, self._needed_bytes(model), pinned_bytes, self._limit_bytes)
 
     def is_short(self, model: ServedModel) -> bool:
         """Whether others have to be unloaded before a checked model can be loaded."""
-        return sum(map(self._needed, (model, *self.loaded))) > self._limit_bytes
+        return sum(map(self._needed_bytes, (model, *self.loaded))) > self._limit_bytes
 
     async def shrink_others_for(self, model: ServedModel) -> int:
         """Shrink the loaded models to make room for one more, and return its limit.
@@ -83,7 +83,9 @@ class MemoryShares:
             self._set_limits(models, self._shares(models))
 
     def _shares(self, models: Sequence[ServedModel]) -> dict[str, int]:
-        return divide({model.name: self._needed(model) for model in models}, self._limit_bytes)
+        return divide(
+            {model.name: self._needed_bytes(model) for model in models}, self._limit_bytes
+        )
 
     @staticmethod
     def _set_limits(models: Sequence[ServedModel], shares: Mapping[str, int]) -> None:
@@ -91,7 +93,7 @@ class MemoryShares:
             if model.engine is not None:
                 model.engine.set_memory_limit(shares[model.name])
 
-    def _needed(self, model: ServedModel) -> int:
+    def _needed_bytes(self, model: ServedModel) -> int:
         return needed_bytes(model.weight_bytes, self._room_bytes, model.least_kv_bytes)
 
     async def _examine_all(self, model: ServedModel) -> None:

@@ -299,7 +299,7 @@ class ServedModel:
         self._waiters.clear()
         return waiters
 
-    async def until_unused(self) -> None:
+    async def wait_until_unused(self) -> None:
         while self.num_users:
             self._left.clear()
             await self._left.wait()

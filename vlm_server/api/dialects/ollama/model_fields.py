@@ -34,12 +34,15 @@ def model_wanted(name: str | None, known_models: Sequence[KnownModel]) -> KnownM
     a lone surrogate, which answers could not repeat.
     """
     if not name:
-        return served_models.assumed(known_models)
+        return served_models.only_model(known_models)
     json_body.utf8_length(name, "model")
     names = (name, name.removesuffix(_LATEST), tagged(name))
     model = served_models.model_of(names, known_models)
     if model is None:
-        shown_name, have = json_body.shown(name), "', '".join(model.name for model in known_models)
+        shown_name, have = (
+            json_body.shorten(name),
+            "', '".join(model.name for model in known_models),
+        )
         number = "one model" if len(known_models) == 1 else "the models"
         raise ModelNotFound(f"model '{shown_name}' not found, this server has {number}: '{have}'")
     return model

@@ -50,7 +50,7 @@ class Catalog:
 
     def __init__(self, shared: Generation) -> None:
         self._shared = shared
-        self._started = time.time()
+        self._started_at = time.time()
 
     async def tags(self, _: Request) -> Response:
         tags = [
@@ -107,7 +107,7 @@ class Catalog:
         return served_models.statuses(self._shared.models)
 
     def _modified_at(self, facts: ModelFacts) -> str:
-        return time_text(facts.modified_at or self._started)
+        return time_text(facts.modified_at or self._started_at)
 
     async def _read(
         self, request: Request, *without_effect: str

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from vlm_server.api.dialects.fields import (
     Count,
-    checked_prompt,
+    check_prompt,
     effective_fields,
     ignore_labels,
     prepare,
@@ -85,7 +85,7 @@ def _prompt(prompt: str | list[Any], context: Context) -> str | tuple[int, ...]:
             raise UnsupportedField("Only one prompt is supported; send a request each.", "prompt")
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return checked_prompt(prompt, context)
+        return check_prompt(prompt, context)
     try:
         return tuple(msgspec.convert(prompt, TokenIds))
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter at a lone surrogate

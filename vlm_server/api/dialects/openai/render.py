@@ -12,7 +12,7 @@ import msgspec
 
 from vlm_server.api.dialects.openai.parse import Options
 from vlm_server.api.http import errors, sse
-from vlm_server.api.http.answer import finite, token_logprob
+from vlm_server.api.http.answer import as_finite, token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, TokenLogprob, ToolCallDelta, Usage
 
@@ -217,9 +217,10 @@ class CompletionRenderer(_Renderer):
             self._offsets[choice] += len(entry.token.text)
         return {
             "tokens": [entry.token.text for entry in entries],
-            "token_logprobs": [finite(entry.token.logprob) for entry in entries],
+            "token_logprobs": [as_finite(entry.token.logprob) for entry in entries],
             "top_logprobs": [
-                {top.text: finite(top.logprob) for top in reversed(entry.top)} for entry in entries
+                {top.text: as_finite(top.logprob) for top in reversed(entry.top)}
+                for entry in entries
             ],
             "text_offset": offsets,
         }

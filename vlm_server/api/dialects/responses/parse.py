@@ -10,8 +10,8 @@ import msgspec
 from vlm_server.api.dialects.fields import (
     check_counts,
     ignore_labels,
-    only_counted,
     submit_of,
+    to_count_request,
     tool_definitions,
 )
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
@@ -56,7 +56,7 @@ def _are_small(turns: tuple[bytes, ...]) -> bool:
 
 def parse_count(body: Body, context: Context) -> ParsedRequest:
     """As `parse_response`, for a request to count tokens."""
-    return only_counted(parse_response(body, context))
+    return to_count_request(parse_response(body, context))
 
 
 def _with_history(

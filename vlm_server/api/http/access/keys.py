@@ -15,7 +15,7 @@ from starlette.types import Scope
 from vlm_server.api.http.access.key_file import KeyEntry, WatchedKeyFile
 from vlm_server.errors import KeyLimitReached
 from vlm_server.settings import Server
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 CHECK_SECONDS = 1.0
 """The shortest time between two checks of the key file, which requests cause."""
@@ -55,7 +55,7 @@ class KeyRing:
         self._of_file: tuple[ApiKey, ...] = ()
         self._check_at = clock() + CHECK_SECONDS
         if server.api_key_file:
-            self._file = WatchedKeyFile(expanded(server.api_key_file))
+            self._file = WatchedKeyFile(expand_home(server.api_key_file))
             self._of_file = _api_keys(self._file.read())
         self.needs_key = server.needs_key
 

@@ -116,7 +116,7 @@ class HttpServer(uvicorn.Server):
         while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             for connection in self._connections:
-                connection.take_one_more()
+                connection.close_after_next()
             stages = [connection.stage for connection in self._connections]
             num_answered = stages.count(ConnectionStage.ANSWER)
             may_ask = len(stages) > num_answered + stages.count(ConnectionStage.CLOSING)

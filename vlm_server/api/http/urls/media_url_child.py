@@ -17,7 +17,7 @@ from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
 from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.platform.child.serve import ChildLimits, serve
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 MAX_CONNECTIONS = 8
 """The most connections of one job."""
@@ -31,7 +31,7 @@ class Reader:
     def __init__(self, job: UrlJob, fetcher: Fetcher) -> None:
         self._job = job
         self._fetcher = fetcher
-        self._roots = [expanded(root) for root in job.roots]
+        self._roots = [expand_home(root) for root in job.roots]
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
         self._left_bytes = job.max_total_bytes
         self._unread = dict.fromkeys(job.urls)

@@ -251,7 +251,7 @@ class CudaAttention(Attention):
         for heads, schedule in self._schedules.items():
             if not schedule.is_checked:
                 self._works_ahead = False  # also if the check raises
-                schedule.is_checked = self._works_ahead = _is_sound(heads)
+                schedule.is_checked = self._works_ahead = _is_correct(heads)
                 return self._works_ahead
             if (shape := schedule.next()) is not None:
                 schedule.add(shape)
@@ -356,7 +356,7 @@ def _some(heads: _Heads, shape: Shape) -> mx.array:
     return causal_attention(*_random(heads, shape), heads.size**-0.5, [shape[0]])
 
 
-def _is_sound(heads: _Heads) -> bool:
+def _is_correct(heads: _Heads) -> bool:
     """Whether blocks agree with MLX's attention, and cuDNN plans a shape once, as measured."""
     scale, seconds = heads.size**-0.5, []
     for _ in range(2):

@@ -218,9 +218,9 @@ def provide(code: Code) -> None:
         return
     jobs = getattr(_collected, "jobs", None)
     if jobs is None:
-        _try(code, folder)
+        _compile_or_log(code, folder)
     else:
-        jobs.append(_threads().submit(_try, code, folder))
+        jobs.append(_threads().submit(_compile_or_log, code, folder))
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def kernels_folder() -> Path:
     return Path(folder) if folder else Path(tempfile.gettempdir(), "mlx", version("mlx"), "ptx")
 
 
-def _try(code: Code, folder: Path) -> None:
+def _compile_or_log(code: Code, folder: Path) -> None:
     """Compile `code` into `folder`. A failure is logged: then MLX compiles it."""
     started_at = time.perf_counter()
     try:

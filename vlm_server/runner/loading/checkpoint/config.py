@@ -31,7 +31,7 @@ _UNSCALED = ("default", "axial")
 """Kinds of rope with no parameters but a base, and perhaps `mrope_section`."""
 
 
-def normalised(config: Json) -> Json:
+def normalise(config: Json) -> Json:
     """A copy of `config` (config.json) that mlx-vlm reads as transformers does.
 
     Raises ModelLoadError for a model that mlx-vlm can't run.
