@@ -76,7 +76,7 @@ class _Bar:
 
     def show(self, stage: str, fraction: float | None) -> None:
         kind = (_kind_of(stage), fraction is None)
-        stage = fitted(stage, self._console.width - self._bar_columns - _FIGURE_COLUMNS)
+        stage = shorten_stage(stage, self._console.width - self._bar_columns - _FIGURE_COLUMNS)
         if self._progress is None or self._task is None or kind != self._kind:
             self.clear()  # the remaining time is estimated per kind
             self._kind, self._progress = kind, self._new(with_bar=fraction is not None)
@@ -118,7 +118,7 @@ class _Bar:
         )
 
 
-def fitted(stage: str, columns: int) -> str:
+def shorten_stage(stage: str, columns: int) -> str:
     """`stage` in at most `columns`: in `downloading FILE: 1 of 2 GB`, the file's name is cut."""
     name, colon, figures = stage.rpartition(": ")
     room = columns - len(colon) - len(figures) - 1

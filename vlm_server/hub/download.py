@@ -102,7 +102,7 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
     command = launch.command(_MODULE, name.repo, name.revision)
     environment = {**launch.environment(), **_environment()}
     message: Message | None = None
-    async with launch.running(command, environment) as process:
+    async with launch.run_process(command, environment) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         async for line in process.stdout:

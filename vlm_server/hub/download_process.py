@@ -63,7 +63,7 @@ class Download:
         Raises what `failures.download_refused` explains.
         """
         parameters = self._pin()
-        with self._locked(), self._reporting():
+        with self._lock(), self._report_progress():
             config = self._choose_files()
             self._check_disk()
             self._send(self._plan(config, parameters))
@@ -175,7 +175,7 @@ class Download:
         return sum(held_bytes(self._repository, self._commit, file) for file in self._files)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Held by one process at a time; the next ones find the files that it downloaded."""
         folder = self._cache / ".locks" / self._name.cache_folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class Download:
             yield
 
     @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
+    def _report_progress(self) -> Iterator[None]:
         """Progress messages to the parent during the `with` block."""
         is_over = threading.Event()
 

@@ -52,7 +52,7 @@ class Examination(msgspec.Struct, frozen=True):
 async def examine(request: ExaminationRequest) -> Examination:
     """Examine a checkpoint; takes seconds. Raises ModelLoadError if the process fails."""
     command = launch.command(_MODULE, "checkpoint")
-    async with launch.running(command, launch.model_environment()) as process:
+    async with launch.run_process(command, launch.model_environment()) as process:
         try:
             output, _ = await asyncio.wait_for(
                 process.communicate(msgspec.json.encode(request)), _TIMEOUT_SECONDS

@@ -91,8 +91,8 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         else:
             continue
         if group is not None and len(mounted) > 4:
-            top = root / _unescaped(mounted[4]).lstrip("/")
-            yield from _folders(top, _below(group, _unescaped(mounted[3])))
+            top = root / _unescape(mounted[4]).lstrip("/")
+            yield from _folders(top, _below(group, _unescape(mounted[3])))
 
 
 def _own_groups(text: str) -> dict[str, str]:
@@ -120,7 +120,7 @@ def _folders(top: Path, group: Path) -> Iterator[Path]:
     yield from (top / parent for parent in group.parents)
 
 
-def _unescaped(path: str) -> str:
+def _unescape(path: str) -> str:
     """A path of mountinfo, where spaces and the like are octal escapes."""
     return path.encode("latin-1", "replace").decode("unicode_escape") if "\\" in path else path
 

@@ -176,7 +176,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for section, keys in table.items():
         if isinstance(keys, dict) and section != MODELS:
-            table[section] = {_renamed(section, key): value for key, value in keys.items()}
+            table[section] = {_current_name(section, key): value for key, value in keys.items()}
     folder, listed_models = path.absolute().parent, table.get(MODELS)
     for model in (
         table.get("model"),
@@ -186,7 +186,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     return table
 
 
-def _renamed(section: str, key: str) -> str:
+def _current_name(section: str, key: str) -> str:
     """Today's name of the setting."""
     return _RENAMED.get(f"{section}.{key}", key)
 
@@ -218,7 +218,7 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
         section = f"{section}.{model}"
     if not isinstance(inner, dict):
         raise ConfigError(f"{section!r} is not a section")
-    key = _renamed(section, key)
+    key = _current_name(section, key)
     try:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

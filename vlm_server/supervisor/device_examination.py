@@ -48,15 +48,15 @@ def examine_device(environment: Mapping[str, str], seconds: float) -> DeviceRepo
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        return _with_fault(error.stdout or b"", f"no end within {seconds:.0f} s")
+        return _failed_report(error.stdout or b"", f"no end within {seconds:.0f} s")
     except OSError as error:
         return DeviceReport(step="start a process", fault=str(error.strerror))
     if process.returncode == 0:
         return _last_report(process.stdout)
-    return _with_fault(process.stdout, _reason(process.returncode, process.stderr))
+    return _failed_report(process.stdout, _reason(process.returncode, process.stderr))
 
 
-def _with_fault(output: bytes, fault: str) -> DeviceReport:
+def _failed_report(output: bytes, fault: str) -> DeviceReport:
     return msgspec.structs.replace(_last_report(output), fault=fault)
 
 

@@ -50,7 +50,7 @@ class EngineStreams:
         if queue is None:
             return False
         error = RequestCancelled("The request was cancelled by the server's operator.")
-        queue.put_nowait(_failed(request_id, error))
+        queue.put_nowait(_failed_event(request_id, error))
         return True
 
     def deliver(self, event: RequestEvent) -> None:
@@ -89,7 +89,7 @@ class EngineStreams:
         self._trials.clear()
         error = EngineDied("The engine process ended during this request; please try again.")
         for request_id, queue in self._queues.items():
-            queue.put_nowait(_failed(request_id, error))
+            queue.put_nowait(_failed_event(request_id, error))
         self._queues.clear()
 
     def _is_suspect(self, shape: RequestShape) -> bool:
@@ -101,5 +101,5 @@ class EngineStreams:
             queue.put_nowait(event)
 
 
-def _failed(request_id: str, error: RequestError) -> Failed:
+def _failed_event(request_id: str, error: RequestError) -> Failed:
     return Failed(request_id, error.code, error.message)

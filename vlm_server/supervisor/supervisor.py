@@ -167,11 +167,11 @@ class Supervisor:
         self._set(state="stopped", pid=None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
-        process, request_id = self._running(), request.submit.request_id
+        process, request_id = self._running_process(), request.submit.request_id
         queue = await self._in_flight.open(request_id, request.shape)
         event: RequestEvent | None = None
         try:
-            if process is not self._running():
+            if process is not self._running_process():
                 raise EngineUnavailable("The engine has been restarted.")
             self._watchdog.record_request(request_id)
             process.send(request.submit)
@@ -206,9 +206,9 @@ class Supervisor:
 
     def clear_caches(self) -> None:
         """Drop unused cache entries. Raises EngineUnavailable if there is no engine."""
-        self._running().send(ClearCaches())
+        self._running_process().send(ClearCaches())
 
-    def _running(self) -> EngineProcess:
+    def _running_process(self) -> EngineProcess:
         """The engine. Raises EngineUnavailable if there is none, or it does not respond."""
         status = self.status
         if self._process is None or not status.is_ready:

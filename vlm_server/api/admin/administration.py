@@ -68,14 +68,14 @@ class Administration:
 
     async def unload(self, request: Request) -> Response:
         """Unload a model once it is not in use."""
-        name = self._served((await self._read(request, ModelNamed)).model)
+        name = self._served_name((await self._read(request, ModelNamed)).model)
         await self._models.unload(name)
         return self._state(name)
 
     async def clear_caches(self, request: Request) -> Response:
         """Drop cache entries in memory that are not in use."""
         model_name = (await self._read(request, CachesOf)).model
-        names = [self._served(model_name)] if model_name is not None else self._loaded()
+        names = [self._served_name(model_name)] if model_name is not None else self._loaded_names()
         for name in names:
             self._models.clear_caches(name)
         return JSONResponse({"cleared": names})
@@ -105,13 +105,13 @@ class Administration:
         )
         return JSONResponse({"checkpoints": on_disk_models, "pulls": self._pulls.to_json()})
 
-    def _loaded(self) -> list[str]:
+    def _loaded_names(self) -> list[str]:
         return [name for name in self._models.names if self._models.status(name).is_ready]
 
     def _state(self, name: str) -> Response:
         return JSONResponse({"model": name, "state": self._models.status(name).state})
 
-    def _served(self, name: str) -> str:
+    def _served_name(self, name: str) -> str:
         known_models = served_models.known_models(self._models, self._settings.server)
         return served_models.find_model(name, known_models).name
 
@@ -125,7 +125,7 @@ class Administration:
         if await asyncio.to_thread(self._find, name) is not None:
             return self._models.add(name)
         try:
-            return self._served(name)
+            return self._served_name(name)
         except ModelNotFound as error:
             raise ModelNotFound(
                 f"There is no model `{name[:_MAX_SHOWN_CHARS]}` on this machine. {error.message}",

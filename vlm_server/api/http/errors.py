@@ -73,7 +73,7 @@ def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
         if isinstance(route, Route) and route.include_in_schema
     }
     nearest = _nearest(path.rstrip("/"), list(known_paths))
-    advice = f" Do you mean `{_shown(known_paths[nearest])}`?" if nearest else ""
+    advice = f" Do you mean `{_route_text(known_paths[nearest])}`?" if nearest else ""
     return NotFound(
         f"There is no route `{shown_path}`.{advice} The routes are listed in docs/api.md."
     )
@@ -97,6 +97,6 @@ def _nearest(path: str, known_paths: list[str]) -> str | None:
     return similar[0] if similar else None
 
 
-def _shown(route: Route) -> str:
+def _route_text(route: Route) -> str:
     methods = (route.methods or set()) - {"HEAD"}
     return f"{' '.join(sorted(methods))} {route.path}".strip()

@@ -17,7 +17,7 @@ _MAX_NAME_CHARS = 256
 
 def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
     """All served models, the default one first."""
-    return tuple(_known(models, name, server) for name in models.names)
+    return tuple(_known_model(models, name, server) for name in models.names)
 
 
 def model_of(names: str | Sequence[str], known_models: Iterable[KnownModel]) -> KnownModel | None:
@@ -81,7 +81,7 @@ def progress_of(status: EngineStatus) -> dict[str, str | float] | None:
     }
 
 
-def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
+def _known_model(models: ModelClient, name: str, server: Server) -> KnownModel:
     is_default = name == models.names[0]
     return KnownModel(
         name=name,

@@ -76,9 +76,9 @@ def as_json(reply: ChatReply) -> str:
         "finish_reason": reply.finish_reason,
         "usage": {name: getattr(reply.usage, name) for name in counts},
         "timings": {
-            "first_text_seconds": _rounded(reply.first_text_seconds),
-            "total_seconds": _rounded(reply.total_seconds),
-            "tokens_per_second": _rounded(_rate(reply)),
+            "first_text_seconds": _round(reply.first_text_seconds),
+            "total_seconds": _round(reply.total_seconds),
+            "tokens_per_second": _round(_rate(reply)),
         },
         "regions": _regions(reply),
     }
@@ -105,5 +105,5 @@ def _regions(reply: ChatReply) -> list[dict[str, Any]]:
     return regions_json
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 3)

@@ -93,7 +93,7 @@ def ready_daemon(
     """
     url, api_key = address_of(arguments, settings)
     with Daemon(url, api_key) as daemon:
-        models = daemon.listed() if daemon.is_there() else None
+        models = daemon.list_models() if daemon.is_there() else None
         if models is not None and _choose_model(models, arguments.model, settings) is not None:
             yield daemon, _wait_for(daemon, arguments, settings)
             return
@@ -105,7 +105,7 @@ def ready_daemon(
     with new_daemon as new_url, Daemon(new_url, api_key) as daemon:
         try:
             daemon.wait_ready(settings.engine.start_timeout_seconds)  # shows its progress
-            model = daemon.listed()[0]
+            model = daemon.list_models()[0]
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield daemon, model
@@ -118,7 +118,7 @@ def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings)
         daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)
     finally:
         progress.clear()
-    models = daemon.listed()
+    models = daemon.list_models()
     return _choose_model(models, arguments.model, settings) or models[0]
 
 

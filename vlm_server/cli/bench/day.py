@@ -19,7 +19,7 @@ from PIL import Image
 from vlm_server.cli.bench.figures import (
     Figure,
     Unit,
-    known,
+    known_values,
     median,
     milliseconds,
     percent,
@@ -199,5 +199,5 @@ def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | N
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
-    known_values = known(values)
-    return quotient(max(known_values), min(known_values)) if len(known_values) > 1 else None
+    ttfts = known_values(values)
+    return quotient(max(ttfts), min(ttfts)) if len(ttfts) > 1 else None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from vlm_server.cli.bench.day import DaySample
-from vlm_server.cli.bench.figures import Figure, Unit, known, median, quotient
+from vlm_server.cli.bench.figures import Figure, Unit, known_values, median, quotient
 from vlm_server.cli.bench.servers import BenchTarget
 from vlm_server.cli.client.answer import TimedAnswer
 from vlm_server.cli.text import table
@@ -127,7 +127,7 @@ def _cells(unit: Unit, by_server: Sequence[Sequence[float | None]]) -> list[str]
 
 
 def _cell(unit: Unit, values: Sequence[float | None]) -> str:
-    present = known(values)
+    present = known_values(values)
     if not present:
         return _NOTHING
     if unit in _WORDS:

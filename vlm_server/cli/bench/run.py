@@ -140,7 +140,7 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[BenchTarget]:
     targets = [parse_url(text) for text in args.url]
-    names = [*_numbered(args.start), *(target.name for target in targets)]
+    names = [*_number_names(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
     folder = checkpoint(args.model) if args.start else Path()
     _warn_if_busy()
@@ -178,7 +178,7 @@ def checkpoint(text: str) -> Path:
     raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
 
 
-def _numbered(kinds: list[str]) -> list[str]:
+def _number_names(kinds: list[str]) -> list[str]:
     """Names for servers of these kinds: `ours`, `ours-2`, ..."""
     counts = (kinds[:place].count(kind) for place, kind in enumerate(kinds, 1))
     return [f"{kind}-{n}" if n > 1 else kind for kind, n in zip(kinds, counts, strict=True)]

@@ -21,7 +21,7 @@ import httpx
 import msgspec
 
 from vlm_server.cli.bench.material import ChatMessage
-from vlm_server.cli.client.answer import TimedAnswer, failed, read_answer
+from vlm_server.cli.client.answer import TimedAnswer, failed_answer, read_answer
 from vlm_server.cli.client.chat import ChatClient, routing_key
 from vlm_server.cli.client.daemon import api_url
 from vlm_server.errors import ConfigError, VlmServerError
@@ -123,7 +123,7 @@ async def start_server(
     url = f"http://127.0.0.1:{port}"
     with (
         tempfile.TemporaryFile("w+") as log,
-        _running(command, environment, log.fileno()) as process,
+        _run_server(command, environment, log.fileno()) as process,
     ):
         if not await _wait_ready(process, url + kind.ready_path):
             log.seek(0)
@@ -134,7 +134,7 @@ async def start_server(
 
 
 @contextlib.contextmanager
-def _running(
+def _run_server(
     command: list[str], environment: Mapping[str, str], output: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
@@ -224,11 +224,13 @@ class Client(ChatClient):
             ):
                 received = [piece async for piece in response.received()]
         except TimeoutError:
-            return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent_at)
+            return failed_answer(
+                f"no end within {self._timeout_seconds:g} seconds", clock() - sent_at
+            )
         except httpx.HTTPError as error:
-            return failed(f"{type(error).__name__}: {error}", clock() - sent_at)
+            return failed_answer(f"{type(error).__name__}: {error}", clock() - sent_at)
         seconds = clock() - sent_at
         if response.status != 200:
             text = b"".join(data for _, data in received).decode(errors="replace")
-            return failed(f"HTTP {response.status}: {text}", seconds)
+            return failed_answer(f"HTTP {response.status}: {text}", seconds)
         return read_answer(received, seconds)

@@ -108,7 +108,7 @@ class Daemon:
             on_progress(readiness.stage, readiness.fraction)
         return readiness
 
-    def listed(self) -> list[dict[str, Any]]:
+    def list_models(self) -> list[dict[str, Any]]:
         """The entries of `/v1/models`. Raises CommandFailed."""
         response = self._get_ok("models")
         try:

@@ -87,10 +87,10 @@ def contents(
             "version": __version__,
             "platform": platform.platform(),
             "findings": msgspec.to_builtins(list(findings)),
-            "settings": {"from": situation.origin, "changed": _changed(situation)},
+            "settings": {"from": situation.origin, "changed": _changed_settings(situation)},
             "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
             "packages": packages(),
-            "daemon": running(situation.settings.server),
+            "daemon": daemon_answers(situation.settings.server),
             "log": presentable(tail(log_path, situation.service)),
         }
     )
@@ -105,7 +105,7 @@ def packages() -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
-def running(server: Server) -> dict[str, Any]:
+def daemon_answers(server: Server) -> dict[str, Any]:
     """The answers of the running daemon about itself, by path; empty if none runs."""
     if not server.port or listener(server) != "ours":
         return {}
@@ -114,7 +114,7 @@ def running(server: Server) -> dict[str, Any]:
         return {path: _answer(http, path) for path in paths}
 
 
-def _changed(situation: Situation) -> dict[str, Any]:
+def _changed_settings(situation: Situation) -> dict[str, Any]:
     """The settings that were given, by name; API keys as their number only."""
     return {
         name: setting["value"]

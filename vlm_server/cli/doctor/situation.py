@@ -45,7 +45,7 @@ def examine(arguments: argparse.Namespace) -> Situation:
         origin = str(used_arguments.config)
     elif used_arguments.set:
         origin = "the command line"
-    elif not _named(arguments):
+    elif not _model_options(arguments):
         with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
             used_arguments = options.parse_settings(bare.service.read_words()[2:])
             origin = "the installed service"
@@ -55,7 +55,7 @@ def examine(arguments: argparse.Namespace) -> Situation:
 def unread(arguments: argparse.Namespace, fault: str) -> Situation:
     """Situation without settings; `fault` says why."""
     none = vars(options.parse_settings([]))
-    used_arguments = argparse.Namespace(**vars(arguments) | none | _named(arguments))
+    used_arguments = argparse.Namespace(**vars(arguments) | none | _model_options(arguments))
     try:
         home = Path.home()
     except RuntimeError:
@@ -65,7 +65,7 @@ def unread(arguments: argparse.Namespace, fault: str) -> Situation:
     )
 
 
-def _named(arguments: argparse.Namespace) -> dict[str, Any]:
+def _model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of model and settings that were given."""
     names = vars(options.parse_settings([]))
     return {name: value for name in names if (value := getattr(arguments, name, None))}

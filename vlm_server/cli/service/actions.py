@@ -49,7 +49,7 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         for path, content in files.items():
             print(f"# {path}\n{content.decode()}")
         return 0
-    with locked(manager):
+    with lock(manager):
         _check_address(manager, settings.server)
         with undo_on_failure(manager):
             moves = is_moved(manager, files)
@@ -62,7 +62,7 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Start the service, or restart it, unless its settings are wrong. Raises VlmServerError."""
-    with locked(manager):
+    with lock(manager):
         settings = _settings_of(manager)
         getattr(manager, arguments.action)()
         _wait(arguments, manager, settings)
@@ -71,7 +71,7 @@ def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 def stop(_: argparse.Namespace, manager: ServiceManager) -> int:
     """Finish running answers, and stop. Raises CommandFailed."""
-    with locked(manager):
+    with lock(manager):
         _check_installed(manager)
         manager.stop()
     print("Stopped.")
@@ -80,7 +80,7 @@ def stop(_: argparse.Namespace, manager: ServiceManager) -> int:
 
 def uninstall(_: argparse.Namespace, manager: ServiceManager) -> int:
     """Stop the service and remove its files; does nothing if it is not installed."""
-    with locked(manager):
+    with lock(manager):
         was_installed = manager.path.exists()
         remove(manager)
     print(f"Removed {manager.path}" if was_installed else "The service was not installed.")
@@ -172,7 +172,7 @@ def _settings_of(manager: ServiceManager) -> Settings:
 
 
 @contextlib.contextmanager
-def locked(manager: ServiceManager) -> Iterator[None]:
+def lock(manager: ServiceManager) -> Iterator[None]:
     """A lock on the service, by the folder of its files. Raises CommandFailed if it is taken."""
     folder = manager.path.parent
     try:

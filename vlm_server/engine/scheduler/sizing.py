@@ -138,7 +138,7 @@ class ChunkSizer:
         max_seconds = self._max_step_seconds if others_decode else _MAX_IDLE_CHUNK_SECONDS
         size = _FIRST_TOKENS
         if measured_sizes := self._times.kinds():
-            size = self._fitting(measured_sizes, max_seconds / _growth(num_before))
+            size = self._largest_fitting(measured_sizes, max_seconds / _growth(num_before))
         if not others_decode and 2 * size > self._max_chunk_tokens:
             size = self._max_chunk_tokens
         size = min(size, self._allowed_tokens)
@@ -146,11 +146,11 @@ class ChunkSizer:
             return num_left
         return size
 
-    def _fitting(self, measured_sizes: Sequence[int], max_seconds: float) -> int:
+    def _largest_fitting(self, measured_sizes: Sequence[int], max_seconds: float) -> int:
         """The largest size that takes at most `max_seconds`, or one whose half saves little."""
         size = _power_of_two(self._max_chunk_tokens + 1) // 2
         min_size = max(_MIN_TOKENS, min(measured_sizes) // 2)
-        while size > min_size and self._expected(size) > max_seconds:
+        while size > min_size and self._expected_seconds(size) > max_seconds:
             if size // 2 in measured_sizes and self._saves_little(size):
                 break
             size //= 2
@@ -158,13 +158,13 @@ class ChunkSizer:
 
     def _saves_little(self, size: int) -> bool:
         """Whether a chunk of half the size, which was measured, takes about as long."""
-        return self._expected(size // 2) > _WORTH_HALVING * self._expected(size)
+        return self._expected_seconds(size // 2) > _WORTH_HALVING * self._expected_seconds(size)
 
-    def _expected(self, size: int) -> float:
+    def _expected_seconds(self, size: int) -> float:
         best = self._times.best(size)
-        return best if self._times.is_measured(size) else min(best, self._extrapolated(size))
+        return best if self._times.is_measured(size) else min(best, self._extrapolate(size))
 
-    def _extrapolated(self, size: int) -> float:
+    def _extrapolate(self, size: int) -> float:
         """Seconds on the line through the two next smaller sizes; the minimum if there is none.
 
         With one smaller size, half its time is assumed to be fixed, so that a larger one is tried.

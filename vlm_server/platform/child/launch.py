@@ -58,7 +58,7 @@ def model_environment() -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def running(
+async def run_process(
     words: Sequence[str], environment: Mapping[str, str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process with pipes to its input and output, which is killed at the end."""

@@ -73,7 +73,7 @@ class PassedSocket:
         self.connection.close()
 
 
-def received(channel: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:
+def receive(channel: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:
     """Messages of `size` bytes, each with the socket that came with it, until `channel` ends."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, size, 1)

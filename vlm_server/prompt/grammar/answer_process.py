@@ -141,7 +141,7 @@ class RemoteMatcher:
 
     def _take_replies(self) -> None:
         for follow, reply in self._answers.replies.pop(self._choice, ()):
-            masks = [unpacked(mask, len(self._allowed)) for mask in reply.masks if mask]
+            masks = [unpack(mask, len(self._allowed)) for mask in reply.masks if mask]
             if follow.are_drafts:
                 self._ahead += masks
                 continue
@@ -161,7 +161,7 @@ class RemoteMatcher:
             self._answers.close_one()
 
 
-def unpacked(mask: bytes, vocabulary_size: int) -> NDArray[np.bool_]:
+def unpack(mask: bytes, vocabulary_size: int) -> NDArray[np.bool_]:
     """(vocabulary,) bool: the bits of `mask`."""
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
     return bits[:vocabulary_size].view(np.bool_)

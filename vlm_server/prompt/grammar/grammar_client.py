@@ -22,7 +22,7 @@ from vlm_server.errors import InternalError
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
-from vlm_server.prompt.grammar.answer_process import AnswerProcess, RemoteMatcher, unpacked
+from vlm_server.prompt.grammar.answer_process import AnswerProcess, RemoteMatcher, unpack
 from vlm_server.prompt.grammar.constraints import Constraint, encode
 from vlm_server.prompt.grammar.forked_process import Compiled, ForkedProcess, SchemaError
 
@@ -67,7 +67,7 @@ class GrammarClient:
 
         def start() -> None:
             with contextlib.suppress(InternalError, GrammarsUnavailable):  # raised by `compile`
-                self._running()
+                self._control_socket()
 
         threading.Thread(target=start, name="grammar-server", daemon=True).start()
 
@@ -80,7 +80,7 @@ class GrammarClient:
         except BaseException:
             process.close()
             raise
-        first_mask = unpacked(compiled.mask, self._vocabulary_size)
+        first_mask = unpack(compiled.mask, self._vocabulary_size)
         return CompiledGrammar(process, constraint, first_mask, compiled.size_bytes, self._limits)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class GrammarClient:
     def _connect(self) -> PassedSocket:
         """A socket with its other end passed to the process."""
         for _ in range(2):  # the process may have been killed since its last use
-            control = self._running()
+            control = self._control_socket()
             passed_socket = PassedSocket()
             try:
                 passed_socket.send(control, b"\0")
@@ -130,7 +130,7 @@ class GrammarClient:
                         self._control = None
         raise InternalError("Schemas can't be compiled.")
 
-    def _running(self) -> socket.socket:
+    def _control_socket(self) -> socket.socket:
         """The socket of the process, once it knows the vocabulary. Raises as `compile` does."""
         with self._lock:
             if self._unavailable is not None:

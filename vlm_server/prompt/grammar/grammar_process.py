@@ -68,7 +68,7 @@ def main() -> None:
     control.sendall(messages.pack(b"", flag=True))
 
     serve = partial(_serve_grammar, tokenizer=tokenizer, memory_bytes=memory_bytes, seconds=seconds)
-    for _, connection in passing.received(control, 1):
+    for _, connection in passing.receive(control, 1):
         _fork(serve, connection, control)
 
 
@@ -87,7 +87,7 @@ def _serve_grammar(
         return
     compiled = msgspec.msgpack.encode(Compiled(_private_bytes(), mask))
     connection.sendall(messages.pack(compiled, flag=True))
-    for request, answers in passing.received(connection, COUNT.size):
+    for request, answers in passing.receive(connection, COUNT.size):
         (count,) = COUNT.unpack(request)
         _fork(partial(_follow, start=matcher, count=count, seconds=seconds), answers, connection)
 

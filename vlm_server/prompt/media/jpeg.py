@@ -37,7 +37,7 @@ def has_all_blocks(data: bytes, image: JpegImageFile) -> bool:
     if not walk.has_all_coefficients:
         return False
     return (len(walk.scan_ends) == 1 and not _ends_grey(image)) or _uses_no_more(
-        _lengthened(data, walk.scan_ends), image
+        _lengthen_scans(data, walk.scan_ends), image
     )
 
 
@@ -126,7 +126,7 @@ def _ends_grey(image: JpegImageFile) -> bool:
     return low <= 0.299 * red + 0.587 * green + 0.114 * blue <= high
 
 
-def _lengthened(data: bytes, scan_ends: list[int]) -> bytes:
+def _lengthen_scans(data: bytes, scan_ends: list[int]) -> bytes:
     """`data` up to the end of the last scan, with bytes appended to each scan."""
     starts = [0, *scan_ends]
     parts = [data[start:end] + _MORE for start, end in zip(starts, scan_ends, strict=False)]

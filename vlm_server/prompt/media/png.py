@@ -55,18 +55,18 @@ def _opacity(data: bytes, upper: PngImageFile, transparent: tuple[int, ...]) -> 
     upper: the image as Pillow reads it, by upper bytes. Read in the other byte order, it has the
     lower ones.
     """
-    others = _differing(upper, [value >> 8 for value in transparent])
+    others = _mark_other_colors(upper, [value >> 8 for value in transparent])
     if others.getextrema() != (255, 255):
         with PngImageFile(io.BytesIO(data)) as lower:
             lower.tile = [tile._replace(args=_LOWER_BYTES) for tile in lower.tile]
             lower.load()
             others = ImageChops.lighter(
-                others, _differing(lower, [value & 0xFF for value in transparent])
+                others, _mark_other_colors(lower, [value & 0xFF for value in transparent])
             )
     return others
 
 
-def _differing(image: PillowImage.Image, color: Sequence[int]) -> PillowImage.Image:
+def _mark_other_colors(image: PillowImage.Image, color: Sequence[int]) -> PillowImage.Image:
     """255 where an RGB image has another colour than `color`, else 0."""
     table = [0 if level == value else 255 for value in color for level in range(256)]
     red, green, blue = image.point(table).split()
@@ -102,7 +102,7 @@ def _counts_all_rows(data: bytes) -> bool:
         if columns
     )
     inflater = zlib.decompressobj()
-    for part in _compressed(data):
+    for part in _idat_contents(data):
         while part and expected_bytes > 0:
             expected_bytes -= len(inflater.decompress(part, _STEP_BYTES))
             part = inflater.unconsumed_tail
@@ -115,7 +115,7 @@ def _passes(width: int, height: int, interlaced: bool) -> Iterator[tuple[int, in
         yield -(-(width - column) // column_step), -(-(height - row) // row_step)
 
 
-def _compressed(data: bytes) -> Iterator[bytes]:
+def _idat_contents(data: bytes) -> Iterator[bytes]:
     """The contents of the IDAT chunks."""
     position = _SIGNATURE_BYTES
     while position + 8 <= len(data):

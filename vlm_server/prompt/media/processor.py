@@ -159,11 +159,11 @@ class MediaProcessor:
         *,
         is_image: bool = False,
     ) -> MediaItem:
-        once = cache(partial(self._processed, key, load, cancellation))
+        once = cache(partial(self._load_processed, key, load, cancellation))
         layout: TokenLayout | None = self._caches.token_layouts.get(key)
         return MediaItem(key, layout or once().layout, param, once, is_image)
 
-    def _processed(
+    def _load_processed(
         self, key: str, load: Callable[[], Processed], cancellation: Cancellation
     ) -> Processed:
         with self._locks.hold(key, cancellation):

@@ -52,7 +52,7 @@ Clean = Callable[[str], str]
 def template_of(spec: ModelSpec) -> Apply:
     """The renderer of a model's prompts. Raises ModelLoadError for an unreadable template."""
     if spec.chat_template is not None:
-        return sandboxed(spec.chat_template, spec.template_variables)
+        return load_sandboxed(spec.chat_template, spec.template_variables)
 
     def write(
         messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, _: Mapping[str, Any]
@@ -65,7 +65,7 @@ def template_of(spec: ModelSpec) -> Apply:
     return write
 
 
-def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
+def load_sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
     """The renderer of a template, as in transformers. Raises ModelLoadError if it can't be read."""
     try:
         template = SandboxedTemplate(source)

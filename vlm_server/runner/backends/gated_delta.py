@@ -31,8 +31,8 @@ def gated_delta_in_chunks(
     rows, count, heads, _ = v.shape
     dtype, sharing = q.dtype, heads // q.shape[2]
     q, k = mx.repeat(q, sharing, axis=2), mx.repeat(k, sharing, axis=2)
-    q, k, v = _chunked(q), _chunked(k), _chunked(v)
-    g, beta = _chunked(g[..., None], padding=1), _chunked(beta[..., None])
+    q, k, v = _split_chunks(q), _split_chunks(k), _split_chunks(v)
+    g, beta = _split_chunks(g[..., None], padding=1), _split_chunks(beta[..., None])
     size = g.shape[-2]
     lower = mx.tril(mx.ones((size, size), mx.bool_))
     strictly_lower = mx.tril(lower, -1)
@@ -60,7 +60,7 @@ def gated_delta_in_chunks(
     return outputs_by_token.swapaxes(1, 2).astype(dtype), state
 
 
-def _chunked(x: mx.array, padding: float = 0) -> mx.array:
+def _split_chunks(x: mx.array, padding: float = 0) -> mx.array:
     """(rows, tokens, heads, size) as (rows, heads, chunks, tokens of a chunk, size) float32.
 
     The last chunk is filled up with `padding`: tokens that update nothing and decay nothing.

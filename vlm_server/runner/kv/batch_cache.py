@@ -171,7 +171,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return rows
 
     @classmethod
-    def taking(cls, cache: RowLayer) -> RowsKVCache:
+    def take_over(cls, cache: RowLayer) -> RowsKVCache:
         """The arrays of `cache` as one row. Until `give_back`, `cache` has none: MLX would copy."""
         rows = cls.of(cache)
         cache.keys = cache.values = None

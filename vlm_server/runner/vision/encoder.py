@@ -175,9 +175,9 @@ def _parts(loaded: LoadedModel, encodes: Sequence[EncodeWork], cache: TileCache 
         rows, tokens_per_call = yield from encode_tiles(loaded, tiling, cache, encodes[0], tiles)
         features = [_of_tiles(loaded, token_ids[0], rows, tokens_per_call)]
     elif loaded.family.tower is None:
-        features = yield from _by_family(loaded, token_ids, _joined(encodes))
+        features = yield from _by_family(loaded, token_ids, _join_inputs(encodes))
     else:
-        tower = loaded.model.vision_tower.encode_inputs(_joined(encodes))
+        tower = loaded.model.vision_tower.encode_inputs(_join_inputs(encodes))
         while tower.parts:
             yield [tower.parts.pop(0)]
         spans = zip(token_ids, tower.split(len(encodes)), strict=True)
@@ -187,7 +187,7 @@ def _parts(loaded: LoadedModel, encodes: Sequence[EncodeWork], cache: TileCache 
     return features
 
 
-def _joined(encodes: Sequence[EncodeWork]) -> MediaInputs:
+def _join_inputs(encodes: Sequence[EncodeWork]) -> MediaInputs:
     first, *other_inputs = (encode.inputs for encode in encodes)
     if not other_inputs:
         return first

@@ -22,7 +22,7 @@ _FOR_EVER = -1.0
 _MAX_SECONDS = 10 * 365 * 86400.0
 
 
-def tagged(name: str) -> str:
+def with_tag(name: str) -> str:
     """`name` with a tag, which every listed model has."""
     return name if ":" in name else f"{name}{_LATEST}"
 
@@ -36,7 +36,7 @@ def model_wanted(name: str | None, known_models: Sequence[KnownModel]) -> KnownM
     if not name:
         return served_models.only_model(known_models)
     json_body.utf8_length(name, "model")
-    names = (name, name.removesuffix(_LATEST), tagged(name))
+    names = (name, name.removesuffix(_LATEST), with_tag(name))
     model = served_models.model_of(names, known_models)
     if model is None:
         shown_name, have = (

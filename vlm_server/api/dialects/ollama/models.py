@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server import __version__
-from vlm_server.api.dialects.ollama.model_fields import model_wanted, tagged
+from vlm_server.api.dialects.ollama.model_fields import model_wanted, with_tag
 from vlm_server.api.dialects.ollama.render import time_text
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.generation import Generation
@@ -68,7 +68,7 @@ class Catalog:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
         return _json(
             {
-                "modelfile": f"FROM {tagged(model.name)}",
+                "modelfile": f"FROM {with_tag(model.name)}",
                 "parameters": "",
                 "template": _template(facts),
                 "details": _details(facts),
@@ -139,7 +139,7 @@ def _summary(status: EngineStatus) -> dict[str, Any]:
     `digest` has 64 hex digits, since clients truncate it: a hash of the name until the model's own
     is known.
     """
-    facts, name = status.model_facts, tagged(status.model_name)
+    facts, name = status.model_facts, with_tag(status.model_name)
     return {
         "name": name,
         "model": name,

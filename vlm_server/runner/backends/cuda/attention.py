@@ -255,7 +255,7 @@ class CudaAttention(Attention):
                 return self._works_ahead
             if (shape := schedule.next()) is not None:
                 schedule.add(shape)
-                mx.eval(_some(heads, shape))
+                mx.eval(_attend_random(heads, shape))
                 return True
         return False
 
@@ -351,7 +351,7 @@ def _random(heads: _Heads, shape: Shape) -> tuple[mx.array, mx.array, mx.array]:
     return queries, keys, values
 
 
-def _some(heads: _Heads, shape: Shape) -> mx.array:
+def _attend_random(heads: _Heads, shape: Shape) -> mx.array:
     """Lazy attention of a chunk of this shape, whose evaluation plans it."""
     return causal_attention(*_random(heads, shape), heads.size**-0.5, [shape[0]])
 

@@ -58,7 +58,7 @@ def weights_renamed(config: dict[str, Any], prefixes: Mapping[str, str]) -> Iter
     inner = getattr(model, "sanitize", None)
 
     def sanitize(self: Any, weights: Mapping[str, Any]) -> Any:
-        renamed = {_renamed(name, prefixes): array for name, array in weights.items()}
+        renamed = {_rename(name, prefixes): array for name, array in weights.items()}
         return inner(self, renamed) if inner else renamed
 
     model.sanitize = sanitize
@@ -71,7 +71,7 @@ def weights_renamed(config: dict[str, Any], prefixes: Mapping[str, str]) -> Iter
             model.sanitize = original
 
 
-def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+def _rename(name: str, prefixes: Mapping[str, str]) -> str:
     prefix = next((old for old in prefixes if name.startswith(old)), None)
     return name if prefix is None else prefixes[prefix] + name[len(prefix) :]
 

@@ -109,7 +109,7 @@ class Planned:
 def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     made = Planned()
     monkeypatch.setattr(cuda_attention, "_whole", made.attend)
-    monkeypatch.setattr(cuda_attention, "_some", made.plan)
+    monkeypatch.setattr(cuda_attention, "_attend_random", made.plan)
     monkeypatch.setattr(cuda_attention, "_is_correct", lambda heads: True)
     return made
 
