@@ -269,17 +269,19 @@ class EngineLoop:
             self.governor.free_unused_memory()
         self.scheduler.on_disk_read(disk_read.request_id, disk_read.result)
 
-    def _on_encoded(self, done: EncodeDone) -> list[Event]:
-        self._heartbeat.finish(ENCODER, done.encodes[0].request_id)
-        encoded = [image for image in done.outcomes if not isinstance(image, RequestError)]
+    def _on_encoded(self, encode_done: EncodeDone) -> list[Event]:
+        self._heartbeat.finish(ENCODER, encode_done.encodes[0].request_id)
+        encoded = [image for image in encode_done.outcomes if not isinstance(image, RequestError)]
         self.governor.mark_busy()  # the device has worked, even if the requests are gone
-        num_tokens = tokens_per_call = sum(encode.num_tokens for encode in done.encodes)
-        if len(done.encodes) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
+        num_tokens = tokens_per_call = sum(encode.num_tokens for encode in encode_done.encodes)
+        if len(encode_done.encodes) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
             tokens_per_call = encoded[0].tokens_per_call  # one image in several calls
         size_bytes = sum(image.size_bytes for image in encoded)
         self.governor.after_encode(num_tokens, size_bytes, tokens_per_call)
-        self._handle_device_limits(done.outcomes)
-        return self.scheduler.on_encoded(done.encodes, done.outcomes, done.seconds)
+        self._handle_device_limits(encode_done.outcomes)
+        return self.scheduler.on_encoded(
+            encode_done.encodes, encode_done.outcomes, encode_done.seconds
+        )
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:

@@ -39,10 +39,10 @@ class PrivateFolder:
     """
 
     def __init__(self) -> None:
-        self._fresh: Path | None = None
-        self._own: Path | None = None
+        self._folder: Path | None = None
+        self._own_kernels: Path | None = None
         """This daemon's own folder of kernels, once the shared one is not to be trusted."""
-        self._made = contextlib.ExitStack()
+        self._cleanup = contextlib.ExitStack()
         """Removes the folders that are this daemon's alone."""
 
     def path(self) -> Path:
@@ -50,21 +50,21 @@ class PrivateFolder:
         try:
             return of_this_user()
         except (OSError, RuntimeError) as error:
-            if self._fresh is None:
+            if self._folder is None:
                 logger.warning("no private folder is kept between runs: %s", error)
-        if self._fresh is None or _flaw(self._fresh) is not None:
+        if self._folder is None or _flaw(self._folder) is not None:
             self.close()
-            self._fresh = self._new_folder("vlm-server-", None)
-            lock = os.open(self._fresh, os.O_RDONLY | os.O_DIRECTORY)
-            self._made.callback(os.close, lock)
+            self._folder = self._new_folder("vlm-server-", None)
+            lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            self._cleanup.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_SH)  # else `systemd-tmpfiles` may clean it up
-        return _make_folder(self._fresh.resolve())
+        return _make_folder(self._folder.resolve())
 
     def environment(self) -> dict[str, str]:
         """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
         folder = self.path()
-        is_own = self._own is not None and self._own.parent == folder
-        temporary = self._own if self._own and is_own else folder / _TEMPORARY
+        is_own = self._own_kernels is not None and self._own_kernels.parent == folder
+        temporary = self._own_kernels if self._own_kernels and is_own else folder / _TEMPORARY
         _make(temporary)
         _sweep(temporary)
         return {"TMPDIR": str(temporary)}
@@ -74,16 +74,16 @@ class PrivateFolder:
 
         The shared ones stay: other engines and daemons of this user may be using them.
         """
-        self._own = self._new_folder("tmp-", self.path())
+        self._own_kernels = self._new_folder("tmp-", self.path())
 
     def close(self) -> None:
         """Remove the folders that are this daemon's alone."""
-        self._made.close()
-        self._fresh = self._own = None
+        self._cleanup.close()
+        self._folder = self._own_kernels = None
 
     def _new_folder(self, prefix: str, parent: Path | None) -> Path:
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-        return Path(self._made.enter_context(folder))
+        return Path(self._cleanup.enter_context(folder))
 
 
 def _sweep(folder: Path) -> None:

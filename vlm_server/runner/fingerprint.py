@@ -103,19 +103,19 @@ class KeptHashes:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._known = self._read()
+        self._digests = self._read()
 
     def sha256(self, path: Path) -> str:
         """The hash of the file's whole content; reads the file if the hash is not kept."""
         started_at = time.time_ns()
         identity = _identity(path)
-        if (digest := self._known.pop(identity, None)) is None:
+        if (digest := self._digests.pop(identity, None)) is None:
             digest = _sha256(path)
             stat = path.stat()
             is_settled = started_at - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS
             if not is_settled or _identity(path) != identity:
                 return digest
-        self._known[identity] = digest  # the newest last
+        self._digests[identity] = digest  # the newest last
         self._write()
         return digest
 
@@ -127,7 +127,7 @@ class KeptHashes:
         return {}
 
     def _write(self) -> None:
-        entries = dict(list(self._known.items())[-_MAX_KEPT:])
+        entries = dict(list(self._digests.items())[-_MAX_KEPT:])
         temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
         try:

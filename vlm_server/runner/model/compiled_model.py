@@ -120,7 +120,7 @@ class CompiledModel(TextModel):
         self._inputs: Inputs = {}
         """One token of all inputs that chunks have had: the pattern for others."""
         self._shapes = self._all_shapes(draft_widths) if self._in_place else []
-        self._wanted = dict.fromkeys(self._shapes)
+        self._shapes_to_compile = dict.fromkeys(self._shapes)
         """Shapes to precompile."""
 
     def _all_shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
@@ -192,7 +192,7 @@ class CompiledModel(TextModel):
             outputs = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
             if outputs is not None:
                 return outputs
-        self._wanted.pop(_Shape(rows, width), None)
+        self._shapes_to_compile.pop(_Shape(rows, width), None)
         target = self._target(cache, width, width)
         outputs = None
         with self._fallback():
@@ -227,16 +227,18 @@ class CompiledModel(TextModel):
         if outputs is None:
             return None
         logits, (_, new_kv) = outputs
-        self._wanted.pop(_Shape(0, prompt_tokens=count), None)
+        self._shapes_to_compile.pop(_Shape(0, prompt_tokens=count), None)
         target.advance(new_kv)
         mx.async_eval(logits, new_kv)  # type: ignore[no-untyped-call]
         return logits  # type: ignore[no-any-return]
 
     def precompile_next(self) -> bool:
-        shape = next((s for s in self._wanted if self._inputs or not s.prompt_tokens), None)
+        shape = next(
+            (s for s in self._shapes_to_compile if self._inputs or not s.prompt_tokens), None
+        )
         if shape is None or not self._column:
             return False
-        del self._wanted[shape]
+        del self._shapes_to_compile[shape]
         rows = None
         if shape.rows:
             positions = next_position_ids(self._positions, [0] * shape.rows, shape.width)
@@ -298,7 +300,9 @@ class CompiledModel(TextModel):
         if new_inputs:
             mx.eval(new_inputs)
             self._inputs = self._inputs | new_inputs
-            self._wanted = dict.fromkeys(s for s in self._shapes if s.prompt_tokens) | self._wanted
+            self._shapes_to_compile = (
+                dict.fromkeys(s for s in self._shapes if s.prompt_tokens) | self._shapes_to_compile
+            )
         self._make_buffers(chunk, count)
         target = self._target(chunk.cache, chunk.num_tokens, count)
         token_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
@@ -330,7 +334,7 @@ class CompiledModel(TextModel):
                 logger.warning("a compiled step had no memory", exc_info=True)
             else:
                 logger.warning("this model can't be compiled", exc_info=True)
-                self.can_compile, self._wanted = False, {}
+                self.can_compile, self._shapes_to_compile = False, {}
 
     def _mixed_step(
         self,
@@ -353,9 +357,11 @@ class CompiledModel(TextModel):
             if not is_out_of_memory(error):
                 self._tokens_per_pass = 0
                 self._shapes = [s for s in self._shapes if not (s.rows and s.prompt_tokens)]
-                self._wanted = {s: None for s in self._wanted if s in self._shapes}
+                self._shapes_to_compile = {
+                    s: None for s in self._shapes_to_compile if s in self._shapes
+                }
             return None
-        self._wanted.pop(_Shape(num_rows, prompt_tokens=count), None)
+        self._shapes_to_compile.pop(_Shape(num_rows, prompt_tokens=count), None)
         decode_target.advance(new_kv)
         prompt_target.advance(prompt_kv)
         return logits[:num_rows], logits[num_rows:]
