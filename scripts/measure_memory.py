@@ -334,7 +334,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if "VLM_SERVER_PRELOADED" not in os.environ:  # OpenBLAS must be there before MLX
         own = {"VLM_SERVER_PRELOADED": "1", "OPENBLAS_THREAD_TIMEOUT": "14"}
-        environment = {**own, **os.environ, **for_models(PrivateFolder(), with_openblas=True)}
+        environment = {
+            **own,
+            **os.environ,
+            **for_models(PrivateFolder(), settings.EngineSettings()),
+        }
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     heap.share_one_heap()  # as the engine's
     arguments.out.mkdir(parents=True, exist_ok=True)

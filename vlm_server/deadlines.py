@@ -56,13 +56,13 @@ class RequestDeadlines:
         """The time of the next deadline; infinity if there is none."""
         return min(self._queue_at, self._first_token_at, self._token_at, self._total_at)
 
-    def left(self, now: float) -> Deadlines:
+    def remaining(self, now: float) -> Deadlines:
         """The remaining deadlines, in seconds from `now`."""
         return Deadlines(
-            _left(now, self._queue_at),
-            _left(now, self._first_token_at),
+            _remaining(now, self._queue_at),
+            _remaining(now, self._first_token_at),
             self._token_seconds,
-            _left(now, self._total_at),
+            _remaining(now, self._total_at),
         )
 
     def begin(self) -> None:
@@ -74,7 +74,7 @@ class RequestDeadlines:
         self._queue_at = self._first_token_at = math.inf
         self._token_at = _at(now, self._token_seconds)
 
-    def passed(self, now: float) -> RequestError | None:
+    def error_at(self, now: float) -> RequestError | None:
         """The error for the first deadline that has passed; None if none has."""
         at = self.next_at
         if now < at:
@@ -88,5 +88,5 @@ def _at(now: float, seconds: float | None) -> float:
     return math.inf if seconds is None else now + seconds
 
 
-def _left(now: float, at: float) -> float | None:
+def _remaining(now: float, at: float) -> float | None:
     return None if at == math.inf else max(0.0, at - now)

@@ -117,13 +117,13 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
     @classmethod
-    def of_prompt(cls, context_tokens: int, found: str, param: str) -> Self:
+    def of_prompt(cls, context_tokens: int, num_tokens_text: str, param: str) -> Self:
         """The error in the words of OpenAI (LangChain, LiteLLM), vLLM and Anthropic, by which
-        clients recognize it. `found`: the length of the prompt, and advice."""
+        clients recognize it. `num_tokens_text`: the length of the prompt, and advice."""
         return cls(
             f"Input tokens exceed the configured limit of {context_tokens - 1} tokens: this "
             f"model's maximum context length is {context_tokens} tokens, with the answer. The "
-            f"prompt is too long: {found}",
+            f"prompt is too long: {num_tokens_text}",
             param,
         )
 

@@ -155,7 +155,7 @@ def test_passed_socket_is_closed_after_acknowledgement(end: Callable[[PassedSock
     here, there = socket.socketpair()
     passed = PassedSocket()
     passed.send(here, b"x")
-    arriving = passing.received(there, 1)
+    arriving = passing.receive(there, 1)
     message, connection = next(arriving)
     assert message == b"x"
     assert passed.wait(select.POLLIN, 10)

@@ -33,7 +33,7 @@ class WatchedSupervisor(ScriptedSupervisor):
             "owed": self._watchdog.owed,
             "quarantine": self._quarantine.num_tracked,
             "trials": self._in_flight._trials._starting | self._in_flight._trials._answering,
-            "alone": self._in_flight._trials._alone,
+            "alone": self._in_flight._trials.request_id,
         }
 
 

@@ -248,7 +248,7 @@ async def test_requests_during_trial_wait_and_survive_its_crash() -> None:
         running = front.begin("accept prefill token", stream=True)
         await until(lambda: bool(front.supervisor._in_flight._trials._answering), 10)
         tried = front.begin(f"accept prefill die{SUSPECT}")
-        await until(lambda: front.supervisor._in_flight._trials._alone is not None, 10)
+        await until(lambda: front.supervisor._in_flight._trials.request_id is not None, 10)
         later = front.begin("accept prefill token finish")
         await asyncio.sleep(0.3)
         assert not tried.done()

@@ -21,7 +21,7 @@ from tests.docs.running import check_words
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.cli.main import build_parser
-from vlm_server.cli.usage import every
+from vlm_server.cli.usage import all_commands
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import Settings
 
@@ -117,7 +117,9 @@ def test_service_page_lists_install_options() -> None:
     text = (ROOT / "docs/service.md").read_text(encoding="utf-8")
     paragraph = text.partition("\n`service install` takes")[2].partition("\n\n")[0]
     install = next(
-        command for command in every(build_parser()) if command.prog.endswith("service install")
+        command
+        for command in all_commands(build_parser())
+        if command.prog.endswith("service install")
     )
     taken = {name for name in install._option_string_actions if name.startswith("--")}
     assert set(re.findall(r"--[a-z-]+", paragraph)) == taken - {"--help", "--debug"}

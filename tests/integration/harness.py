@@ -236,7 +236,7 @@ class InlineEncoder:
     inbox: SimpleQueue[InboxMessage]
     seconds: float | None = None
     """What each call is said to have taken, if not what it took."""
-    needs_turns = False
+    has_parts_left = False
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         pass

@@ -41,7 +41,7 @@ from vlm_server.runner.backends.rows import KeysAndValues, Run
 from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.device.device import Device, DeviceKind
-from vlm_server.runner.kv.batch_cache import joined
+from vlm_server.runner.kv.batch_cache import join
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import compiled_model
 from vlm_server.runner.model.attention import ModelAttention
@@ -355,7 +355,7 @@ def test_mixed_step_equals_separate_decode_and_prefill(typed_model: LoadedModel)
             token_ids = list(range(1, length + 1))
             inputs = of_prompt(loaded, token_ids, 0)
             mx.eval(language_model(mx.array([token_ids]), cache=cache, **inputs).logits)
-            rows = joined(rows, number, cache, 1)
+            rows = join(rows, number, cache, 1)
         prompt, made = make_prompt_cache(language_model), list[mx.array]()
         for number, count in enumerate((20, 31, 62)):
             chunk = chunk_of(loaded, prompt, [number + 3] * count)
@@ -589,7 +589,7 @@ def arrange_by_mlx(sources: list[KeysAndValues], places: mx.array, capacity: int
     """The reference for `arrange_rows`."""
     runs = [Run(row, 1, start, n, to, source) for source, row, start, n, to, _ in places.tolist()]
     keys, values = zip(*sources, strict=True)
-    return kv_rows._arranged(keys, runs, capacity), kv_rows._arranged(values, runs, capacity)
+    return kv_rows._arrange(keys, runs, capacity), kv_rows._arrange(values, runs, capacity)
 
 
 def arrange_swapped(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:

@@ -25,7 +25,7 @@ def as_on_cuda(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(cuda_attention.CudaBackend, "prefill_padding_tokens", 16)
     monkeypatch.setattr(cuda_attention, "BLOCK_TOKENS", 16)
     monkeypatch.setattr(cuda_attention, "_DTYPES", (mx.float32,))
-    monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: True)
+    monkeypatch.setattr(cuda_attention, "_is_correct", lambda heads: True)
     loaded, preparer = served
     attention = ModelAttention(loaded.language_model, CudaAttention(256))
     cuda = replace(loaded.device, kind=DeviceKind.CUDA)

@@ -309,9 +309,9 @@ def test_row_kernel_arranges_rows_as_mlx(dtype: mx.Dtype, size: int, runs: list[
     prompt = [normal(1, 4, 320, size, dtype=dtype)[:, :, 20:] for _ in "kv"]
     sources = [tuple(running), tuple(prompt)]
     assert kernels.takes_rows(sources)
-    made = rows.arranged(sources, runs, 512)
+    made = rows.arrange(sources, runs, 512)
     for found, both in zip(made, zip(*sources, strict=True), strict=True):
-        assert mx.array_equal(found, rows._arranged(both, runs, 512))
+        assert mx.array_equal(found, rows._arrange(both, runs, 512))
 
 
 def test_rows_without_wide_alignment_are_left_to_mlx():

@@ -76,7 +76,7 @@ def test_sequences_decode_between_encode_parts(load_tiny: Load, family: str):
     engine.add(ask("image", random_image(1, 200, 140), "what?"))
     engine.step_until(lambda: bool(counting.num_parts))
     before = len(engine.tokens["long"])
-    engine.step_until(lambda: not engine.loop.encoder.needs_turns)
+    engine.step_until(lambda: not engine.loop.encoder.has_parts_left)
     assert len(engine.tokens["long"]) - before >= counting.num_parts[0] > 1
     engine.run()
     assert isinstance(engine.ends["image"], Finished)

@@ -140,5 +140,5 @@ def test_checked_families_are_recognized_as_vision_models(
     family: str, tiny_model: TinyModel
 ) -> None:
     folder = tiny_model(family)
-    assert layout.sees(json.loads((folder / "config.json").read_text()))
+    assert layout.is_vision_model(json.loads((folder / "config.json").read_text()))
     assert layout.is_complete(folder)

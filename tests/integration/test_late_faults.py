@@ -182,7 +182,7 @@ def test_late_encode_error_repeats_encode_and_spares_others(
     engine.add(first_request())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
     engine.add(second_request())
-    engine.step_until(lambda: engine.loop.encoder.needs_turns)
+    engine.step_until(lambda: engine.loop.encoder.has_parts_left)
     for _ in range(part - 1):
         engine.step()
     left = fail_next_call(monkeypatch, ImageEncoding, "_next_part", lambda made: [*made, failing()])

@@ -12,7 +12,7 @@ from tests.soak.readings import Reading
 from tests.soak.request import Ending, Kind, Outcome
 from tests.soak.run import Result
 from tests.soak.verdict import MB, Criterion, is_passed
-from vlm_server.cli.bench.figures import known, median, percentile
+from vlm_server.cli.bench.figures import known_values, median, percentile
 
 _VERDICTS = {True: "met", False: "**missed**", None: "not judged"}
 _SIZES: dict[str, Callable[[Reading], int | None]] = {
@@ -86,7 +86,7 @@ def _requests(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 def _counts(outcomes: Sequence[Outcome]) -> list[str]:
     endings = Counter(outcome.ending for outcome in outcomes)
-    ttfts = known(outcome.ttft for outcome in outcomes)
+    ttfts = known_values(outcome.ttft for outcome in outcomes)
     times = (median(ttfts), percentile(ttfts, 99))
     return [
         *(str(endings[ending]) for ending in Ending),
@@ -99,7 +99,7 @@ def _memory(result: Result) -> list[tuple[str, ...]]:
         (
             name,
             _megabytes(None if result.start is None else size(result.start)),
-            _megabytes(max(known(map(size, result.readings)), default=None)),
+            _megabytes(max(known_values(map(size, result.readings)), default=None)),
             _megabytes(None if result.end is None else size(result.end)),
         )
         for name, size in _SIZES.items()

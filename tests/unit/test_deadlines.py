@@ -13,7 +13,7 @@ ALL = Deadlines(queue_seconds=1, first_token_seconds=2, token_seconds=0.5, total
 
 
 def code(deadlines: RequestDeadlines, now: float) -> str | None:
-    error = deadlines.passed(now)
+    error = deadlines.error_at(now)
     return error.code if error else None
 
 
@@ -23,7 +23,7 @@ def test_request_without_limits_never_expires() -> None:
     deadlines.record_token(6.0)
     assert deadlines.next_at == math.inf
     assert code(deadlines, 1e12) is None
-    assert deadlines.left(1e12) == Deadlines()
+    assert deadlines.remaining(1e12) == Deadlines()
 
 
 def test_every_deadline_expires_in_time_with_its_code() -> None:
@@ -49,5 +49,5 @@ def test_first_token_also_ends_queue_deadline() -> None:
 
 def test_remaining_seconds_are_handed_on_as_deadlines() -> None:
     deadlines = RequestDeadlines(ALL, 10.0)
-    assert deadlines.left(10.5) == Deadlines(0.5, 1.5, 0.5, 3.5)
-    assert deadlines.left(13.0) == Deadlines(0.0, 0.0, 0.5, 1.0), "never below zero"
+    assert deadlines.remaining(10.5) == Deadlines(0.5, 1.5, 0.5, 3.5)
+    assert deadlines.remaining(13.0) == Deadlines(0.0, 0.0, 0.5, 1.0), "never below zero"

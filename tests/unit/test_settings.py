@@ -13,7 +13,7 @@ from vlm_server.protocol import MESSAGE_HEADER, Start, decode_command, encode_me
 from vlm_server.settings import (
     ListedModel,
     Settings,
-    described,
+    describe_settings,
     is_loopback,
     load,
     load_with_sources,
@@ -268,7 +268,7 @@ def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
     )
     assert sources["models.small.path"] == str(path)
     assert sources["models.small.keep_alive_seconds"] == "command line"
-    names = [section["name"] for section in described(settings, sources)]
+    names = [section["name"] for section in describe_settings(settings, sources)]
     assert names[names.index("model") + 1 :][:2] == ["models.org/big", "models.small"]
 
 
@@ -372,7 +372,7 @@ def test_memory_limit_as_percentage_reaches_engine_and_status_unchanged() -> Non
     )
     assert isinstance(started, Start)
     assert started.memory == memory
-    shown = described(Settings(memory=memory), {})
+    shown = describe_settings(Settings(memory=memory), {})
     values = {
         setting["name"]: setting["value"] for section in shown for setting in section["settings"]
     }

@@ -78,10 +78,12 @@ _ENCODERS: tuple[tuple[str, EncodeError], ...] = (
 async def _routing_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405 in the dialect's shape."""
     assert isinstance(error, HTTPException)
-    ours: RequestError
+    request_error: RequestError
     if error.status_code == 405:
-        ours = method_not_allowed(request, (error.headers or {}).get("Allow", "other methods"))
+        request_error = method_not_allowed(
+            request, (error.headers or {}).get("Allow", "other methods")
+        )
     else:
-        ours = not_found(request, request.app.routes)
-    access_log.entry_of(request.scope).error_code = ours.code
-    return errors.response(ours, _encode_for(request.scope), 1, error.headers)
+        request_error = not_found(request, request.app.routes)
+    access_log.entry_of(request.scope).error_code = request_error.code
+    return errors.response(request_error, _encode_for(request.scope), 1, error.headers)

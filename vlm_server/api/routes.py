@@ -11,7 +11,7 @@ from vlm_server.api.admin.administration import Administration, CachesOf, ModelN
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
-from vlm_server.api.admin.openapi import RouteBody, document, made_once
+from vlm_server.api.admin.openapi import RouteBody, constant_endpoint, document
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
@@ -33,7 +33,7 @@ from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.page.page import StartPage
-from vlm_server.settings import Settings, Sources, described
+from vlm_server.settings import Settings, Sources, describe_settings
 
 _CHAT = RouteBody((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
 _TOKENIZE = RouteBody((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
@@ -104,7 +104,7 @@ def all_routes(
         *_operations(generation, settings, sources),
         _admin("/metrics", Metrics(settings.metrics.prefix, generation, answered, stored).scrape),
     ]
-    return [*routes, Route("/openapi.json", made_once(lambda: document(routes, BODIES)))]
+    return [*routes, Route("/openapi.json", constant_endpoint(lambda: document(routes, BODIES)))]
 
 
 def _post(path: str, endpoint: Callable[..., Any]) -> Route:
@@ -132,17 +132,17 @@ def _openai(generation: Generation) -> list[Route]:
 
 
 def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
-    stored = StoredResponses(store)
+    responses = StoredResponses(store)
     make = Endpoint(generation, endpoints.responses_of(store), store)
     count = Endpoint(generation, endpoints.INPUT_TOKENS, store)
-    one = "/v1/responses/{response_id}"
+    path = "/v1/responses/{response_id}"
     return [
         _post("/v1/responses", ResponsesEndpoint(make, store)),
         _post("/v1/responses/input_tokens", count),
-        Route(one, stored.retrieve),
-        Route(one, stored.delete, methods=["DELETE"]),
-        _post(f"{one}/cancel", stored.cancel),
-        Route(f"{one}/input_items", stored.input_items),
+        Route(path, responses.retrieve),
+        Route(path, responses.delete, methods=["DELETE"]),
+        _post(f"{path}/cancel", responses.cancel),
+        Route(f"{path}/input_items", responses.input_items),
         *(
             Route(path, refuse_conversation, methods=_ANY_METHOD, include_in_schema=False)
             for path in ("/v1/conversations", "/v1/conversations/{rest:path}")
@@ -197,5 +197,8 @@ def _operations(generation: Generation, settings: Settings, sources: Sources) ->
         Route("/health/live", health.live),
         Route("/", start.show),
         Route(f"{gate.PAGE_FOLDER}/{{name}}", start.file, include_in_schema=False),
-        _admin("/v1/settings", made_once(lambda: {"sections": described(settings, sources)})),
+        _admin(
+            "/v1/settings",
+            constant_endpoint(lambda: {"sections": describe_settings(settings, sources)}),
+        ),
     ]

@@ -68,15 +68,15 @@ def block_after(chain: BlockHashChain, part: PromptKey) -> KVBlock:
     """The block of `part` after `chain`; appends `part` to `chain`."""
     parent = chain.digest
     chain.add(part)
-    both = hashlib.sha256((parent + chain.digest).encode()).hexdigest()
-    return KVBlock(parent, f"prefix-{both}", part)
+    digest = hashlib.sha256((parent + chain.digest).encode()).hexdigest()
+    return KVBlock(parent, f"prefix-{digest}", part)
 
 
 class KVBlockIndex:
-    """An index of blocks. With `whole`, a block matches as a whole or not at all."""
+    """An index of blocks. With `whole_blocks`, a block matches as a whole or not at all."""
 
-    def __init__(self, *, whole: bool) -> None:
-        self._whole = whole
+    def __init__(self, *, whole_blocks: bool) -> None:
+        self._whole_blocks = whole_blocks
         self._by_key: dict[str, KVBlock] = {}
         self._children: dict[tuple[str, int | str], dict[str, KVBlock]] = {}
         """Blocks by key, by parent and first position."""
@@ -121,7 +121,7 @@ class KVBlockIndex:
     def _num_common(self, prompt: PromptKey, at: int, limit: int, part: PromptKey) -> int:
         count = prompt.num_common(at, part)
         count = prompt.floor(min(at + count, limit)) - at
-        return 0 if self._whole and count < len(part) else count
+        return 0 if self._whole_blocks and count < len(part) else count
 
 
 def _edge(block: KVBlock) -> tuple[str, int | str]:

@@ -53,7 +53,7 @@ class Caches:
         self.features = LruCache[EncodedImage]("encoder", encoder_bytes)
         """Output of the encoder."""
         self.tiles = LruCache[Any]("tile", tile_bytes)
-        """Output of the encoder for single tiles, for families that cut pictures into tiles."""
+        """Output of the encoder for single tiles, for families that cut images into tiles."""
         self.prefixes = PrefixCache[Any, Any](
             "prefix", prefix_bytes, needs_snapshots=needs_snapshots
         )
@@ -145,7 +145,7 @@ class Caches:
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Store the KV of `prompt` that was just computed."""
         if self.prefixes.limit_bytes:
-            self.prefixes.insert(prompt, source, salt, joins=True)
+            self.prefixes.insert(prompt, source, salt, merges_parts=True)
             self._disk.store_prefix(prompt, source, salt)
 
     # ---- the disk --------------------------------------------------------------------
@@ -155,12 +155,12 @@ class Caches:
         """The tier on disk, for `find_*`; only `read_disk` reads from it."""
         return self._disk
 
-    def read_disk(self, wanted: DiskRead, is_cancelled: Callable[[], bool]) -> DiskReadResult:
-        """Read `wanted` into memory, as far as possible; may take long."""
+    def read_disk(self, disk_read: DiskRead, is_cancelled: Callable[[], bool]) -> DiskReadResult:
+        """Read `disk_read` into memory, as far as possible; may take long."""
         result = DiskReadResult()
         try:
-            self._read_prefix(wanted, result, is_cancelled)
-            self._read_features(wanted, result, is_cancelled)
+            self._read_prefix(disk_read, result, is_cancelled)
+            self._read_features(disk_read, result, is_cancelled)
         except (OutOfMemory, MemoryError):
             logger.warning("not enough memory to read the cached part of a prompt from disk")
             result.is_out_of_memory = True
@@ -169,24 +169,24 @@ class Caches:
         return result
 
     def _read_prefix(
-        self, wanted: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
+        self, disk_read: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
     ) -> None:
         """Read the prefix part by part; the match pins each part while the next one is read."""
-        key, limit, salt = wanted.key, wanted.limit, wanted.salt
-        if not wanted.prefix_tokens or is_cancelled():
+        key, limit, salt = disk_read.key, disk_read.limit, disk_read.salt
+        if not disk_read.prefix_tokens or is_cancelled():
             return
-        match = self.prefixes.improve(self.prefixes.empty_match(), key, limit, salt)
+        match = self.prefixes.rematch(self.prefixes.empty_match(), key, limit, salt)
         result.prefix = match
-        for source in self._disk.read_prefix(key, match.length, wanted.prefix_tokens, salt):
+        for source in self._disk.read_prefix(key, match.length, disk_read.prefix_tokens, salt):
             self.prefixes.insert(key.part(0, source.length), source, salt)
-            match = result.prefix = self.prefixes.improve(match, key, limit, salt)
+            match = result.prefix = self.prefixes.rematch(match, key, limit, salt)
             if match.length < source.length or is_cancelled():
                 return
 
     def _read_features(
-        self, wanted: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
+        self, disk_read: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
     ) -> None:
-        for index, key in wanted.features.items():
+        for index, key in disk_read.features.items():
             if is_cancelled():
                 return
             lease = self.features.lease(key) if key in self.features else None

@@ -10,10 +10,10 @@ from vlm_server.cache.lru import MemoryCache
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
 
-_MAX_JOINED_BYTES = 256 << 20
-"""The maximum size of a joined part: the copy takes memory in addition to the original."""
+_MAX_MERGED_BYTES = 256 << 20
+"""The maximum size of a merged part: the copy takes memory in addition to the original."""
 _DROPPED_SHARE = 1 / 8
-"""The maximum size, relative to the prompt, of abandoned answers that joining drops."""
+"""The maximum size, relative to the prompt, of abandoned answers that merging drops."""
 
 T_co = TypeVar("T_co", bound=Segment, covariant=True)
 S_co = TypeVar("S_co", bound=Snapshot, covariant=True)
@@ -60,12 +60,12 @@ class PrefixMatch(Generic[T, S]):
 
     def cut(self, length: int) -> None:
         """Shorten the match to its first `length` positions, without a snapshot."""
-        kept, left = [], length
+        segments, num_left = [], length
         for segment, count in self.segments:
-            if left > 0:
-                kept.append((segment, min(count, left)))
-            left -= count
-        self.segments, self.length, self.snapshot = tuple(kept), length, None
+            if num_left > 0:
+                segments.append((segment, min(count, num_left)))
+            num_left -= count
+        self.segments, self.length, self.snapshot = tuple(segments), length, None
 
 
 @dataclass(slots=True)
@@ -111,12 +111,12 @@ class PrefixCache(MemoryCache, Generic[T, S]):
             return match
 
     def empty_match(self) -> PrefixMatch[T, S]:
-        """An empty match for `improve`; neither a hit nor a miss."""
+        """An empty match for `rematch`; neither a hit nor a miss."""
         with self._lock:
             self._num_references += 1
             return PrefixMatch(self, [], None)
 
-    def improve(
+    def rematch(
         self,
         match: PrefixMatch[T, S],
         prompt: PromptKey,
@@ -129,26 +129,28 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         Neither a hit nor a miss.
         """
         with self._lock:
-            better = self._match(prompt, limit, salt, min_length)
-        worse = match if better.length > match.length else better
-        worse.release()
-        return match if worse is better else better
+            new_match = self._match(prompt, limit, salt, min_length)
+        longer, shorter = match, new_match
+        if new_match.length > match.length:
+            longer, shorter = new_match, match
+        shorter.release()
+        return longer
 
     def _match(
         self, prompt: PromptKey, limit: int, salt: str, min_length: int
     ) -> PrefixMatch[T, S]:
-        matched = self._tree.walk(prompt, limit, salt)
+        path = self._tree.walk(prompt, limit, salt)
         if self.needs_snapshots:
-            while matched and not _has_snapshot(*matched[-1]):
-                matched.pop()
-        if sum(count for _, count in matched) < min_length:
-            matched = []
-        for last, _ in matched[-1:]:
-            self._tree.pin(last)
-            self._tree.touch(last)
+            while path and not _has_snapshot(*path[-1]):
+                path.pop()
+        if sum(count for _, count in path) < min_length:
+            path = []
+        for node, _ in path[-1:]:
+            self._tree.pin(node)
+            self._tree.touch(node)
         self._num_references += 1
-        snapshot = matched[-1][0].snapshot if matched and self.needs_snapshots else None
-        return PrefixMatch(self, matched, snapshot)
+        snapshot = path[-1][0].snapshot if path and self.needs_snapshots else None
+        return PrefixMatch(self, path, snapshot)
 
     def _release(self, match: PrefixMatch[T, S]) -> None:
         with self._lock:
@@ -164,20 +166,20 @@ class PrefixCache(MemoryCache, Generic[T, S]):
     # ---- insertion -------------------------------------------------------------------
 
     def insert(
-        self, prompt: PromptKey, source: Source[T, S], salt: str = "", *, joins: bool = False
+        self, prompt: PromptKey, source: Source[T, S], salt: str = "", *, merges_parts: bool = False
     ) -> None:
         """Store the missing state of `prompt` from `source`, as far as there is room.
 
-        With `joins`, for which `source` must have all of `prompt`, a growing conversation is stored
-        in few parts: short parts at its end are replaced by one that includes the new part.
+        With `merges_parts`, for which `source` must have all of `prompt`, a growing conversation is
+        stored in few parts: short parts at its end are replaced by one that includes the new part.
         Otherwise each turn would add two parts, each of which is copied separately when used.
         Raises the errors of `source`; parts stored before stay.
         """
         if not self.limit_bytes:
             return
-        joins = joins and not self.needs_snapshots
+        merges_parts = merges_parts and not self.needs_snapshots
         for end in self._ends(prompt, source):
-            while gap := self._next_gap(prompt, end, source, salt, joins=joins):
+            while gap := self._next_gap(prompt, end, source, salt, merges_parts=merges_parts):
                 if not gap.has_room:
                     return
                 self._fill(gap)
@@ -188,7 +190,7 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         return sorted(position for position in source.snapshots if position)
 
     def _next_gap(
-        self, prompt: PromptKey, end: int, source: Source[T, S], salt: str, *, joins: bool
+        self, prompt: PromptKey, end: int, source: Source[T, S], salt: str, *, merges_parts: bool
     ) -> _Gap[T, S] | None:
         """The next missing part of `prompt` up to `end`; None if nothing is missing.
 
@@ -202,11 +204,11 @@ class PrefixCache(MemoryCache, Generic[T, S]):
                 if count < len(node.edge) and (start < end or snapshot is not None):
                     return self._gap_inside(node, count)
             if start < end:
-                joined = list[Node[T, S]]()
-                if joins:
-                    node, start, joined = self._to_join(node, start, end, source)
+                merged = list[Node[T, S]]()
+                if merges_parts:
+                    node, start, merged = self._find_mergeable(node, start, end, source)
                 part = prompt.part(start, end)
-                return self._gap_after(node, part, start, source, snapshot, joined)
+                return self._gap_after(node, part, start, source, snapshot, merged)
             self._set_snapshot(node, snapshot)
             self._tree.touch(node)
             return None
@@ -236,52 +238,52 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         start: int,
         source: Source[T, S],
         snapshot: S | None,
-        joined: list[Node[T, S]],
+        merged: list[Node[T, S]],
     ) -> _Gap[T, S]:
         """A missing part of the prompt after `node`, from position `start` on.
 
-        joined: nodes after `node`, the last one first, whose parts the new node takes over.
+        merged: nodes after `node`, the last one first, whose parts the new node takes over.
         """
         end = start + len(edge)
         size_bytes = source.size_bytes(start, end)
         size_bytes += 0 if snapshot is None else snapshot.size_bytes
-        more_bytes = size_bytes - sum(old.size_bytes for old in joined)
-        last = joined[0] if joined else node
+        more_bytes = size_bytes - sum(merged_node.size_bytes for merged_node in merged)
+        last_node = merged[0] if merged else node
 
         def is_open() -> bool:
             """Whether `edge` can be added, since no child begins with the same key."""
-            if joined:
-                return joined[-1].parent is node and _may_join(joined, len(edge))
+            if merged:
+                return merged[-1].parent is node and _can_merge(merged, len(edge))
             return edge.first not in node.children
 
-        def append(taken: tuple[T, ...]) -> None:
+        def append(segments: tuple[T, ...]) -> None:
             is_here = self._tree.contains(node) and is_open()
-            if is_here and self._tree.make_room(last, more_bytes):
-                for old in joined:
-                    self._tree.remove_with_leaves(old)
-                self._tree.append(node, edge, taken[0], snapshot)
+            if is_here and self._tree.make_room(last_node, more_bytes):
+                for merged_node in merged:
+                    self._tree.remove_with_leaves(merged_node)
+                self._tree.append(node, edge, segments[0], snapshot)
 
-        has_room = is_open() and self._tree.make_room(last, more_bytes)
+        has_room = is_open() and self._tree.make_room(last_node, more_bytes)
         return self._pin_gap(_Gap(node, has_room, lambda: (source.take(start, end),), append))
 
-    def _to_join(
+    def _find_mergeable(
         self, node: Node[T, S], start: int, end: int, source: Source[T, S]
     ) -> tuple[Node[T, S], int, list[Node[T, S]]]:
-        """(node, position after it, nodes to join): where to store a prompt up to `end`.
+        """(node, position after it, nodes to merge): where to store a prompt up to `end`.
 
-        The missing part begins after `node`, at `start`. The nodes to join, the last one first, are
-        stored again with it. Each is at most twice as long as the rest of the prompt after it, so
-        that parts get longer towards the beginning, and nothing is copied often.
+        The missing part begins after `node`, at `start`. The nodes to merge, the last one
+        first, are stored again with it. Each is at most twice as long as the rest of the prompt
+        after it, so that parts get longer towards the beginning, and nothing is copied often.
         """
-        joined = list[Node[T, S]]()
+        mergeable = list[Node[T, S]]()
         while node.parent is not None and len(node.edge) <= 2 * (end - start):
-            first = start - len(node.edge)
-            is_small = source.size_bytes(first, end) <= _MAX_JOINED_BYTES
-            if not is_small or not _may_join([*joined, node], end - first):
+            part_start = start - len(node.edge)
+            is_small = source.size_bytes(part_start, end) <= _MAX_MERGED_BYTES
+            if not is_small or not _can_merge([*mergeable, node], end - part_start):
                 break
-            joined.append(node)
-            node, start = node.parent, first
-        return node, start, joined
+            mergeable.append(node)
+            node, start = node.parent, part_start
+        return node, start, mergeable
 
     def _pin_gap(self, gap: _Gap[T, S]) -> _Gap[T, S]:
         if gap.has_room:
@@ -291,15 +293,15 @@ class PrefixCache(MemoryCache, Generic[T, S]):
 
     def _fill(self, gap: _Gap[T, S]) -> None:
         """Add the segment of `gap`, unless another thread has changed the tree there."""
-        made: tuple[T, ...] | None = None
+        segments: tuple[T, ...] | None = None
         try:
-            made = gap.make()
+            segments = gap.make()
         finally:
             with self._lock:
                 self._tree.unpin(gap.node)
                 self._num_references -= 1
-                if made is not None:
-                    gap.fill(made)
+                if segments is not None:
+                    gap.fill(segments)
                 self._keep_limit()
 
     def check_integrity(self) -> None:
@@ -308,23 +310,23 @@ class PrefixCache(MemoryCache, Generic[T, S]):
             assert self._tree.check_integrity() <= self._num_references
 
 
-def _may_join(nodes: list[Node[T, S]], num_positions: int) -> bool:
-    """Whether `nodes`, the last one first, may be joined to a part of `num_positions`.
+def _can_merge(nodes: list[Node[T, S]], num_positions: int) -> bool:
+    """Whether `nodes`, the last one first, may be merged into a part of `num_positions`.
 
     Not if one is pinned or has left the tree, nor if they have other children than each other and
-    short leaves. These are answers that the conversation did not continue, which joining drops.
+    short leaves. These are answers that the conversation did not continue, which merging drops.
     """
     below: Node[T, S] | None = None
     for node in nodes:
         if len(node.children) > _DROPPED_SHARE * num_positions + 1:
             return False  # a shared beginning may have thousands of children: too many to check
         is_there = node.parent is not None and node.parent.children.get(node.edge.first) is node
-        others = [child for child in node.children.values() if child is not below]
-        if node.pins or not is_there or len(others) + (below is not None) != len(node.children):
+        siblings = [child for child in node.children.values() if child is not below]
+        if node.pins or not is_there or len(siblings) + (below is not None) != len(node.children):
             return False
-        if any(child.children or child.pins for child in others):
+        if any(child.children or child.pins for child in siblings):
             return False
-        if _DROPPED_SHARE * num_positions < sum(len(child.edge) for child in others):
+        if _DROPPED_SHARE * num_positions < sum(len(child.edge) for child in siblings):
             return False
         below = node
     return True

@@ -60,15 +60,15 @@ class PromptKey:
         """Number of positions of `edge` equal to those from `start` on; never part of a span."""
         length = min(len(edge), len(self) - start)
         unequal = self.token_ids[start : start + length] != edge.token_ids[:length]
-        own = {span.start - start: span for span in self._spans_in(start, start + length)}
-        theirs = {span.start: span for span in edge.spans if span.start < length}
-        for at in own.keys() | theirs.keys():
-            if _are_equal(own.get(at), theirs.get(at)):
-                unequal[at : at + _length(own[at])] = False
+        own_spans = {span.start - start: span for span in self._spans_in(start, start + length)}
+        edge_spans = {span.start: span for span in edge.spans if span.start < length}
+        for at in own_spans.keys() | edge_spans.keys():
+            if _are_equal(own_spans.get(at), edge_spans.get(at)):
+                unequal[at : at + _length(own_spans[at])] = False
             else:
                 unequal[at] = True
-        differing = np.flatnonzero(unequal)
-        return int(differing[0]) if len(differing) else length
+        different = np.flatnonzero(unequal)
+        return int(different[0]) if len(different) else length
 
     def _spans_in(self, start: int, end: int) -> Iterator[MediaSpan]:
         return (span for span in self.spans if start <= span.start < end)

@@ -84,7 +84,7 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
         """The root of prompts with `salt`; if missing, it is made, and unused roots are dropped."""
         if salt not in self._roots:
             self._roots = {
-                known: root for known, root in self._roots.items() if root.children or root.pins
+                key: root for key, root in self._roots.items() if root.children or root.pins
             }
             self._roots[salt] = Node(NOTHING, None, None)
         return self._roots[salt]
@@ -112,8 +112,8 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
 
     def touch(self, node: Node[T, S]) -> None:
         """Make `node` the most recently used."""
-        for used in node.path:
-            self.order.move_to_end(used)
+        for path_node in node.path:
+            self.order.move_to_end(path_node)
 
     def pin(self, node: Node[T, S]) -> None:
         """Keep `node` and its ancestors from eviction until `unpin`; keep a root in the tree."""
@@ -199,9 +199,9 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
     def check_integrity(self) -> int:
         """Count the pins. Raises AssertionError if tree, order and sums disagree."""
         in_tree, num_pins = set[Node[T, S]](), 0
-        waiting = list(self._roots.values())
-        while waiting:
-            node = waiting.pop()
+        remaining = list(self._roots.values())
+        while remaining:
+            node = remaining.pop()
             own_pins = node.pins - sum(child.pins for child in node.children.values())
             assert node.parent is None or own_pins >= 0
             num_pins += own_pins if node.parent is not None else 0
@@ -210,7 +210,7 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
                 assert len(child.edge)
                 assert child.edge.first == first
             in_tree.update(node.children.values())
-            waiting += node.children.values()
+            remaining += node.children.values()
         assert in_tree == set(self.order)
         order = {node: number for number, node in enumerate(self.order)}
         assert all(order[n] < order[n.parent] for n in order if n.parent in order)

@@ -61,7 +61,7 @@ class CacheReferences:
         spans = self._key.spans
         return sum(spans[index].end - spans[index].start for index in self._spans_after_prefix())
 
-    def missing(self) -> Iterator[int]:
+    def missing_spans(self) -> Iterator[int]:
         """The spans after the prefix whose features are not leased, in order."""
         return (index for index in self._spans_after_prefix() if index not in self._features)
 
@@ -70,14 +70,14 @@ class CacheReferences:
 
         Features of spans inside it are released.
         """
-        better = self._caches.prefixes.improve(
+        longer = self._caches.prefixes.rematch(
             self._prefix, self._key, self._limit, self._salt, self._min_length
         )
-        if better is self._prefix:
+        if longer is self._prefix:
             return False
-        self._prefix = better
-        after = set(self._spans_after_prefix())
-        for index in self._features.keys() - after:
+        self._prefix = longer
+        uncached_spans = set(self._spans_after_prefix())
+        for index in self._features.keys() - uncached_spans:
             self._features.pop(index).release()
         return True
 
@@ -95,11 +95,12 @@ class CacheReferences:
         Reads no file.
         """
         disk = self._caches.disk if on_disk else DiskTier()
-        known = self._prefix.length
-        stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._min_length)
+        stored = disk.find_prefix(
+            self._key, self._prefix.length, self._limit, self._salt, self._min_length
+        )
         length = 0 if stored is None else stored.length
         sizes = dict[int, int]()
-        for index in list(self.missing()):
+        for index in list(self.missing_spans()):
             mm_hash, start = self._key.spans[index].mm_hash, self._key.spans[index].start
             if start < length or self._lease(index, self._caches.features.lease(mm_hash)):
                 continue
@@ -127,7 +128,7 @@ class CacheReferences:
 
     def lease_first_features(self) -> None:
         """Lease missing features that are in memory by now, up to the first that are not."""
-        for index in list(self.missing()):
+        for index in list(self.missing_spans()):
             if not self.is_in_memory(index):  # the miss was counted before
                 return
             mm_hash = self._key.spans[index].mm_hash

@@ -55,12 +55,16 @@ def check_models(settings: Settings) -> None:
     Loads nothing; models that several hosts share are not checked.
     """
     search_paths = settings.model.search_paths
-    listed = [one.as_model(name, search_paths) for name, one in settings.models.items()]
-    here = [model for model in (settings.model, *listed) if os.path.isdir(model.path)]
-    for model in here if not settings.distributed.hosts else ():
-        found = asyncio.run(examine(ExaminationRequest(model, settings.memory)))
-        if found.refusal:
-            raise ModelLoadError(f"{model.name}: {found.refusal}")
+    listed_models = [
+        listed_model.as_model(name, search_paths) for name, listed_model in settings.models.items()
+    ]
+    local_models = [
+        model for model in (settings.model, *listed_models) if os.path.isdir(model.path)
+    ]
+    for model in local_models if not settings.distributed.hosts else ():
+        examination = asyncio.run(examine(ExaminationRequest(model, settings.memory)))
+        if examination.refusal:
+            raise ModelLoadError(f"{model.name}: {examination.refusal}")
 
 
 def render_defaults() -> str:

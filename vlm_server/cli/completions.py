@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vlm_server.cli.usage import Manual, Parser, commands_of, every
+from vlm_server.cli.usage import Manual, Parser, all_commands, commands_of
 
 SHELLS = ("bash", "zsh", "fish")
 _LIST_MODELS = "vlm-server models list --names 2>/dev/null"
@@ -55,7 +55,7 @@ def script(shell: str) -> str:
 
     parser = build_parser()
     models = shtab.cmd(_LIST_MODELS)
-    for level in every(parser):
+    for level in all_commands(parser):
         for summary, command in commands_of(level):
             command.description = summary  # shown next to its name
         for action in level._actions:

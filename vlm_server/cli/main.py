@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(debug="--debug" in words)
     try:
         options = build_parser(words).parse_args(words)
-        code = int(imported(options.run)(options))
+        code = int(import_function(options.run)(options))
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a person gets one line
         return report(error, options)
@@ -77,19 +77,19 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
     )
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    wanted = next((word for word in words or () if not word.startswith("-")), "")
+    command = next((word for word in words or () if not word.startswith("-")), "")
     for name, (place, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary)
-        if words is None or name == wanted:
-            imported(place)(command)
+        command_parser = commands.add_parser(name, help=summary)
+        if words is None or name == command:
+            import_function(place)(command_parser)
     return parser
 
 
-def imported(place: str) -> Callable[..., Any]:
+def import_function(place: str) -> Callable[..., Any]:
     """Function at `MODULE:FUNCTION` of this package, imported only now."""
     module, _, function = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(f"{_PACKAGE}.{module}"), function)
-    return found
+    imported_function: Callable[..., Any] = getattr(import_module(f"{_PACKAGE}.{module}"), function)
+    return imported_function
 
 
 def report(error: BaseException, options: argparse.Namespace) -> int:
@@ -109,8 +109,8 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
         print(f"{details}vlm-server: {printable(_line_of(error, code))}", file=sys.stderr)
     if isinstance(error, OSError):
         discard_output()  # flushing would fail again at the end
-    wanted: int | None = getattr(options, "give_up_status", None)
-    return code if wanted is None or code not in exit_codes.FINAL else wanted
+    status: int | None = getattr(options, "give_up_status", None)
+    return code if status is None or code not in exit_codes.FINAL else status
 
 
 def code_of(error: BaseException) -> int:

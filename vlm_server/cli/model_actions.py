@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
-from vlm_server.cli.client.images import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, image_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
@@ -52,12 +52,14 @@ def pull(arguments: argparse.Namespace) -> int:
 
     async def approve(plan: DownloadPlan) -> None:
         progress.clear()
-        size, missing = size_text(plan.total_bytes), size_text(plan.missing_bytes)
-        print(f"{plan.repo} at {plan.commit}: {len(plan.files)} files, {size}, {missing} to come")
+        size, missing_text = size_text(plan.total_bytes), size_text(plan.missing_bytes)
+        print(
+            f"{plan.repo} at {plan.commit}: {len(plan.files)} files, {size}, {missing_text} to come"
+        )
         await check_plan(settings.model, settings.memory, plan)
 
-    def show(seen: Progress) -> None:
-        progress.show(str(seen), seen.fraction)
+    def show(news: Progress) -> None:
+        progress.show(str(news), news.fraction)
 
     try:
         folder = asyncio.run(download(name, show, approve))
@@ -76,31 +78,35 @@ def list_models(arguments: argparse.Namespace) -> int:
     Raises CommandFailed if the daemon of `--url` does not answer.
     """
     settings = options.load_settings(arguments)
-    found = find.every(settings.model.search_paths)
+    checkpoints = find.find_all(settings.model.search_paths)
     if arguments.names:
-        print("\n".join(sorted({model.name for model in found})))
+        print("\n".join(sorted({model.name for model in checkpoints})))
         return 0
-    shown = [_listed(model, config) for model in found if layout.sees(config := _config(model))]
-    names = {row.name for row in shown}
-    shown += [_begun(model) for model in find.unfinished() if model.name not in names]
-    states = _served(arguments, settings)
-    names = {row.name for row in shown}
-    shown += [_ModelRow(name) for name in states if name not in names]
-    for row in shown:
+    rows = [
+        _checkpoint_row(model, config)
+        for model in checkpoints
+        if layout.is_vision_model(config := _config(model))
+    ]
+    names = {row.name for row in rows}
+    rows += [_download_row(model) for model in find.find_unfinished() if model.name not in names]
+    states = _served_states(arguments, settings)
+    names = {row.name for row in rows}
+    rows += [_ModelRow(name) for name in states if name not in names]
+    for row in rows:
         row.state = states.get(row.name)
     if arguments.json:
-        print(json.dumps(msgspec.to_builtins(shown), indent=2))
+        print(json.dumps(msgspec.to_builtins(rows), indent=2))
         return 0
-    if not shown:
+    if not rows:
         print("No models are here. Get one: vlm-server pull ORG/NAME")
         return 0
     served = ("SERVED",) if states else ()
     head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
-    print(table([head, *(_row(row, with_state=bool(states)) for row in shown)]))
+    print(table([head, *(_cells(row, with_state=bool(states)) for row in rows)]))
     return 0
 
 
-def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
+def _served_states(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
     """The state of each model served by the daemon; empty if none runs or reports it."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
@@ -114,36 +120,38 @@ def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]
     return {}
 
 
-def _config(found: find.Found) -> dict[str, Any]:
-    return layout.read_object(found.folder / layout.CONFIG)
+def _config(checkpoint: find.Found) -> dict[str, Any]:
+    return layout.read_object(checkpoint.folder / layout.CONFIG)
 
 
-def _listed(found: find.Found, config: dict[str, Any]) -> _ModelRow:
+def _checkpoint_row(checkpoint: find.Found, config: dict[str, Any]) -> _ModelRow:
     return _ModelRow(
-        name=found.name,
-        bytes=sum(path.stat().st_size for path in layout.weight_files(found.folder)),
+        name=checkpoint.name,
+        bytes=sum(path.stat().st_size for path in layout.weight_files(checkpoint.folder)),
         family=layout.family(config) or None,
         weights=layout.quantization(config) or None,
-        place=found.place,
-        folder=str(found.folder),
-        complete=found.is_complete,
+        place=checkpoint.place,
+        folder=str(checkpoint.folder),
+        complete=checkpoint.is_complete,
     )
 
 
-def _begun(found: find.Found) -> _ModelRow:
+def _download_row(checkpoint: find.Found) -> _ModelRow:
     """The row of an unfinished download."""
-    size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
-    folder = str(found.folder)
-    return _ModelRow(found.name, size, place=found.place, folder=folder, complete=False)
+    size = sum(path.stat().st_size for path in (checkpoint.folder / "blobs").iterdir())
+    folder = str(checkpoint.folder)
+    return _ModelRow(checkpoint.name, size, place=checkpoint.place, folder=folder, complete=False)
 
 
-def _row(one: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
-    where = (one.place if one.place == "hub cache" else one.folder) or "the daemon"
-    if not one.complete:
-        where = f"{one.place} (not complete: vlm-server pull {one.name})"
-    size = "?" if one.bytes is None else size_text(one.bytes)
-    state = (one.state or "",) if with_state else ()
-    return (one.name, size, one.family or "?", one.weights or "?", *state, where)
+def _cells(model_row: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
+    where = (
+        model_row.place if model_row.place == "hub cache" else model_row.folder
+    ) or "the daemon"
+    if not model_row.complete:
+        where = f"{model_row.place} (not complete: vlm-server pull {model_row.name})"
+    size = "?" if model_row.bytes is None else size_text(model_row.bytes)
+    state = (model_row.state or "",) if with_state else ()
+    return (model_row.name, size, model_row.family or "?", model_row.weights or "?", *state, where)
 
 
 def remove(arguments: argparse.Namespace) -> int:
@@ -154,8 +162,10 @@ def remove(arguments: argparse.Namespace) -> int:
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
     plan = cached.removal(name)
     if plan is None:
-        found = find.find(str(name), settings.model.search_paths)
-        where = f"in {found.folder}, which you may remove yourself" if found else "not here"
+        checkpoint = find.find(str(name), settings.model.search_paths)
+        where = (
+            f"in {checkpoint.folder}, which you may remove yourself" if checkpoint else "not here"
+        )
         raise CommandFailed(f"{name} is not in the hub's cache ({find.hub_cache()}): it is {where}")
     print(f"{name}: {size_text(plan.size_bytes)} in {find.hub_cache()}")
     for path in plan.paths:
@@ -167,15 +177,15 @@ def remove(arguments: argparse.Namespace) -> int:
         print("Nothing was removed.")
         return 1
     plan.execute()
-    if left := [str(path) for path in plan.paths if path.exists()]:
-        raise CommandFailed(f"could not remove {', '.join(left)}")
+    if remaining_paths := [str(path) for path in plan.paths if path.exists()]:
+        raise CommandFailed(f"could not remove {', '.join(remaining_paths)}")
     print(f"Removed {name}.")
     return 0
 
 
 def _hub_name(text: str) -> HubName:
     if (name := HubName.parse(text)) is None:
-        close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])
+        close = did_you_mean(text, [checkpoint.name for checkpoint in find.find_all()])
         raise ConfigError(
             f"{text!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
         )
@@ -186,12 +196,12 @@ def check(arguments: argparse.Namespace) -> int:
     """Print facts about a model, and its answers. Raises ModelLoadError if it can't be served."""
     settings = options.load_settings(arguments)
     is_here = Path(settings.model.path).is_dir()
-    missing = None if is_here else to_download(settings.model.path)
-    found, plan = asyncio.run(_examine_model(settings, missing))
-    for name, text in facts(settings, found, plan):
+    hub_name = None if is_here else to_download(settings.model.path)
+    examination, plan = asyncio.run(_examine_model(settings, hub_name))
+    for name, text in facts(settings, examination, plan):
         print(f"{name:<13} {text}")
-    if found.refusal:
-        raise ModelLoadError(found.refusal)
+    if examination.refusal:
+        raise ModelLoadError(examination.refusal)
     if plan is not None:
         print(f"\nIt is not on this machine: vlm-server pull {arguments.model}")
         return 0
@@ -201,48 +211,56 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 async def _examine_model(
-    settings: Settings, missing: HubName | None
+    settings: Settings, hub_name: HubName | None
 ) -> tuple[Examination, DownloadPlan | None]:
-    """Examine the model of `settings`; with its download plan, if it is `missing`."""
-    plan = await look_up(missing) if missing is not None else None
+    """Examine the model of `settings`; and its plan, if it is on the hub as `hub_name`."""
+    plan = await look_up(hub_name) if hub_name is not None else None
     return await examine(ExaminationRequest(settings.model, settings.memory, plan)), plan
 
 
 def facts(
-    settings: Settings, found: Examination, plan: DownloadPlan | None
+    settings: Settings, examination: Examination, plan: DownloadPlan | None
 ) -> Iterator[tuple[str, str]]:
     """Name and text of each line."""
     yield "model", settings.model.name
     if plan is not None:
-        size, missing = size_text(plan.total_bytes), size_text(plan.missing_bytes)
-        yield "on the hub", f"commit {plan.commit}, {size}, {missing} to download"
+        size, missing_text = size_text(plan.total_bytes), size_text(plan.missing_bytes)
+        yield "on the hub", f"commit {plan.commit}, {size}, {missing_text} to download"
     else:
         yield "folder", settings.model.path
-    support = "checked" if found.is_checked else "not checked: answers may be wrong"
-    yield "family", f"{found.family or 'unknown'} ({support}: docs/families.md)"
-    yield "weights", found.quantization or "unknown"
-    allowed = f"{binary_size(found.limit_bytes)} may be used (memory.limit_bytes)"
-    yield "memory", f"{binary_size(found.memory_bytes)} on {found.device}, of which {allowed}"
-    if found.weight_bytes:
-        left = binary_size(max(0, found.limit_bytes - found.weight_bytes))
-        yield "needs", f"{binary_size(found.weight_bytes)} for its weights, which leaves {left}"
-    tokens = f"{found.context_tokens} tokens"
-    if found.fitting_tokens is None or found.kv_bytes is None:
+    support = "checked" if examination.is_checked else "not checked: answers may be wrong"
+    yield "family", f"{examination.family or 'unknown'} ({support}: docs/families.md)"
+    yield "weights", examination.quantization or "unknown"
+    limit_text = f"{binary_size(examination.limit_bytes)} may be used (memory.limit_bytes)"
+    yield (
+        "memory",
+        f"{binary_size(examination.memory_bytes)} on {examination.device}, of which {limit_text}",
+    )
+    if examination.weight_bytes:
+        free_text = binary_size(max(0, examination.limit_bytes - examination.weight_bytes))
+        yield (
+            "needs",
+            f"{binary_size(examination.weight_bytes)} for its weights, which leaves {free_text}",
+        )
+    tokens = f"{examination.context_tokens} tokens"
+    if examination.fitting_tokens is None or examination.kv_bytes is None:
         yield "context", f"{tokens}; how many fit is known when the weights are here"
     else:
-        room = binary_size(found.kv_bytes)
-        yield "context", f"{found.fitting_tokens} of {tokens} fit, which take {room}"
+        room = binary_size(examination.kv_bytes)
+        yield "context", f"{examination.fitting_tokens} of {tokens} fit, which take {room}"
 
 
 def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     """Print a daemon's answers to all test questions. Raises CommandFailed."""
-    started = time.monotonic()
-    own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
-    with own as url, Daemon(url, own_key(settings.server)) as daemon:
+    started_at = time.monotonic()
+    new_daemon = running_daemon(
+        options.settings_arguments(arguments), settings.server.drain_seconds + 10
+    )
+    with new_daemon as url, Daemon(url, own_key(settings.server)) as daemon:
         daemon.wait_ready(settings.engine.start_timeout_seconds)
-        print(f"\nLoaded in {time.monotonic() - started:.1f} s.")
-        for each in picture_questions():
-            asked = time.monotonic()
-            answer = answer_about(each, daemon)
-            seconds = time.monotonic() - asked
-            print(f"\n{each.shows}: {each.question}\n  {answer}  ({seconds:.1f} s)")
+        print(f"\nLoaded in {time.monotonic() - started_at:.1f} s.")
+        for question in image_questions():
+            asked_at = time.monotonic()
+            answer = answer_about(question, daemon)
+            seconds = time.monotonic() - asked_at
+            print(f"\n{question.shows}: {question.text}\n  {answer}  ({seconds:.1f} s)")

@@ -112,10 +112,10 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=find_checkpoint(loaded.model))
     models = {}
-    for name, listed in loaded.models.items():
-        model = find_checkpoint(listed.as_model("", loaded.model.search_paths))
-        models[name] = msgspec.structs.replace(listed, path=model.path)
-        _check_template(f"models.{name}", listed)
+    for name, listed_model in loaded.models.items():
+        model = find_checkpoint(listed_model.as_model("", loaded.model.search_paths))
+        models[name] = msgspec.structs.replace(listed_model, path=model.path)
+        _check_template(f"models.{name}", listed_model)
     loaded = msgspec.structs.replace(loaded, models=models)
     _check_template("model", loaded.model)
     keys.check_settings(loaded.server)
@@ -126,13 +126,13 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
 
 def find_checkpoint(model: ModelSettings) -> ModelSettings:
     """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
-    from vlm_server.hub.find import located
+    from vlm_server.hub.find import locate
     from vlm_server.hub.names import to_download
 
-    found = located(model)
-    if to_download(found.path) is None:
-        check_model(Path(found.path))
-    return found
+    checkpoint = locate(model)
+    if to_download(checkpoint.path) is None:
+        check_model(Path(checkpoint.path))
+    return checkpoint
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:
@@ -153,17 +153,17 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 def _portable_model(text: str) -> str:
     """A path made absolute; a name unchanged."""
     from vlm_server.hub.names import HubName
-    from vlm_server.settings.paths import expanded
+    from vlm_server.settings.paths import expand_home
 
-    path = expanded(text)
+    path = expand_home(text)
     return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
 def check_model(path: Path) -> None:
     """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
-    from vlm_server.hub.find import every
-    from vlm_server.hub.layout import fault_of, lack_of
-    from vlm_server.settings.paths import missing, why_unreadable
+    from vlm_server.hub.find import find_all
+    from vlm_server.hub.layout import fault_of, missing_files_of
+    from vlm_server.settings.paths import missing_path_error, why_unreadable
 
     try:
         str(path).encode()
@@ -177,15 +177,15 @@ def check_model(path: Path) -> None:
             return
         names = os.listdir(path)
     except FileNotFoundError:
-        close = did_you_mean(path.name, [checkpoint.name for checkpoint in every()])
+        close = did_you_mean(path.name, [checkpoint.name for checkpoint in find_all()])
         text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
-        raise missing(path, text) from None
+        raise missing_path_error(path, text) from None
     except OSError as error:
         reason = why_unreadable(path, error)
         raise ConfigError(f"model.path: can't read {path}: {reason}") from None
     if not names:
         raise NotAvailable(f"model.path: {path} is empty (is its disk mounted?)")
-    raise ConfigError(f"model.path: {path} {lack_of(names)}")
+    raise ConfigError(f"model.path: {path} {missing_files_of(names)}")
 
 
 def check_memory_limit(settings: Settings) -> None:
@@ -201,28 +201,30 @@ def check_memory_limit(settings: Settings) -> None:
     limit_bytes = settings.memory.known_limit_bytes
     pinned = [settings.model, *(model for model in settings.models.values() if model.pinned)]
     for model in pinned if limit_bytes and not settings.distributed.hosts else ():
-        stored = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
-        needed = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
-        if needed > limit_bytes:
+        stored_bytes = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
+        needed_bytes = (
+            stored_bytes / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
+        )
+        if needed_bytes > limit_bytes:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
-                f"{size_text(stored)} in their files, and {size_text(limit_bytes)} are allowed: "
-                "raise memory.limit_bytes, or serve a smaller or a quantized checkpoint"
+                f"{size_text(stored_bytes)} in their files, and {size_text(limit_bytes)} are "
+                "allowed: raise memory.limit_bytes, or serve a smaller or a quantized checkpoint"
             )
 
 
 def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
-    from vlm_server.settings.paths import expanded, missing
+    from vlm_server.settings.paths import expand_home, missing_path_error
 
-    path = expanded(checkpoint.chat_template)
+    path = expand_home(checkpoint.chat_template)
     if checkpoint.chat_template and not os.path.isfile(path):
-        raise missing(path, f"{section}.chat_template: there is no file {path}")
+        raise missing_path_error(path, f"{section}.chat_template: there is no file {path}")
 
 
 def _portable(override: str) -> str:
     """`override` with absolute paths, for a service's file."""
     from vlm_server import settings
-    from vlm_server.settings.paths import expanded
+    from vlm_server.settings.paths import expand_home
 
     name = override.partition("=")[0].replace(" ", "").replace("\t", "")
     if name == "server.api_keys":
@@ -236,25 +238,27 @@ def _portable(override: str) -> str:
     if name == "model.path" and model.path:
         return f"{name}={_toml(_portable_model(model.path))}"
     if model.chat_template:
-        return f"{name}={_toml(expanded(model.chat_template).absolute())}"
+        return f"{name}={_toml(expand_home(model.chat_template).absolute())}"
     return override
 
 
 def overrides(options: argparse.Namespace) -> Sequence[str]:
     """Options as `section.key=value`, the last of which wins."""
-    from vlm_server.settings.paths import expanded
+    from vlm_server.settings.paths import expand_home
 
     hosts: Path | None = getattr(options, "hosts", None)
-    own = {
+    value_by_setting = {
         "model.path": getattr(options, "model", None),
         "model.chat_template": getattr(options, "chat_template", None),
         "model.allow_unchecked": getattr(options, "allow_unchecked", None),
-        "distributed.hosts": None if hosts is None else expanded(hosts).absolute(),
+        "distributed.hosts": None if hosts is None else expand_home(hosts).absolute(),
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
     }
-    named = [f"{name}={_toml(value)}" for name, value in own.items() if value is not None]
-    return [*options.set, *named]
+    assignments = [
+        f"{name}={_toml(value)}" for name, value in value_by_setting.items() if value is not None
+    ]
+    return [*options.set, *assignments]
 
 
 def _toml(value: Path | str | int) -> str:

@@ -6,8 +6,6 @@ import logging
 import re
 from typing import TYPE_CHECKING, TextIO
 
-from vlm_server.cli.text import fitted
-
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -78,7 +76,7 @@ class _Bar:
 
     def show(self, stage: str, fraction: float | None) -> None:
         kind = (_kind_of(stage), fraction is None)
-        stage = fitted(stage, self._console.width - self._bar_columns - _FIGURE_COLUMNS)
+        stage = shorten_stage(stage, self._console.width - self._bar_columns - _FIGURE_COLUMNS)
         if self._progress is None or self._task is None or kind != self._kind:
             self.clear()  # the remaining time is estimated per kind
             self._kind, self._progress = kind, self._new(with_bar=fraction is not None)

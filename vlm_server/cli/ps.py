@@ -52,9 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _request_row(one: dict[str, Any]) -> tuple[str, ...]:
-    tokens = f"{one['done']} of {one['total']}" if one["total"] else ""
-    return (one["id"], one["model"] or "", one["state"], tokens, f"{one['seconds']:.1f}")
+def _request_row(request: dict[str, Any]) -> tuple[str, ...]:
+    tokens = f"{request['done']} of {request['total']}" if request["total"] else ""
+    return (
+        request["id"],
+        request["model"] or "",
+        request["state"],
+        tokens,
+        f"{request['seconds']:.1f}",
+    )
 
 
 def _model_row(
@@ -65,12 +71,12 @@ def _model_row(
     state, progress, expires_at = model["state"], model["progress"], model["expires_at"]
     if progress:
         state += f" ({progress['stage']}, {progress['fraction']:.0%})"
-    held, limit = size_text(model["memory_bytes"]), size_text(model["limit_bytes"])
+    held_text, limit_text = size_text(model["memory_bytes"]), size_text(model["limit_bytes"])
     leaves = "" if expires_at is None else f"in {max(0.0, expires_at - now):.0f} s"
     return (
         model["name"],
         state,
-        f"{held} of {limit}" if model["limit_bytes"] else "",
+        f"{held_text} of {limit_text}" if model["limit_bytes"] else "",
         str(sum(request["model"] == model["name"] for request in requests)),
         "never" if model["pinned"] else leaves,
     )

@@ -28,7 +28,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def fitted(stage: str, columns: int) -> str:
+def shorten_stage(stage: str, columns: int) -> str:
     """`stage` in at most `columns`: in `downloading FILE: 1 of 2 GB`, the file's name is cut."""
     name, colon, figures = stage.rpartition(": ")
     room = columns - len(colon) - len(figures) - 1

@@ -155,8 +155,8 @@ def commands_of(parser: Parser) -> list[tuple[str, Parser]]:
     ]
 
 
-def every(parser: Parser) -> Iterator[Parser]:
+def all_commands(parser: Parser) -> Iterator[Parser]:
     """`parser`, and the parsers of all commands below it."""
     yield parser
-    for _, each in commands_of(parser):
-        yield from every(each)
+    for _, parser_of_command in commands_of(parser):
+        yield from all_commands(parser_of_command)

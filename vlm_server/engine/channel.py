@@ -45,16 +45,16 @@ class Channel:
         """Receive the first command; later ones go to the inbox as they arrive."""
         start = self._receive()
         assert isinstance(start, Start)
-        threading.Thread(target=self._read_on, daemon=True).start()
+        threading.Thread(target=self._keep_reading, daemon=True).start()
         return start
 
     def send(self, event: Event) -> None:
         """Enqueue an event; an announcement of device work is in the socket on return."""
         self._outbox.put(event)
         if isinstance(event, OnDevice) and event.request_ids:
-            written = threading.Event()
-            self._outbox.put(written)
-            written.wait(_ANNOUNCE_SECONDS)
+            is_written = threading.Event()
+            self._outbox.put(is_written)
+            is_written.wait(_ANNOUNCE_SECONDS)
 
     def end(self, status: int) -> NoReturn:
         """End the process after all events are written, without waiting for any other thread."""
@@ -66,7 +66,7 @@ class Channel:
         (length,) = MESSAGE_HEADER.unpack(self._read(MESSAGE_HEADER.size))
         return decode_command(self._read(length))
 
-    def _read_on(self) -> NoReturn:
+    def _keep_reading(self) -> NoReturn:
         try:
             while True:
                 command = self._receive()

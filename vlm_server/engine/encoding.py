@@ -27,7 +27,7 @@ def encode_in_parts(encoder: Encoder, encodes: Sequence[EncodeWork]) -> _Parts:
 
     An image thus never fails because of another request's.
     """
-    started, has_failed = time.perf_counter(), False
+    started_at, has_failed = time.perf_counter(), False
     outcomes: list[EncodedImage | RequestError] = []
     calls = [encodes]
     while calls:
@@ -51,7 +51,7 @@ def encode_in_parts(encoder: Encoder, encodes: Sequence[EncodeWork]) -> _Parts:
                 outcomes.append(error)
         if calls:
             yield False
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started_at
     names = ", ".join(f"{encode.span_index} of {encode.request_id}" for encode in encodes)
     logger.debug("encoded %s in %.1f ms", names, 1000 * seconds)
     return EncodeDone(encodes, outcomes, math.inf if has_failed else seconds)
@@ -88,7 +88,7 @@ class EncoderInTurns:
         """Whether the time of the call is a measure: no step came between its parts."""
 
     @property
-    def needs_turns(self) -> bool:
+    def has_parts_left(self) -> bool:
         return self._parts is not None
 
     def start(self, encodes: Sequence[EncodeWork]) -> None:
@@ -109,6 +109,6 @@ class EncoderInTurns:
         try:
             self._is_launched = next(self._parts)
         except StopIteration as end:
-            self._parts, done = None, end.value
-            has_measure = self._is_measured or done.seconds == math.inf
-            self._inbox.put(done if has_measure else replace(done, seconds=None))
+            self._parts, encode_done = None, end.value
+            has_measure = self._is_measured or encode_done.seconds == math.inf
+            self._inbox.put(encode_done if has_measure else replace(encode_done, seconds=None))

@@ -111,11 +111,11 @@ class EngineLoop:
         result = self._execute(plan) if plan.has_runner_work else StepResult()
         self._send_all(self.scheduler.update(plan, result))
         is_long = bool(plan.decode and plan.prefills)
-        if self.encoder.needs_turns:
+        if self.encoder.has_parts_left:
             self.runner.synchronize()
         self.encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
         if plan.has_runner_work:
-            self._account(plan, result)
+            self._record_step(plan, result)
         if time.monotonic() >= self._stats_due:
             self._send_stats()
         return plan
@@ -123,14 +123,14 @@ class EngineLoop:
     # ---- the device ----------------------------------------------------------------
 
     def _execute(self, plan: SchedulerOutput) -> StepResult:
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         if plan.prefills:
             self.governor.before_chunk()
         launched = self.runner.launch(plan)
         self._announce(plan.on_device_during_step, plan)
         self._start_encode(plan.encode_during_step)
         result = launched.result()
-        _log_step(plan, time.perf_counter() - started)
+        _log_step(plan, time.perf_counter() - started_at)
         return result
 
     def _start_disk_read(self, work: DiskReadWork | None) -> None:
@@ -157,7 +157,7 @@ class EngineLoop:
             self._announced = on_device
             self.send(on_device)
 
-    def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
+    def _record_step(self, plan: SchedulerOutput, result: StepResult) -> None:
         if plan.prefills:
             is_last = plan.prefills[0].is_last
             joined_running = is_last and bool(plan.decode or plan.is_batched_prefill)
@@ -200,7 +200,7 @@ class EngineLoop:
         The wait ends in time for the next task, and within a second while there are requests: the
         supervisor's watchdog takes longer silence for a hang.
         """
-        is_busy = self._last_plan.has_runner_work or self.encoder.needs_turns
+        is_busy = self._last_plan.has_runner_work or self.encoder.has_parts_left
         wait = not (is_busy or self._last_plan.refused)  # a refusal makes room for the next request
         if wait and self.inbox.empty():
             self._send_stats()
@@ -211,7 +211,7 @@ class EngineLoop:
                 message = self.inbox.get(block=wait, timeout=seconds)
             except Empty:
                 return
-            self._send_all(self._handle(message))
+            self._send_all(self._handle_message(message))
             wait = False
 
     def _precompile(self) -> None:
@@ -229,7 +229,7 @@ class EngineLoop:
         """Seconds until the next task if no message comes; None if there is no task."""
         if self._last_plan.waits_for_memory:
             return _MEMORY_RETRY_SECONDS
-        if self._must_show_life:
+        if self._must_send_stats:
             return min(_STATS_SECONDS, self.scheduler.seconds_to_deadline())
         until_clear = self.governor.seconds_until_clear()
         deadlines = (
@@ -239,7 +239,7 @@ class EngineLoop:
         )
         return min((seconds for seconds in deadlines if seconds is not None), default=None)
 
-    def _handle(self, message: InboxMessage) -> list[Event]:
+    def _handle_message(self, message: InboxMessage) -> list[Event]:
         match message:
             case Submit():
                 return self.scheduler.add(message)
@@ -263,23 +263,25 @@ class EngineLoop:
                 self.scheduler.drain()
                 return []
 
-    def _on_disk_read(self, done: DiskReadDone) -> None:
+    def _on_disk_read(self, disk_read: DiskReadDone) -> None:
         self.governor.mark_busy()
-        if done.result.is_out_of_memory:
+        if disk_read.result.is_out_of_memory:
             self.governor.free_unused_memory()
-        self.scheduler.on_disk_read(done.request_id, done.result)
+        self.scheduler.on_disk_read(disk_read.request_id, disk_read.result)
 
-    def _on_encoded(self, done: EncodeDone) -> list[Event]:
-        self._heartbeat.finish(ENCODER, done.encodes[0].request_id)
-        encoded = [image for image in done.outcomes if not isinstance(image, RequestError)]
+    def _on_encoded(self, encode_done: EncodeDone) -> list[Event]:
+        self._heartbeat.finish(ENCODER, encode_done.encodes[0].request_id)
+        encoded = [image for image in encode_done.outcomes if not isinstance(image, RequestError)]
         self.governor.mark_busy()  # the device has worked, even if the requests are gone
-        num_tokens = tokens_per_call = sum(encode.num_tokens for encode in done.encodes)
-        if len(done.encodes) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
+        num_tokens = tokens_per_call = sum(encode.num_tokens for encode in encode_done.encodes)
+        if len(encode_done.encodes) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
             tokens_per_call = encoded[0].tokens_per_call  # one image in several calls
         size_bytes = sum(image.size_bytes for image in encoded)
         self.governor.after_encode(num_tokens, size_bytes, tokens_per_call)
-        self._handle_device_limits(done.outcomes)
-        return self.scheduler.on_encoded(done.encodes, done.outcomes, done.seconds)
+        self._handle_device_limits(encode_done.outcomes)
+        return self.scheduler.on_encoded(
+            encode_done.encodes, encode_done.outcomes, encode_done.seconds
+        )
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
@@ -298,12 +300,12 @@ class EngineLoop:
     def _send_stats(self) -> None:
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
-        if stats != self._last_stats or self._must_show_life:
+        if stats != self._last_stats or self._must_send_stats:
             self._last_stats = stats
             self.send(stats)
 
     @property
-    def _must_show_life(self) -> bool:
+    def _must_send_stats(self) -> bool:
         """Whether the supervisor's watchdog waits for signs of life."""
         return self._last_plan.has_requests or self._heartbeat.has_work
 

@@ -54,7 +54,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     The first start of a model on a machine compiles its kernels; later ones find them on disk, and
     only check that the model answers. Further shapes are compiled while the engine is idle.
     """
-    started = time.monotonic()
+    started_at = time.monotonic()
     device = current_device()
     if start.rank is not None:
         channel.send(Loading("waiting for the other ranks", 0.0))
@@ -69,7 +69,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     host = loaded.spec
     record = WarmUpRecord(start.model, device.name)
     needs_more = loaded.backend.compiles_kernels or not loaded.family.is_checked
-    first = stages(
+    warm_up_stages = stages(
         is_thorough=needs_more and not record.exists(),
         compiles=loaded.backend.compiles_kernels,
         with_video=host.video_token_id is not None,
@@ -77,8 +77,10 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     )
     loaded_at = time.monotonic()
     have_answered = True
-    for number, stage in enumerate(first):
-        channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
+    for number, stage in enumerate(warm_up_stages):
+        channel.send(
+            Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(warm_up_stages))
+        )
         have_answered &= warm_up(loop, stage)
     if have_answered:
         record.write()
@@ -92,8 +94,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     ready_at = time.monotonic()
     logger.info(
         "started in %.1f s: loaded in %.1f s, warmed up in %.1f s",
-        ready_at - started,
-        loaded_at - started,
+        ready_at - started_at,
+        loaded_at - started_at,
         ready_at - loaded_at,
     )
     facts = model_facts(loaded, Path(start.model.path))
@@ -111,11 +113,11 @@ def end_warm_up(loop: EngineLoop, caches: Caches) -> None:
 def _check_room(loop: EngineLoop, context_tokens: int) -> None:
     """Raises ModelLoadError if the model leaves no room for even a short request."""
     num_tokens = min(MIN_REQUEST_TOKENS, context_tokens)
-    needed, free = loop.runner.kv_bytes(num_tokens), loop.governor.free_bytes
-    if needed > free:
+    needed_bytes, free_bytes = loop.runner.kv_bytes(num_tokens), loop.governor.free_bytes
+    if needed_bytes > free_bytes:
         raise ModelLoadError(
-            f"the model leaves no room for requests: {needed / MIB:.0f} MiB are needed for "
-            f"{num_tokens} tokens, and it leaves {free / MIB:.0f} MiB of memory.limit_bytes: "
+            f"the model leaves no room for requests: {needed_bytes / MIB:.0f} MiB are needed for "
+            f"{num_tokens} tokens, and it leaves {free_bytes / MIB:.0f} MiB of memory.limit_bytes: "
             "raise that, or serve a smaller or a quantized checkpoint"
         )
 

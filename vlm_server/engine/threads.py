@@ -23,7 +23,7 @@ from vlm_server.protocol import Submit
 logger = logging.getLogger(__name__)
 
 
-def _started(num_threads: int, name: str) -> ThreadPoolExecutor:
+def _start_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
     """A pool with running threads: a late failure to start one would end the inference thread."""
     threads, all_run = ThreadPoolExecutor(num_threads, name), threading.Barrier(num_threads + 1)
     for _ in range(num_threads):
@@ -41,9 +41,9 @@ class PreparerThreads:
     def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
         self._preparer = preparer
         self._inbox = inbox
-        self._media = _started(max(num_threads, 2), "preparer")
-        self._texts = _started(num_threads, "tokenizer")
-        self._schemas = _started(num_threads, "schema")
+        self._media = _start_pool(max(num_threads, 2), "preparer")
+        self._texts = _start_pool(num_threads, "tokenizer")
+        self._schemas = _start_pool(num_threads, "schema")
         self._lock = threading.Lock()
         self._num_started = 0
 
@@ -66,7 +66,7 @@ class PreparerThreads:
 
     def _prepare(self, work: PrepareWork) -> None:
         outcome: Prepared | RequestError
-        request_id, started = work.submit.request_id, time.perf_counter()
+        request_id, started_at = work.submit.request_id, time.perf_counter()
         try:
             outcome = self._preparer.prepare(work.submit, work.cancellation, use_disk=work.use_disk)
         except RequestError as error:
@@ -76,7 +76,9 @@ class PreparerThreads:
         except BaseException:  # the request must end; a Rust panic is one, too
             logger.exception("preparing a request failed")
             outcome = InternalError("The request could not be prepared.")
-        logger.debug("prepared %s in %.1f ms", request_id, 1000 * (time.perf_counter() - started))
+        logger.debug(
+            "prepared %s in %.1f ms", request_id, 1000 * (time.perf_counter() - started_at)
+        )
         with self._lock:
             self._num_started -= 1
         self._inbox.put(PrepareDone(request_id, outcome))
@@ -88,19 +90,19 @@ class DiskReaderThread:
     def __init__(self, caches: Caches, inbox: Inbox) -> None:
         self._caches = caches
         self._inbox = inbox
-        self._thread = _started(1, "disk reader")
+        self._thread = _start_pool(1, "disk reader")
 
     def start(self, work: DiskReadWork) -> None:
         self._thread.submit(self._read, work)
 
     def _read(self, work: DiskReadWork) -> None:
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             result = self._caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
         except BaseException:  # the request must go on
             logger.exception("reading from disk failed")
             result = DiskReadResult()
-        milliseconds = 1000 * (time.perf_counter() - started)
+        milliseconds = 1000 * (time.perf_counter() - started_at)
         logger.debug("read the cached part of %s in %.1f ms", work.request_id, milliseconds)
         self._inbox.put(DiskReadDone(work.request_id, result))
 
@@ -108,12 +110,12 @@ class DiskReaderThread:
 class EncoderThread:
     """A thread that encodes media, one call after the other."""
 
-    needs_turns = False
+    has_parts_left = False
 
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
-        self._thread = _started(1, "encoder")
+        self._thread = _start_pool(1, "encoder")
 
     def start(self, encodes: Sequence[EncodeWork]) -> None:
         self._thread.submit(self._encode, encodes)

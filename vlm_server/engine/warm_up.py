@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0)
 _MAX_TOKENS_OVERLAPPING = 512
-"""The length of answers that overlap with a picture's, which ends first and aborts them."""
+"""The length of answers that overlap with an image's, which ends first and aborts them."""
 _IMAGE_PIXELS = 448
 _SMALL_IMAGE_PIXELS = 112
 _VIDEO_PIXELS = 160
@@ -92,19 +92,19 @@ class WarmUpStage:
 def stages(
     *, is_thorough: bool, compiles: bool, with_video: bool, context_tokens: int
 ) -> tuple[WarmUpStage, ...]:
-    """The stages of a warm-up: a text, a video, a picture that joins a text, the picture again.
+    """The stages of a warm-up: a text, a video, an image that joins a text, the image again.
 
     Only the last one hits the caches. Stages that may fail come first. `compiles` adds stages that
     compile the kernels of batched prefill, drafts and sampling. Unless `is_thorough`, a small
-    picture with a text is the only stage: it checks that the model answers. See
+    image with a text is the only stage: it checks that the model answers. See
     docs/decisions/0033 and 0062.
     """
     if not is_thorough:
-        small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
+        small = _image("a prompt with a picture", _SMALL_IMAGE_PIXELS)
         return (WarmUpStage("a picture", (small,)),)
     video = Video(_video(), "warm-up", "GIF", "warm-up")
     text = _submit("a text prompt")
-    picture = _picture("a prompt with a picture", _IMAGE_PIXELS)
+    image = _image("a prompt with a picture", _IMAGE_PIXELS)
     max_tokens = min(_MAX_TOKENS_OVERLAPPING, context_tokens // 2)
     longer = msgspec.structs.replace(_SAMPLING, max_tokens=max_tokens)
     running = msgspec.structs.replace(
@@ -115,8 +115,8 @@ def stages(
         WarmUpStage("text", (text,)),
         *([WarmUpStage("a video", (clip,), is_needed=False)] if with_video else []),
         *(_stages_that_compile(text, max_tokens) if compiles else []),
-        WarmUpStage("a picture", (running, picture)),
-        WarmUpStage("a cached prompt", (picture,)),
+        WarmUpStage("a picture", (running, image)),
+        WarmUpStage("a cached prompt", (image,)),
     )
 
 
@@ -140,7 +140,7 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:
     follows = SamplingParams(
         max_tokens=min(_MAX_TOKENS_DRAFTED, max_tokens), temperature=0.0, json_schema=_SCHEMA
     )
-    drafted = msgspec.structs.replace(text, request_id="a schema", sampling=follows)
+    constrained = msgspec.structs.replace(text, request_id="a schema", sampling=follows)
     sampled = SamplingParams(
         max_tokens=max_tokens,
         temperature=0.8,
@@ -156,8 +156,8 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:
     )
     return [
         WarmUpStage("several texts", texts, is_needed=False),
-        WarmUpStage("drafts", (drafted,), is_needed=False),
-        WarmUpStage("drafts of two sequences", (running, drafted), is_needed=False),
+        WarmUpStage("drafts", (constrained,), is_needed=False),
+        WarmUpStage("drafts of two sequences", (running, constrained), is_needed=False),
     ]
 
 
@@ -167,15 +167,15 @@ def warm_up(loop: EngineLoop, stage: WarmUpStage) -> bool:
     Raises ModelLoadError if a needed stage fails.
     """
     events: list[Event] = []
-    *others, last = (submit.request_id for submit in stage.submits)
+    *overlapping_ids, last_id = (submit.request_id for submit in stage.submits)
 
     def take(event: Event) -> None:
         events.append(event)
-        if isinstance(event, Finished | Failed) and event.request_id == last:
-            for request_id in others:
+        if isinstance(event, Finished | Failed) and event.request_id == last_id:
+            for request_id in overlapping_ids:
                 loop.inbox.put(Abort(request_id))
 
-    started = time.monotonic()
+    started_at = time.monotonic()
     for submit in stage.submits:
         loop.inbox.put(submit)
     try:
@@ -185,18 +185,18 @@ def warm_up(loop: EngineLoop, stage: WarmUpStage) -> bool:
             raise
         logger.warning("warming up on %s: %s", stage.name, error)
         return False
-    logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started)
-    failed = next((event for event in events if isinstance(event, Failed)), None)
-    if failed is None:
+    logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started_at)
+    failure = next((event for event in events if isinstance(event, Failed)), None)
+    if failure is None:
         return True
-    reason = f"the model can't answer {failed.request_id}: {failed.message}"
+    reason = f"the model can't answer {failure.request_id}: {failure.message}"
     if stage.is_needed:
         raise ModelLoadError(reason)
     logger.warning(reason)
     return False
 
 
-def _picture(request_id: str, side_pixels: int) -> Submit:
+def _image(request_id: str, side_pixels: int) -> Submit:
     data = _image_bytes(side_pixels)
     image = Image(data, "warm-up", "PNG", side_pixels, side_pixels, "warm-up")
     return _submit(request_id, ImagePart(0), images=(image,))
@@ -220,8 +220,10 @@ def _image_bytes(side_pixels: int) -> bytes:
 
 def _video() -> bytes:
     noise, encoded = _noise(_VIDEO_PIXELS), io.BytesIO()
-    first, *others = (next(noise) for _ in range(_VIDEO_FRAMES))
-    first.save(encoded, "GIF", save_all=True, append_images=others, duration=_FRAME_MILLISECONDS)
+    first_frame, *other_frames = (next(noise) for _ in range(_VIDEO_FRAMES))
+    first_frame.save(
+        encoded, "GIF", save_all=True, append_images=other_frames, duration=_FRAME_MILLISECONDS
+    )
     return encoded.getvalue()
 
 

@@ -48,11 +48,11 @@ def removal(name: HubName) -> Removal | None:
     return _of_partial(folder) if is_whole else None
 
 
-def _of_revisions(cache: HFCacheInfo, repo: CachedRepoInfo, wanted: str) -> Removal | None:
+def _of_revisions(cache: HFCacheInfo, repo: CachedRepoInfo, name: str) -> Removal | None:
     commits = [
         revision.commit_hash
         for revision in repo.revisions
-        if not wanted or wanted in (revision.commit_hash, *revision.refs)
+        if not name or name in (revision.commit_hash, *revision.refs)
     ]
     if not commits:
         return None

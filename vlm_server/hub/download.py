@@ -40,17 +40,17 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
     repository can't be downloaded, NotAvailable if it can perhaps later. Cancelling kills the
     process; downloaded bytes are kept.
     """
-    most, tries, allowed = 0, 0, _FEW_TRIES
+    max_bytes, tries, max_tries = 0, 0, _FEW_TRIES
     while True:
         async with contextlib.aclosing(_messages(name)) as messages:
             async for message in messages:
                 match message:
                     case DownloadPlan():
-                        allowed = _MANY_TRIES
+                        max_tries = _MANY_TRIES
                         await approve(message)
                     case Progress(done_bytes=done):
-                        tries = 0 if done > most else tries
-                        most = max(most, done)
+                        tries = 0 if done > max_bytes else tries
+                        max_bytes = max(max_bytes, done)
                         on_progress(message)
                     case Done(folder):
                         return Path(folder)
@@ -58,7 +58,7 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
                         tries += 1
                         if not may_pass:
                             raise ModelLoadError(reason)
-                        if tries >= allowed:
+                        if tries >= max_tries:
                             raise NotAvailable(reason)
                         pause = min(_PAUSE_SECONDS * 2 ** (tries - 1), _LONGEST_PAUSE_SECONDS)
                         logger.warning("%s; trying again in %.0f s", reason, pause)
@@ -102,7 +102,7 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
     command = launch.command(_MODULE, name.repo, name.revision)
     environment = {**launch.environment(), **_environment()}
     message: Message | None = None
-    async with launch.running(command, environment) as process:
+    async with launch.run_process(command, environment) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         async for line in process.stdout:

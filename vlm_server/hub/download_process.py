@@ -32,7 +32,7 @@ from vlm_server.hub.download_file import (
     held_bytes,
     snapshot_path,
 )
-from vlm_server.hub.failures import Unusable, refused
+from vlm_server.hub.failures import Unusable, download_refused
 from vlm_server.hub.find import hub_cache
 from vlm_server.hub.messages import GO, Done, DownloadPlan, Message, Progress, size_text
 from vlm_server.hub.names import HubName
@@ -60,10 +60,10 @@ class Download:
     def run(self, may_go: threading.Event) -> Path:
         """The snapshot's folder. Waits for `may_go` between the plan and the weights.
 
-        Raises what `failures.refused` explains.
+        Raises what `failures.download_refused` explains.
         """
         parameters = self._pin()
-        with self._locked(), self._reporting():
+        with self._lock(), self._report_progress():
             config = self._choose_files()
             self._check_disk()
             self._send(self._plan(config, parameters))
@@ -83,17 +83,19 @@ class Download:
     def _choose_files(self) -> dict[str, Any]:
         """Choose the files to download; returns the configuration, which is read on the way."""
         tree = HfApi().list_repo_tree(self._name.repo, revision=self._commit)
-        there = {file.path: file for file in tree if isinstance(file, RepoFile)}
-        if fault := layout.fault_of_names(there) or layout.lack_of(there):
+        files_by_path = {file.path: file for file in tree if isinstance(file, RepoFile)}
+        if fault := layout.fault_of_names(files_by_path) or layout.missing_files_of(files_by_path):
             raise Unusable(f"{self._name} {fault}")
-        chosen = {path: _hub_file(file) for path, file in there.items() if layout.is_read(path)}
-        index = self._object(chosen[layout.INDEX]) if layout.INDEX in chosen else {}
-        if shards := layout.shards(index) & set(chosen):
-            extra = {path for path in chosen if path.endswith(layout.WEIGHTS)} - shards
-            chosen = {path: file for path, file in chosen.items() if path not in extra}
-        config = self._object(chosen[layout.CONFIG])
+        chosen_files = {
+            path: _hub_file(file) for path, file in files_by_path.items() if layout.is_read(path)
+        }
+        index = self._object(chosen_files[layout.INDEX]) if layout.INDEX in chosen_files else {}
+        if shards := layout.shards(index) & set(chosen_files):
+            extra = {path for path in chosen_files if path.endswith(layout.WEIGHTS)} - shards
+            chosen_files = {path: file for path, file in chosen_files.items() if path not in extra}
+        config = self._object(chosen_files[layout.CONFIG])
         # The largest first: else a thread would be alone with it in the end.
-        self._files = sorted(chosen.values(), key=lambda file: -file.size)
+        self._files = sorted(chosen_files.values(), key=lambda file: -file.size)
         return config
 
     def _object(self, file: HubFile) -> dict[str, Any]:
@@ -119,13 +121,14 @@ class Download:
         )
 
     def _check_disk(self) -> None:
-        missing = self._total_bytes - self._held_bytes
-        free = shutil.disk_usage(self._repository).free
-        if missing and missing + _SPARE_BYTES > free:
+        missing_bytes = self._total_bytes - self._held_bytes
+        free_bytes = shutil.disk_usage(self._repository).free
+        if missing_bytes and missing_bytes + _SPARE_BYTES > free_bytes:
             raise Unusable(
-                f"the disk of {self._cache} has {size_text(free)} free, and {self._name} needs "
-                f"{size_text(missing)} more, beside {size_text(_SPARE_BYTES)} that are left free: "
-                "make room (`vlm-server models list`, `rm`), or set HF_HUB_CACHE to another disk"
+                f"the disk of {self._cache} has {size_text(free_bytes)} free, and {self._name} "
+                f"needs {size_text(missing_bytes)} more, beside {size_text(_SPARE_BYTES)} that are "
+                "left free: make room (`vlm-server models list`, `rm`), or set HF_HUB_CACHE to "
+                "another disk"
             )
 
     def _download_files(self) -> None:
@@ -172,7 +175,7 @@ class Download:
         return sum(held_bytes(self._repository, self._commit, file) for file in self._files)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Held by one process at a time; the next ones find the files that it downloaded."""
         folder = self._cache / ".locks" / self._name.cache_folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +191,7 @@ class Download:
             yield
 
     @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
+    def _report_progress(self) -> Iterator[None]:
         """Progress messages to the parent during the `with` block."""
         is_over = threading.Event()
 
@@ -227,10 +230,10 @@ def _send(message: Message) -> None:
 
 def _obey(may_go: threading.Event) -> None:
     """Wait for the parent's `GO`; end the process when the parent ends."""
-    said = b""
-    while new := os.read(sys.stdin.fileno(), 4096):  # holds no lock when the program ends
-        said += new
-        if GO in said:
+    text = b""
+    while data := os.read(sys.stdin.fileno(), 4096):  # holds no lock when the program ends
+        text += data
+        if GO in text:
             may_go.set()
     os._exit(1)
 
@@ -242,7 +245,7 @@ def main() -> None:
     try:
         _send(Done(str(Download(name, _send).run(may_go))))
     except Exception as error:  # noqa: BLE001  the hub's library raises many kinds
-        _send(refused(error, name))
+        _send(download_refused(error, name))
 
 
 if __name__ == "__main__":

@@ -52,18 +52,18 @@ class Examination(msgspec.Struct, frozen=True):
 async def examine(request: ExaminationRequest) -> Examination:
     """Examine a checkpoint; takes seconds. Raises ModelLoadError if the process fails."""
     command = launch.command(_MODULE, "checkpoint")
-    async with launch.running(command, launch.model_environment()) as process:
+    async with launch.run_process(command, launch.model_environment()) as process:
         try:
-            said, _ = await asyncio.wait_for(
+            output, _ = await asyncio.wait_for(
                 process.communicate(msgspec.json.encode(request)), _TIMEOUT_SECONDS
             )
-            return msgspec.json.decode(said, type=Examination)
+            return msgspec.json.decode(output, type=Examination)
         except (TimeoutError, msgspec.DecodeError):
             raise ModelLoadError("the checkpoint can't be examined: see the log") from None
 
 
 async def check_plan(model: ModelSettings, memory: MemorySettings, plan: DownloadPlan) -> None:
     """Raises ModelLoadError if the checkpoint of `plan` can't be served on this machine."""
-    found = await examine(ExaminationRequest(model, memory, plan))
-    if found.refusal:
-        raise ModelLoadError(f"{plan.repo} was not downloaded: {found.refusal}")
+    examination = await examine(ExaminationRequest(model, memory, plan))
+    if examination.refusal:
+        raise ModelLoadError(f"{plan.repo} was not downloaded: {examination.refusal}")

@@ -27,28 +27,28 @@ class Unusable(Exception):
     """A repository that can't be served or stored; the message says why."""
 
 
-def refused(error: Exception, name: HubName) -> DownloadRefused:
+def download_refused(error: Exception, name: HubName) -> DownloadRefused:
     """The message for `error` in a download of `name`. Shows no token and no signed URL."""
     match error:
         case Unusable() | WrongContent():
             return DownloadRefused(str(error))
         case GatedRepoError():
-            return DownloadRefused(_gated(name))
+            return DownloadRefused(_gated_message(name))
         case RevisionNotFoundError():
             return DownloadRefused(f"{name.repo} has no revision {name.revision or 'main'!r}")
         case RepositoryNotFoundError():
             return DownloadRefused(
                 f"{constants.ENDPOINT} has no model {name.repo} that anybody may see: check the "
-                f"name; if it is private, {_log_in()}"
+                f"name; if it is private, {_login_advice()}"
             )
         case OfflineModeIsEnabled():
             return DownloadRefused(
                 f"HF_HUB_OFFLINE forbids to download {name}: unset it, or give the path of a folder"
             )
         case HfHubHTTPError():
-            return _http(error, name)
+            return _http_error(error, name)
         case LocalEntryNotFoundError():
-            return _broken_off(error)
+            return _connection_error(error)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return DownloadRefused(
                 f"the disk is full ({constants.HF_HUB_CACHE}): what is here is kept"
@@ -57,14 +57,14 @@ def refused(error: Exception, name: HubName) -> DownloadRefused:
             where = error.filename or constants.HF_HUB_CACHE
             return DownloadRefused(f"{name} can't be stored in {where}: {error.strerror}")
     if error.__class__.__module__.partition(".")[0] in ("httpx", "httpcore"):
-        return _broken_off(error)
+        return _connection_error(error)
     if isinstance(error, OSError):  # the hub's library: fewer bytes came than were announced
-        return _broken_off(error)
+        return _connection_error(error)
     words = " ".join(str(error).split())[:_MAX_CHARACTERS]
     return DownloadRefused(f"{name} can't be downloaded: {type(error).__name__}: {words}")
 
 
-def _broken_off(error: Exception) -> DownloadRefused:
+def _connection_error(error: Exception) -> DownloadRefused:
     return DownloadRefused(
         f"{constants.ENDPOINT} can't be reached, or broke off ({type(error).__name__}): what "
         "is here is kept, and the next try goes on from there",
@@ -72,22 +72,22 @@ def _broken_off(error: Exception) -> DownloadRefused:
     )
 
 
-def _http(error: HfHubHTTPError, name: HubName) -> DownloadRefused:
+def _http_error(error: HfHubHTTPError, name: HubName) -> DownloadRefused:
     status = error.response.status_code
     if status in (401, 403):
-        return DownloadRefused(f"{constants.ENDPOINT} refuses {name} ({status}): {_log_in()}")
+        return DownloadRefused(f"{constants.ENDPOINT} refuses {name} ({status}): {_login_advice()}")
     may_pass = status == _TOO_MANY or status >= _SERVER_ERRORS
     return DownloadRefused(f"{constants.ENDPOINT} answers {status} for {name}", may_pass=may_pass)
 
 
-def _gated(name: HubName) -> str:
+def _gated_message(name: HubName) -> str:
     page = f"{constants.ENDPOINT}/{name.repo}"
     if get_token():
         return f"{name.repo} is gated, and your account has no access yet: ask for it at {page}"
-    return f"{name.repo} is gated: accept its conditions at {page}, then {_log_in()}"
+    return f"{name.repo} is gated: accept its conditions at {page}, then {_login_advice()}"
 
 
-def _log_in() -> str:
+def _login_advice() -> str:
     if get_token():
         return "see whether your token (HF_TOKEN, `hf auth login`) may read it"
     return "set HF_TOKEN to a token of yours, or run `hf auth login`"

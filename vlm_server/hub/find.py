@@ -19,7 +19,7 @@ from vlm_server.errors import ConfigError
 from vlm_server.hub import layout
 from vlm_server.hub.names import HubName, is_path, repo_of_cache_folder, served_name, to_download
 from vlm_server.settings import ModelSettings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 Place = Literal["folder", "hub cache", "LM Studio", "search path"]
 
@@ -43,53 +43,63 @@ def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     A name without `org/` is that of a folder in LM Studio's or in `search_paths`. Raises
     ConfigError if several have it.
     """
-    if os.path.isdir(folder := expanded(text)):
+    if os.path.isdir(folder := expand_home(text)):
         return _in_folder(folder.absolute())
-    return by_name(text, search_paths)
+    return find_by_name(text, search_paths)
 
 
-def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
+def find_by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     """The complete checkpoint with this name, never a path: for names from clients."""
     if is_path(text):
         return None
     name = HubName.parse(text)
     if name is not None:
-        return next((one for one in _named(name, search_paths) if one.is_complete), None)
+        return next(
+            (checkpoint for checkpoint in _named(name, search_paths) if checkpoint.is_complete),
+            None,
+        )
     if "/" in text or "@" in text:
         return None
-    return _only(text, [one for one in _local(search_paths) if one.name.split("/")[-1] == text])
+    return _single_match(
+        text,
+        [
+            checkpoint
+            for checkpoint in _local(search_paths)
+            if checkpoint.name.split("/")[-1] == text
+        ],
+    )
 
 
-def located(model: ModelSettings) -> ModelSettings:
+def locate(model: ModelSettings) -> ModelSettings:
     """`model` with the folder of its checkpoint, and the checkpoint's name in the API.
 
     A hub name that is not on this machine stays as it is, for `names.to_download`. Raises
     ConfigError.
     """
-    found = find(model.path, model.search_paths)
-    if found is not None:
-        path, name = str(found.folder), found.name
-    elif (missing := to_download(model.path)) is not None:
-        path, name = model.path, missing.repo
+    checkpoint = find(model.path, model.search_paths)
+    if checkpoint is not None:
+        path, name = str(checkpoint.folder), checkpoint.name
+    elif (hub_name := to_download(model.path)) is not None:
+        path, name = model.path, hub_name.repo
     else:
-        folder = expanded(model.path).absolute()
+        folder = expand_home(model.path).absolute()
         path, name = str(folder), served_name(folder)
     return msgspec.structs.replace(model, path=path, name=model.name or name)
 
 
-def every(search_paths: Sequence[str] = ()) -> list[Found]:
+def find_all(search_paths: Sequence[str] = ()) -> list[Found]:
     """All checkpoints that can be found by name, complete or not."""
-    cached = (
+    cached_checkpoints = (
         Found(folder, repo, "hub cache")
         for repo, folder in _cached()
         if os.path.exists(folder / layout.CONFIG)
     )
-    return [*cached, *_local(search_paths)]
+    return [*cached_checkpoints, *_local(search_paths)]
 
 
-def unfinished() -> list[Found]:
+def find_unfinished() -> list[Found]:
     """Repositories in the hub's cache with an unfinished download."""
-    repositories = ((repo_of_cache_folder(each.name), each) for each in _folders(hub_cache()))
+    repositories = ((repo_of_cache_folder(folder.name), folder) for folder in _folders(hub_cache()))
     return [
         Found(folder, repo, "hub cache")
         for repo, folder in repositories
@@ -99,15 +109,17 @@ def unfinished() -> list[Found]:
 
 def hub_cache() -> Path:
     """The folder of the hub's cache, by `HF_HUB_CACHE` and `HF_HOME`."""
-    return expanded(constants.HF_HUB_CACHE).absolute()
+    return expand_home(constants.HF_HUB_CACHE).absolute()
 
 
 def lm_studio_folders(home: Path | None = None) -> list[Path]:
     """LM Studio's folders of models (`org/name`): its configured one, then its defaults."""
     home = home or Path.home()
     roots = [home / ".lmstudio", home / ".cache/lm-studio"]
-    chosen = layout.read_object(roots[0] / "settings.json").get("downloadsFolder")
-    folders = [Path(chosen)] if isinstance(chosen, str) and chosen else []
+    downloads_folder = layout.read_object(roots[0] / "settings.json").get("downloadsFolder")
+    folders = (
+        [Path(downloads_folder)] if isinstance(downloads_folder, str) and downloads_folder else []
+    )
     folders += [root / "models" for root in roots]
     return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
 
@@ -127,7 +139,9 @@ def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[Found]:
     if (folder := _snapshot(repository, name.revision)) is not None:
         yield Found(folder, repo_of_cache_folder(repository.name) or name.repo, "hub cache")
     if not name.revision:
-        yield from (one for one in _local(search_paths) if one.name == name.repo)
+        yield from (
+            checkpoint for checkpoint in _local(search_paths) if checkpoint.name == name.repo
+        )
 
 
 def _as_listed(folder: Path) -> Path:
@@ -136,11 +150,13 @@ def _as_listed(folder: Path) -> Path:
     A file system that folds case, as macOS's does, finds it by other letters too, and one
     checkpoint must not be served under two names.
     """
-    names = [each.name for each in _folders(folder.parent)]
+    names = [sibling.name for sibling in _folders(folder.parent)]
     if folder.name in names or not folder.exists():
         return folder
-    same = (folder.with_name(name) for name in names if folder.samefile(folder.with_name(name)))
-    return next(same, folder)
+    same_folders = (
+        folder.with_name(name) for name in names if folder.samefile(folder.with_name(name))
+    )
+    return next(same_folders, folder)
 
 
 def _snapshot(repository: Path, revision: str) -> Path | None:
@@ -151,8 +167,8 @@ def _snapshot(repository: Path, revision: str) -> Path | None:
     except OSError:
         commit = revision
     if commit:
-        found = snapshots / commit
-        return found if found.is_dir() else None
+        snapshot = snapshots / commit
+        return snapshot if snapshot.is_dir() else None
     folders = _folders(snapshots)
     return folders[0] if len(folders) == 1 else None
 
@@ -170,11 +186,11 @@ def _local(search_paths: Sequence[str]) -> Iterator[Found]:
     for root in lm_studio_folders():
         yield from _in_orgs(root, "LM Studio")
     for path in search_paths:
-        root = expanded(path)
+        root = expand_home(path)
         for folder in _folders(root):
             if repo := repo_of_cache_folder(folder.name):
-                if (found := _snapshot(folder, "")) is not None:
-                    yield Found(found, repo, "search path")
+                if (snapshot := _snapshot(folder, "")) is not None:
+                    yield Found(snapshot, repo, "search path")
             elif os.path.isfile(folder / layout.CONFIG):
                 yield Found(folder, folder.name, "search path")
         yield from _in_orgs(root, "search path")
@@ -197,8 +213,10 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _only(text: str, found: Iterable[Found]) -> Found | None:
-    by_folder = {one.folder: one for one in found if one.is_complete}
+def _single_match(text: str, checkpoints: Iterable[Found]) -> Found | None:
+    by_folder = {
+        checkpoint.folder: checkpoint for checkpoint in checkpoints if checkpoint.is_complete
+    }
     if len(by_folder) > 1:
         where = ", ".join(map(str, by_folder))
         raise ConfigError(f"{text!r} is the name of several checkpoints: {where}: give a path")

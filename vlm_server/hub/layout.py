@@ -80,8 +80,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_weight_files(folder: Path) -> list[Path]:
     """The weight files that the loader reads: those that the index names, else all."""
-    named, files = shards(read_object(folder / INDEX)), weight_files(folder)
-    return [path for path in files if path.name in named] or [
+    shard_names, files = shards(read_object(folder / INDEX)), weight_files(folder)
+    return [path for path in files if path.name in shard_names] or [
         path for path in files if is_read(path.name)
     ]
 
@@ -95,15 +95,15 @@ def is_complete(folder: Path) -> bool:
     """Whether configuration and weights are all there, as far as file names tell."""
     if not os.path.isfile(folder / CONFIG):
         return False
-    found = {path.name for path in weight_files(folder)}
-    wanted = set(shards(read_object(folder / INDEX)))
-    for name in found:
+    file_names = {path.name for path in weight_files(folder)}
+    shard_names = set(shards(read_object(folder / INDEX)))
+    for name in file_names:
         if match := _SHARD.fullmatch(name):
-            wanted |= {
+            shard_names |= {
                 f"{match[1]}-{number:05}-of-{match[2]}.safetensors"
                 for number in range(1, int(match[2]) + 1)
             }
-    return bool(found) and all((folder / name).is_file() for name in wanted)
+    return bool(file_names) and all((folder / name).is_file() for name in shard_names)
 
 
 # ---- what the configuration says ---------------------------------------------------------
@@ -126,18 +126,18 @@ def family(config: Mapping[str, Any]) -> str:
 def quantization(config: Mapping[str, Any]) -> str:
     """How the weights are stored: `4bit`, `awq`; their data type if they are not quantized."""
     for key in ("quantization", "quantization_config"):
-        found = config.get(key)
-        if isinstance(found, dict):
-            if method := found.get("quant_method"):
+        description = config.get(key)
+        if isinstance(description, dict):
+            if method := description.get("quant_method"):
                 return str(method)
-            if bits := found.get("bits"):
+            if bits := description.get("bits"):
                 return f"{bits}bit"
     sources = (config, _text_config(config))
     dtypes = (source.get(key) for source in sources for key in ("dtype", "torch_dtype"))
     return str(next((dtype for dtype in dtypes if dtype), ""))
 
 
-def sees(config: Mapping[str, Any]) -> bool:
+def is_vision_model(config: Mapping[str, Any]) -> bool:
     """Whether the configuration mentions images at all, in any family's words."""
     words = ("vision", "visual", "image", "img", "media", "mm_", "sam_", "clip")
     inner = [part for part in config.values() if isinstance(part, dict)]
@@ -166,11 +166,13 @@ def fault_of(path: Path) -> str | None:
 def fault_of_quantization(config: dict[str, Any]) -> str | None:
     """Why weights quantized as `config` (config.json) says can't be read; None if they can."""
     places = (config, _text_config(config))
-    found = next((each for place in places if (each := place.get("quantization_config"))), None)
-    if not isinstance(found, dict) or "quantization" in config:
+    description = next(
+        (config_part for place in places if (config_part := place.get("quantization_config"))), None
+    )
+    if not isinstance(description, dict) or "quantization" in config:
         return None
-    name = _UNREADABLE.get(str(found.get("quant_method")).lower())
-    if name is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+    name = _UNREADABLE.get(str(description.get("quant_method")).lower())
+    if name is None and (description.get("load_in_4bit") or description.get("load_in_8bit")):
         name = "bitsandbytes"
     if name is None:
         return None
@@ -205,7 +207,7 @@ def fault_of_names(names: Collection[str], base: str = "") -> str | None:
     return None
 
 
-def lack_of(names: Collection[str]) -> str | None:
+def missing_files_of(names: Collection[str]) -> str | None:
     """The missing files of a checkpoint, as the predicate of a sentence; None if all are there."""
     if CONFIG not in names:
         return "is no checkpoint: it has no config.json"
@@ -230,8 +232,8 @@ def _fault_of_folder(folder: Path) -> str | None:
     base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
     base = base[:100].replace("\n", " ") if isinstance(base, str) else ""
     # LM Studio keeps publisher/model/file: what lies two folders deeper counts too.
-    found = [path for depth in ("*", "*/*", "*/*/*") for path in visible_files(folder, depth)]
-    fault = fault_of_names([str(path.relative_to(folder)) for path in found], base)
+    paths = [path for depth in ("*", "*/*", "*/*/*") for path in visible_files(folder, depth)]
+    fault = fault_of_names([str(path.relative_to(folder)) for path in paths], base)
     return f"{folder} {fault}" if fault else None
 
 

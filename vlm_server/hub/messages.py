@@ -45,8 +45,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     def __str__(self) -> str:
         if self.is_waiting:
             return "waiting for another process that downloads it"
-        done, total = size_text(self.done_bytes), size_text(self.total_bytes)
-        return f"downloading {self.file}: {done} of {total}"
+        done_text, total_text = size_text(self.done_bytes), size_text(self.total_bytes)
+        return f"downloading {self.file}: {done_text} of {total_text}"
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -66,8 +66,11 @@ def served_name(folder: Path) -> str:
 
     A snapshot of the hub's cache has its repository's name, never its commit.
     """
-    for each in (folder, folder.parent.parent if folder.parent.name == "snapshots" else folder):
-        if repo := repo_of_cache_folder(each.name):
+    for candidate in (
+        folder,
+        folder.parent.parent if folder.parent.name == "snapshots" else folder,
+    ):
+        if repo := repo_of_cache_folder(candidate.name):
             return repo
     return folder.name
 

@@ -28,8 +28,8 @@ class EncodeExecutor(Protocol):
         ...
 
     @property
-    def needs_turns(self) -> bool:
-        """Whether encoding advances only in `advance_encode`."""
+    def has_parts_left(self) -> bool:
+        """Whether parts of an encode are left for `advance_encode`."""
         ...
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:

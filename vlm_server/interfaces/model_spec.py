@@ -63,7 +63,7 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True)
 class PixelRule:
-    """The picture sizes of a family of dynamic resolution: `min_pixels` to `max_pixels`."""
+    """The image sizes of a family of dynamic resolution: `min_pixels` to `max_pixels`."""
 
     factor: int
     """The divisor of both sides; a square of this side becomes one token."""
@@ -74,7 +74,7 @@ class PixelRule:
 
     @property
     def max_tokens(self) -> int:
-        """The maximum number of tokens of a picture."""
+        """The maximum number of tokens of an image."""
         return self.max_pixels // self.factor**2
 
 
@@ -135,7 +135,7 @@ class ModelSpec:
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy
     pixel_rule: PixelRule | None = None
-    """None where pictures have a fixed size, or the rule is unknown."""
+    """None where images have a fixed size, or the rule is unknown."""
     stand_in: StandIn | None = None
     """None for models that read a token for each feature of an image."""
     tool_parser: ToolParser | None = None

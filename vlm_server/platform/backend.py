@@ -33,15 +33,15 @@ def check() -> None:
 
 def not_loaded(error: ImportError) -> str:
     """The message of an engine whose libraries can't be loaded, such as for want of a driver."""
-    said = str(error)
-    if "libcuda.so" in said:
+    message = str(error)
+    if "libcuda.so" in message:
         return (
             "this machine has no NVIDIA driver (libcuda.so.1): install one, or vlm-server[cpu] in "
             "place of vlm-server[cuda]"
         )
-    if "mlx" in said or "libcu" in said or "libnv" in said:
-        return f"MLX can't be loaded: {said}; {_WHAT_TO_INSTALL}"
-    return f"a library can't be loaded: {said}; install vlm-server again"
+    if "mlx" in message or "libcu" in message or "libnv" in message:
+        return f"MLX can't be loaded: {message}; {_WHAT_TO_INSTALL}"
+    return f"a library can't be loaded: {message}; install vlm-server again"
 
 
 def has_library(folders: Iterable[str]) -> bool:

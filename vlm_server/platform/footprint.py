@@ -45,8 +45,8 @@ class MemoryBound:
         """most_bytes: in all, or `beyond_now`, in addition to its present memory."""
         self._pid = pid
         self.is_needed = sys.platform != "linux"
-        held = footprint_bytes(pid) if beyond_now and self.is_needed else 0
-        self._most_bytes = held + most_bytes
+        held_bytes = footprint_bytes(pid) if beyond_now and self.is_needed else 0
+        self._most_bytes = held_bytes + most_bytes
         self._next = 0.0
 
     def is_exceeded(self) -> bool:

@@ -37,8 +37,8 @@ class _AsText:
 
     def __str__(self) -> str:
         first, second, *others = self._fields.items()
-        named = (f"{name}={'-' if value is None else value}" for name, value in others)
-        return " ".join((str(first[1]), str(second[1]), *named))
+        texts = (f"{name}={'-' if value is None else value}" for name, value in others)
+        return " ".join((str(first[1]), str(second[1]), *texts))
 
 
 class _JsonFormatter(logging.Formatter):

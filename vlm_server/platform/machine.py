@@ -26,8 +26,8 @@ def memory_bytes(root: Path = _ROOT) -> int:
     """
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-    found = [_number(group / name) for group in _groups("memory", root) for name in names]
-    return min([physical, *(limit for limit in found if limit is not None and limit > 0)])
+    limits = [_number(group / name) for group in _groups("memory", root) for name in names]
+    return min([physical, *(limit for limit in limits if limit is not None and limit > 0)])
 
 
 def memory_pressure() -> int:
@@ -41,8 +41,8 @@ def memory_pressure() -> int:
         sysctl = ctypes.CDLL(None).sysctlbyname
     except AttributeError:  # not on macOS
         return NO_PRESSURE
-    failed = sysctl(_PRESSURE, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0))
-    return NO_PRESSURE if failed else level.value
+    status = sysctl(_PRESSURE, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return NO_PRESSURE if status else level.value
 
 
 def num_cpus(root: Path = _ROOT) -> int:
@@ -57,10 +57,10 @@ def thread_environment(root: Path = _ROOT) -> dict[str, str]:
     Empty where that is right. Under a quota, threads beyond it would use it up early in each
     period, and then none of them runs.
     """
-    allowed = num_cpus(root)
-    if allowed >= _num_visible_cpus():
+    max_cpus = num_cpus(root)
+    if max_cpus >= _num_visible_cpus():
         return {}
-    return dict.fromkeys(_THREAD_VARIABLES, str(allowed))
+    return dict.fromkeys(_THREAD_VARIABLES, str(max_cpus))
 
 
 def _num_visible_cpus() -> int:
@@ -80,29 +80,29 @@ def _cpu_quota(group: Path) -> float | None:
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
     """The folders of this process's control group and of those around it, as far as mounted."""
-    own = _own_groups(_read(root / "proc/self/cgroup"))
+    own_groups = _own_groups(_read(root / "proc/self/cgroup"))
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         mounted, (kind, _, options) = before.split(), (*after.split(), "", "", "")[:3]
         if kind == "cgroup2":
-            group = own.get("")
+            group = own_groups.get("")
         elif kind == "cgroup" and controller in options.split(","):
-            group = own.get(controller)
+            group = own_groups.get(controller)
         else:
             continue
         if group is not None and len(mounted) > 4:
-            top = root / _unescaped(mounted[4]).lstrip("/")
-            yield from _folders(top, _below(group, _unescaped(mounted[3])))
+            top = root / _unescape(mounted[4]).lstrip("/")
+            yield from _folders(top, _below(group, _unescape(mounted[3])))
 
 
 def _own_groups(text: str) -> dict[str, str]:
     """Paths of this process's groups by controller; that of version 2 has the name ``."""
-    own = {}
+    groups = {}
     for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        own.update(dict.fromkeys(controllers.split(","), path))
-    return own
+        _, _, path = line.partition(":")
+        controllers, _, path = path.partition(":")
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups
 
 
 def _below(group: str, mounted: str) -> Path:
@@ -120,7 +120,7 @@ def _folders(top: Path, group: Path) -> Iterator[Path]:
     yield from (top / parent for parent in group.parents)
 
 
-def _unescaped(path: str) -> str:
+def _unescape(path: str) -> str:
     """A path of mountinfo, where spaces and the like are octal escapes."""
     return path.encode("latin-1", "replace").decode("unicode_escape") if "\\" in path else path
 

@@ -49,7 +49,7 @@ def find_openblas(links: Path) -> dict[str, str]:
     if platform.system() != "Linux":
         return {}
     for candidate in _candidates(links):
-        environment = {name: _prepended(name, path) for name, path in candidate.items()}
+        environment = {name: _prepend(name, path) for name, path in candidate.items()}
         if runs(_BLAS_PROBE, environment):
             logger.info("preloading %s into the engine", candidate["LD_PRELOAD"])
             return environment
@@ -57,7 +57,7 @@ def find_openblas(links: Path) -> dict[str, str]:
     return {}
 
 
-def _prepended(name: str, path: str) -> str:
+def _prepend(name: str, path: str) -> str:
     existing = os.environ.get(name)
     return f"{path}:{existing}" if existing else path
 

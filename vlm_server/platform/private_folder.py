@@ -39,10 +39,10 @@ class PrivateFolder:
     """
 
     def __init__(self) -> None:
-        self._fresh: Path | None = None
-        self._own: Path | None = None
+        self._folder: Path | None = None
+        self._own_kernels: Path | None = None
         """This daemon's own folder of kernels, once the shared one is not to be trusted."""
-        self._made = contextlib.ExitStack()
+        self._cleanup = contextlib.ExitStack()
         """Removes the folders that are this daemon's alone."""
 
     def path(self) -> Path:
@@ -50,21 +50,21 @@ class PrivateFolder:
         try:
             return of_this_user()
         except (OSError, RuntimeError) as error:
-            if self._fresh is None:
+            if self._folder is None:
                 logger.warning("no private folder is kept between runs: %s", error)
-        if self._fresh is None or _flaw(self._fresh) is not None:
+        if self._folder is None or _flaw(self._folder) is not None:
             self.close()
-            self._fresh = self._new_folder("vlm-server-", None)
-            lock = os.open(self._fresh, os.O_RDONLY | os.O_DIRECTORY)
-            self._made.callback(os.close, lock)
+            self._folder = self._new_folder("vlm-server-", None)
+            lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            self._cleanup.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_SH)  # else `systemd-tmpfiles` may clean it up
-        return _made(self._fresh.resolve())
+        return _make_folder(self._folder.resolve())
 
     def environment(self) -> dict[str, str]:
         """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
         folder = self.path()
-        is_own = self._own is not None and self._own.parent == folder
-        temporary = self._own if self._own and is_own else folder / _TEMPORARY
+        is_own = self._own_kernels is not None and self._own_kernels.parent == folder
+        temporary = self._own_kernels if self._own_kernels and is_own else folder / _TEMPORARY
         _make(temporary)
         _sweep(temporary)
         return {"TMPDIR": str(temporary)}
@@ -74,24 +74,24 @@ class PrivateFolder:
 
         The shared ones stay: other engines and daemons of this user may be using them.
         """
-        self._own = self._new_folder("tmp-", self.path())
+        self._own_kernels = self._new_folder("tmp-", self.path())
 
     def close(self) -> None:
         """Remove the folders that are this daemon's alone."""
-        self._made.close()
-        self._fresh = self._own = None
+        self._cleanup.close()
+        self._folder = self._own_kernels = None
 
     def _new_folder(self, prefix: str, parent: Path | None) -> Path:
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-        return Path(self._made.enter_context(folder))
+        return Path(self._cleanup.enter_context(folder))
 
 
 def _sweep(folder: Path) -> None:
     """Remove the temporary files of killed engines; kernels stay."""
-    before = time.time() - _LEFT_SECONDS
+    oldest_time = time.time() - _LEFT_SECONDS
     for path in folder.glob("vlm-server-*"):
         with contextlib.suppress(OSError):  # another daemon does the same
-            if path.lstat().st_mtime < before:
+            if path.lstat().st_mtime < oldest_time:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -102,13 +102,13 @@ def of_this_user() -> Path:
     """
     caches = caches_folder(Path.home())
     caches.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return _made(caches.resolve() / _NAME)
+    return _make_folder(caches.resolve() / _NAME)
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     """`folder`; it exists, as do those in it that code is executed from. Raises OSError."""
-    for each in (folder, folder / LIBRARIES, folder / _TEMPORARY):
-        _make(each)
+    for part in (folder, folder / LIBRARIES, folder / _TEMPORARY):
+        _make(part)
     return folder
 
 
@@ -140,12 +140,12 @@ def _flaw(folder: Path) -> str | None:
     """Why nothing in `folder` may be executed; None if all is well. Raises OSError."""
     if not os.path.lexists(folder):
         return "is gone"
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return "is not a folder"
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         return "belongs to another user"
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         return "is open to others"
     if not os.access(folder, os.W_OK | os.X_OK):
         return "can't be written to"

@@ -32,13 +32,13 @@ def media_positions(
     """
     if not isinstance(mrope, MRope):
         return mrope(token_ids, grids)
-    placed, cursor = [], 0
+    positions_by_start, cursor = [], 0
     for grid in _token_grids(mrope, grids):
         start = cursor + int(np.argmax(token_ids[cursor:] == token_id))
-        own = np.indices(grid, dtype=np.int32).reshape(3, -1)
-        placed.append((start, own))
-        cursor = start + own.shape[1]
-    return prompt_positions(len(token_ids), placed)[0]
+        grid_positions = np.indices(grid, dtype=np.int32).reshape(3, -1)
+        positions_by_start.append((start, grid_positions))
+        cursor = start + grid_positions.shape[1]
+    return prompt_positions(len(token_ids), positions_by_start)[0]
 
 
 def prompt_positions(
@@ -50,23 +50,23 @@ def prompt_positions(
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     cursor = position = 0
-    for start, own in [*media, (num_tokens, np.zeros((3, 0), dtype=np.int32))]:
+    for start, media_positions in [*media, (num_tokens, np.zeros((3, 0), dtype=np.int32))]:
         positions[:, cursor:start] = np.arange(position, position + start - cursor)
-        position, cursor = position + start - cursor, start + own.shape[1]
-        positions[:, start:cursor] = position + own
-        position += int(own.max(initial=-1)) + 1
+        position, cursor = position + start - cursor, start + media_positions.shape[1]
+        positions[:, start:cursor] = position + media_positions
+        position += int(media_positions.max(initial=-1)) + 1
     return positions, position - num_tokens
 
 
 def _token_grids(mrope: MRope, grids: Mapping[str, NDArray[Any]]) -> list[tuple[int, int, int]]:
     """The shape of each grid in tokens: (frame groups, rows, columns)."""
-    merged = mrope.merge_size
-    found: list[tuple[int, int, int]] = []
+    merge_size = mrope.merge_size
+    shapes: list[tuple[int, int, int]] = []
     for name in GRIDS:
         for groups, height, width in grids[name].tolist() if name in grids else ():
-            shape = height // merged, width // merged
+            shape = height // merge_size, width // merge_size
             if name == _VIDEO_GRID and mrope.splits_videos:
-                found += [(1, *shape)] * groups
+                shapes += [(1, *shape)] * groups
             else:
-                found.append((groups, *shape))
-    return found
+                shapes.append((groups, *shape))
+    return shapes

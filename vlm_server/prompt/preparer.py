@@ -101,20 +101,20 @@ class MultimodalPreparer:
     def _prepare_raw(
         self,
         submit: Submit,
-        given: str | tuple[int, ...],
+        raw_prompt: str | tuple[int, ...],
         cancellation: Cancellation,
         *,
         use_disk: bool,
     ) -> Prepared:
         """The preparation of a prompt given as text or token ids."""
-        if isinstance(given, str):
-            token_ids = self._prompts.tokenize_text(given)
+        if isinstance(raw_prompt, str):
+            token_ids = self._prompts.tokenize_text(raw_prompt)
         else:
-            token_ids = self._prompts.check_ids(given, allows_media=submit.count_only)
+            token_ids = self._prompts.check_ids(raw_prompt, allows_media=submit.count_only)
         if not token_ids:
             raise InvalidRequest("The prompt has no tokens.", "prompt")
         if submit.count_only:
-            text = "" if isinstance(given, str) else self._prompts.text_of(given)
+            text = "" if isinstance(raw_prompt, str) else self._prompts.text_of(raw_prompt)
             ids = np.array(token_ids, dtype=np.int32)
             return self._count(PreparedPrompt(ids, cache_salt=submit.cache_salt, text=text))
         grammar = self._grammar(submit, cancellation)
@@ -253,7 +253,7 @@ class MultimodalPreparer:
         inputs: dict[int, MediaInputs] = {}
         try:
             disk_read = references.look_up(on_disk=use_disk)
-            for index in list(references.missing()):
+            for index in list(references.missing_spans()):
                 if disk_read is None or not disk_read.covers(index):
                     item, unit = units[index]
                     inputs[index] = item.inputs(unit)
@@ -278,8 +278,8 @@ def _videos(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
     for (_, sampled), items in groupby(media, lambda item: (item.param, item.layout.sampled)):
         if sampled is not None:
             num_tokens = sum(len(item.layout.token_ids) for item in items)
-            frames, last = len(sampled.seconds), round(sampled.seconds[-1], 3)
-            uses.append(VideoUse(frames, last, num_tokens, sampled.is_cut))
+            num_frames, last_seconds = len(sampled.seconds), round(sampled.seconds[-1], 3)
+            uses.append(VideoUse(num_frames, last_seconds, num_tokens, sampled.is_cut))
     return tuple(uses)
 
 
@@ -302,8 +302,8 @@ def _expand(
         cursor, length = int(index) + 1, start + len(layout.token_ids)
         parts += [text, layout.token_ids]
         placed += [(start, layout.positions)] if layout.positions is not None else []
-        for (first, last), mm_hash in zip(layout.units, item.mm_hashes, strict=True):
-            spans.append(MediaSpan(start + first, start + last, mm_hash))
+        for (first, end), mm_hash in zip(layout.units, item.mm_hashes, strict=True):
+            spans.append(MediaSpan(start + first, start + end, mm_hash))
     return np.concatenate([*parts, ids[cursor:]]), tuple(spans), placed
 
 

@@ -45,8 +45,8 @@ class SnapshotPoints:
         salt: separates requests that must not share cached tokens of system prompts.
         """
         num_tokens = len(token_ids)
-        first = chat.messages[:1]
-        system = first if first and first[0].role == "system" else ()
+        start = chat.messages[:1]
+        system = start if start and start[0].role == "system" else ()
         head, suffix = self._ends_of(replace(chat, messages=system, continue_final=False), salt)
         points = {span.end for span in spans}
         points |= {_num_common(token_ids, head), self._first_image(chat, token_ids)}
@@ -59,11 +59,11 @@ class SnapshotPoints:
     def _first_image(self, chat: Chat, token_ids: Tokens) -> int:
         """The number of tokens up to the first image; 0 if only a system message is before it."""
         messages = chat.messages
-        first = next((i for i, message in enumerate(messages) if not _is_text(message)), 0)
-        if all(message.role == "system" for message in messages[:first]):
+        index = next((i for i, message in enumerate(messages) if not _is_text(message)), 0)
+        if all(message.role == "system" for message in messages[:index]):
             return 0
-        without = msgspec.structs.replace(messages[first], content=(TextPart("A"),))
-        shorter = replace(chat, messages=(*messages[:first], without), continue_final=False)
+        imageless = msgspec.structs.replace(messages[index], content=(TextPart("A"),))
+        shorter = replace(chat, messages=(*messages[:index], imageless), continue_final=False)
         try:
             return _num_common(token_ids, np.array(self._prompts.tokenize(shorter, [])))
         except InvalidRequest:  # the template requires more messages
@@ -74,9 +74,9 @@ class SnapshotPoints:
 
         They are the same in all prompts with this system message, tools and variables.
         """
-        own = json.dumps([list(chat.tools), dict(chat.variables)])
-        named = msgspec.msgpack.encode((salt, chat.messages, own))
-        key = hashlib.sha256(named).hexdigest()
+        tools_and_variables = json.dumps([list(chat.tools), dict(chat.variables)])
+        key_parts = msgspec.msgpack.encode((salt, chat.messages, tools_and_variables))
+        key = hashlib.sha256(key_parts).hexdigest()
         ends = self._ends.get(key)
         if ends is None:
             head = np.array(self._find_head(chat), dtype=np.int32)
@@ -90,17 +90,17 @@ class SnapshotPoints:
         if not all(map(_is_text, system)):
             return []
         users = (Message("user", (TextPart(text),)) for text in ("A", "B"))
-        one, other = (
+        tokens, other_tokens = (
             self._prompts.tokenize(replace(chat, messages=(*system, user)), []) for user in users
         )
-        return one[: _num_common(np.array(one), np.array(other))]
+        return tokens[: _num_common(np.array(tokens), np.array(other_tokens))]
 
 
 def _is_text(message: Message) -> bool:
     return all(isinstance(part, TextPart) for part in message.content)
 
 
-def _num_common(one: Tokens, other: Tokens) -> int:
-    length = min(len(one), len(other))
-    unequal = np.flatnonzero(one[:length] != other[:length])
+def _num_common(tokens: Tokens, other_tokens: Tokens) -> int:
+    length = min(len(tokens), len(other_tokens))
+    unequal = np.flatnonzero(tokens[:length] != other_tokens[:length])
     return int(unequal[0]) if len(unequal) else length

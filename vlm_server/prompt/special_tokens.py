@@ -27,8 +27,8 @@ class SpecialTokens:
 
     def __init__(self, tokenizer: Any, placeholders: Iterable[str]) -> None:
         """placeholders: tokens that the processor expands."""
-        added = tokenizer.added_tokens_decoder.values()
-        strings = {token.content for token in added if token.special} | set(placeholders)
+        added_tokens = tokenizer.added_tokens_decoder.values()
+        strings = {token.content for token in added_tokens if token.special} | set(placeholders)
         by_first = list(_by_first_character(filter(None, strings)))
         starts = [f"{re.escape(first)}(?={_beginning_with(rests)})" for first, rests in by_first]
         self._pattern = re.compile("|".join(starts))
@@ -95,7 +95,7 @@ def _by_first_character(strings: Iterable[str]) -> Iterator[tuple[str, list[str]
 
 def _ids_of_mark(tokenizer: Any, mark: str) -> list[int]:
     """The ids of `mark` inside a text; empty if the tokenizer merges it with its neighbours."""
-    before = tokenizer.encode("<", add_special_tokens=False)
+    first_ids = tokenizer.encode("<", add_special_tokens=False)
     marked = tokenizer.encode(f"<{mark}<", add_special_tokens=False)
-    stands_apart = marked[: len(before)] == before and marked[-1] == before[-1]
-    return list(marked[len(before) : -1]) if stands_apart else []
+    stands_apart = marked[: len(first_ids)] == first_ids and marked[-1] == first_ids[-1]
+    return list(marked[len(first_ids) : -1]) if stands_apart else []

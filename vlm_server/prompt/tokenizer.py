@@ -133,7 +133,7 @@ class PromptTokenizer:
     def _place_media(self, rendered: str, media: Sequence[TokenLayout], param: str) -> str:
         text, *parts = self._placeholders.split(rendered)
         if len(parts) != len(media):
-            message = f"this model's chat template keeps {len(parts)} of {len(media)} pictures"
+            message = f"this model's chat template keeps {len(parts)} of {len(media)} images"
             raise InvalidRequest(message, param)
         for layout, part in zip(media, parts, strict=True):
             text += layout.prefix + self._tokens[layout.token_id] + layout.suffix + part

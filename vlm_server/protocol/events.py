@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request, over all its choices.
 
-    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of reasoning:
+    `prompt_tokens` counts those of the images too, `completion_tokens` those of reasoning:
     `reasoning_tokens`, with those of its marks. Draft tokens that were verified are
     part of the completion (`accepted_prediction_tokens`) or were wrong (`rejected_...`).
     """
@@ -40,10 +40,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
     in seconds since 1970, `digest` a SHA-256 in hex: see `Checkpoint.digest`.
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
-    "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
+    "completion", "vision", "video", "tools", "thinking" and "structured_output". An image is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
     where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
-    the picture as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
+    the image as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
     empty if unknown: see docs/agents.md. `warnings` are sentences on why answers may be wrong.
     """
 
@@ -151,9 +151,9 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
 
 
 class ImageUse(msgspec.Struct, frozen=True):
-    """A picture as the model saw it: its size in pixels after all resizing, and its tokens.
+    """An image as the model saw it: its size in pixels after all resizing, and its tokens.
 
-    Of families that cut a picture into tiles it is the size before the cutting.
+    Of families that cut an image into tiles it is the size before the cutting.
     """
 
     width: int

@@ -16,7 +16,7 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
-    """The place of one picture in a message; `index` points into `Submit.images`."""
+    """The place of one image in a message; `index` points into `Submit.images`."""
 
     index: int
 
@@ -87,10 +87,10 @@ class TemplateOptions(msgspec.Struct, frozen=True):
 
 
 class Image(msgspec.Struct, frozen=True):
-    """One encoded picture, as it came, with what its header says.
+    """One encoded image, as it came, with what its header says.
 
     `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. The model
-    is shown the picture with neither side longer than `max_side_pixels`, and scaled to `min_pixels`
+    is shown the image with neither side longer than `max_side_pixels`, and scaled to `min_pixels`
     to `max_pixels` in all, within what model and server allow; None sets no bound. With
     `for_grounding` it has as many tokens as the model needs to point at things, if it allows that.
     """

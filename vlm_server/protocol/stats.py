@@ -84,7 +84,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     broken_tool_calls: int = 0
     """Calls that were sent as text, or were cut off."""
     media_items: int = 0
-    """Pictures and parts of videos in prompts."""
+    """Images and parts of videos in prompts."""
     cached_media_items: int = 0
     """The part of `media_items` that some cache had."""
     spec_drafts: int = 0

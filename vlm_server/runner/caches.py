@@ -19,7 +19,7 @@ from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import CacheSettings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +32,20 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
     The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.
     """
-    free = max(0, memory.limit_bytes - memory.active_bytes)
+    free_bytes = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
     alone = loaded.ranks is None  # other ranks mirror segments only
     stores_prefixes = can_store(loaded.language_model) and (alone or not with_snapshots)
     if settings.prefix_bytes and not stores_prefixes:
         logger.warning("this model's state is of a kind that the prefix cache can't store")
 
-    def sizes(free: int) -> tuple[int, int, int]:
-        prefix_bytes = _size(settings.prefix_bytes, free // 4) if stores_prefixes else 0
-        encoder_bytes = _size(settings.encoder_bytes, free // 16)
+    def sizes(free_bytes: int) -> tuple[int, int, int]:
+        prefix_bytes = _size(settings.prefix_bytes, free_bytes // 4) if stores_prefixes else 0
+        encoder_bytes = _size(settings.encoder_bytes, free_bytes // 16)
         tile_bytes = 0 if loaded.tiling is None else encoder_bytes // _TILES_PART
         return encoder_bytes - tile_bytes, tile_bytes, prefix_bytes
 
-    encoder_bytes, tile_bytes, prefix_bytes = sizes(free)
+    encoder_bytes, tile_bytes, prefix_bytes = sizes(free_bytes)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
     folder, fingerprint = disk_folder(settings), Future[str]()
     if settings.disk_bytes:
@@ -81,22 +81,22 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
 def disk_folder(settings: CacheSettings) -> Path:
     """The folder of the disk cache; a relative path is one in the system's folder for caches."""
-    return default_folder() / expanded(settings.disk_path)
+    return default_folder() / expand_home(settings.disk_path)
 
 
 def _in_background(work: Callable[[], str]) -> Future[str]:
     """The result or error of `work`, from a daemon thread."""
-    found = Future[str]()
+    digest = Future[str]()
 
     def run() -> None:
         try:
-            found.set_result(work())
+            digest.set_result(work())
         except BaseException as error:  # noqa: BLE001 - `Future.result` raises it
-            found.set_exception(error)
+            digest.set_exception(error)
 
     threading.Thread(target=run, name="fingerprint", daemon=True).start()
-    return found
+    return digest
 
 
-def _size(wanted: int, suitable: int) -> int:
-    return suitable if wanted < 0 else wanted
+def _size(configured: int, suitable: int) -> int:
+    return suitable if configured < 0 else configured

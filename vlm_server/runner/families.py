@@ -86,7 +86,7 @@ class Family:
     tower: type[FrameTower] | None = None
     """Our vision tower in place of mlx-vlm's; None to encode by its `get_input_embeddings`."""
     tiling: Tiling | None = None
-    """The cut of pictures into tiles that are encoded independently; None without one."""
+    """The cut of images into tiles that are encoded independently; None without one."""
     fix: Fix | None = None
     """The correction of mlx-vlm's model or processor (`fixes`)."""
     position_state: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Family:
     """Minimum tokens of a screenshot for the model to point at things in it (for Qwen's, see
     https://github.com/ggml-org/llama.cpp/issues/16842); 0 if unknown."""
     coordinates: Literal["", "pixels", "thousandths"] = ""
-    """Unit of points in answers: pixels of the resized picture, or thousandths of its width and
+    """Unit of points in answers: pixels of the resized image, or thousandths of its width and
     height; empty if unknown (docs/agents.md)."""
     spelling: Spelling = Spelling()
     image_text: str = ""

@@ -49,12 +49,12 @@ class Checkpoint:
     _stats: list[Stat] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stats = self._look()
+        self._stats = self._read_stats()
 
     def digest(self) -> str:
         """SHA-256 in hex over the configuration, and of each file of weights its name, size, first
         and last MiB."""
-        digest = self._started()
+        digest = self._start_digest()
         for path in _files(self.folder, _WEIGHTS):
             digest.update(f"{path.name} {path.stat().st_size} {_ends(path)}\0".encode())
         return digest.hexdigest()
@@ -66,28 +66,28 @@ class Checkpoint:
         second per 1.5 GB. Raises OSError if a file was changed since this object was made: which
         weights were loaded is unknown then.
         """
-        digest = self._started()
+        digest = self._start_digest()
         _add_readers(digest)
         for path in _files(self.folder, _WEIGHTS):
             digest.update(f"{path.name} {hashes.sha256(path)}\0".encode())
-        if self._look() != self._stats:
+        if self._read_stats() != self._stats:
             raise OSError(errno.ESTALE, "the checkpoint was changed after its model was loaded")
         return digest.hexdigest()
 
-    def _started(self) -> hashlib._Hash:
+    def _start_digest(self) -> hashlib._Hash:
         digest = hashlib.sha256(self.dtype.encode())
-        for path in self._small():
+        for path in self._small_files():
             digest.update(f"{path.name} {_sha256(path)}\0".encode())
         return digest
 
-    def _small(self) -> list[Path]:
+    def _small_files(self) -> list[Path]:
         template = [Path(self.template)] if self.template else []
         return _files(self.folder, _SMALL) + template
 
-    def _look(self) -> list[Stat]:
+    def _read_stats(self) -> list[Stat]:
         """Sizes and times of all readable files; loading reports the others."""
         found = []
-        for path in self._small() + _files(self.folder, _WEIGHTS):
+        for path in self._small_files() + _files(self.folder, _WEIGHTS):
             with suppress(OSError):
                 found.append(_stat(path))
         return found
@@ -103,21 +103,21 @@ class KeptHashes:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._known = self._read()
+        self._digests = self._read()
 
     def sha256(self, path: Path) -> str:
         """The hash of the file's whole content; reads the file if the hash is not kept."""
-        started = time.time_ns()
-        before = _identity(path)
-        if (known := self._known.pop(before, None)) is None:
-            known = _sha256(path)
+        started_at = time.time_ns()
+        identity = _identity(path)
+        if (digest := self._digests.pop(identity, None)) is None:
+            digest = _sha256(path)
             stat = path.stat()
-            is_settled = started - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS
-            if not is_settled or _identity(path) != before:
-                return known
-        self._known[before] = known  # the newest last
+            is_settled = started_at - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS
+            if not is_settled or _identity(path) != identity:
+                return digest
+        self._digests[identity] = digest  # the newest last
         self._write()
-        return known
+        return digest
 
     def _read(self) -> dict[str, str]:
         with suppress(OSError, ValueError):
@@ -127,13 +127,13 @@ class KeptHashes:
         return {}
 
     def _write(self) -> None:
-        kept = dict(list(self._known.items())[-_MAX_KEPT:])
+        entries = dict(list(self._digests.items())[-_MAX_KEPT:])
         temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(os.open(temporary, flags, 0o600), "w") as file:
-                json.dump(kept, file)
+                json.dump(entries, file)
             temporary.replace(self._file)
         except OSError as error:
             logger.warning("the next start reads all weights: %s", error)

@@ -64,7 +64,7 @@ class LoadedModel:
 
     @property
     def tiling(self) -> Tiling | None:
-        """The tiling with which its pictures are encoded; None to encode them as a whole."""
+        """The tiling with which its images are encoded; None to encode them as a whole."""
         return self.family.tiling if self.backend.is_filled_by_a_tile else None
 
     def forget_positions(self) -> None:

@@ -85,7 +85,7 @@ class ModelRunner:
         """`num_draft_tokens`: the most drafts of a sequence that a step verifies; 0 for none."""
         self._loaded = loaded
         self._prefills: dict[str, Prefill] = {}
-        self._joined: dict[str, PromptKV] = {}
+        self._joined_prompts: dict[str, PromptKV] = {}
         """Prompts whose sequences have joined since the last launch; the next plan stores them."""
         self._state_size: StateSize | None = None
         self._groups = DecodeGroups(loaded, speculation_of(loaded, num_draft_tokens))
@@ -115,7 +115,7 @@ class ModelRunner:
             mixed_logits = self._launch_decode(plan, failures)
             if not plan.finished_seqs:
                 self._store(plan)  # while the device decodes
-            self._joined = {}
+            self._joined_prompts = {}
             if plan.prefills:
                 self.synchronize()
             started = time.perf_counter()
@@ -168,8 +168,8 @@ class ModelRunner:
     def _store(self, plan: SchedulerOutput) -> None:
         """Store prompts and answers in the prefix cache as `plan` says, unless they failed."""
         for request_id in plan.stored_prompts:
-            if joined := self._joined.get(request_id):
-                self._prefixes.store_prompt(joined)
+            if prompt_kv := self._joined_prompts.get(request_id):
+                self._prefixes.store_prompt(prompt_kv)
             elif prefill := self._prefills.get(request_id):
                 self._prefixes.store_cancelled(prefill)
         for seq in plan.stored_answers:
@@ -220,7 +220,7 @@ class ModelRunner:
         request_ids = [seq.request_id for seq in plan.decode]
         failures.record(error, request_ids, "The model failed while decoding.")
         self._groups.remove(plan.decode)
-        self._joined = {}
+        self._joined_prompts = {}
         for request_id, prefill in list(self._prefills.items()):
             if prefill.is_piggybacked:
                 self._end_prefill(request_id, error, failures)
@@ -284,7 +284,7 @@ class ModelRunner:
         if sampled is None:
             return Sampled()
         del self._prefills[chunk.request_id]
-        self._joined[chunk.request_id] = kv
+        self._joined_prompts[chunk.request_id] = kv
         return self._without_unsampled(sampled, failures)
 
     @contextmanager
@@ -312,7 +312,7 @@ class ModelRunner:
                 sampled = self._groups.join(step.batch, step.logits)
         if sampled is None:
             return self._prefill_one_by_one(step.plan, step.failures)
-        self._joined |= step.batch
+        self._joined_prompts |= step.batch
         return self._without_unsampled(sampled, step.failures)
 
     @contextmanager

@@ -3,7 +3,7 @@
 A rank has some heads of every attention and some hidden units of every MLP. What it adds to the
 hidden states is summed over all ranks, so that all have the same hidden states and logits. mlx-vlm
 shards some models itself; families whose layers are plain ones are sharded here with MLX's layers.
-Rank 0 alone encodes pictures.
+Rank 0 alone encodes images.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class Ranks:
         `is_shardable`: see `Family`.
         """
         language_model = model.language_model
-        own = next((part for part in (model, language_model) if hasattr(part, "shard")), None)
-        if own is None and not is_shardable:
+        shardable = next((part for part in (model, language_model) if hasattr(part, "shard")), None)
+        if shardable is None and not is_shardable:
             raise ModelLoadError(
                 f"a model of the family {family} can't be split over several processes "
                 "(docs/distributed.md): serve it without distributed.hosts"
             )
         _check_heads(language_model, self.size)
         try:
-            if own is not None:
-                own.shard(self._group)
+            if shardable is not None:
+                shardable.shard(self._group)
             else:
                 for layer in language_model.layers:
                     _shard_layer(layer, self._group)
@@ -84,8 +84,8 @@ class Ranks:
 
         Other ranks' tokens are discarded but computed first: all ranks must sum in the same order.
         """
-        mine = tokens if self.leads else mx.zeros_like(tokens) * tokens
-        return mx.distributed.all_sum(mine, group=self._group)
+        own_tokens = tokens if self.leads else mx.zeros_like(tokens) * tokens
+        return mx.distributed.all_sum(own_tokens, group=self._group)
 
 
 def fingerprint_of(checkpoint: Checkpoint) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from vlm_server.interfaces import AnswerMatcher, SeqId, TokenLogprobs
 from vlm_server.protocol import SamplingParams
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 
 logger = logging.getLogger(__name__)
 
@@ -112,11 +112,11 @@ class SequenceSampler:
 
         `allowed`, (vocabulary,): the grammar's mask for that token, if there is a grammar.
         """
-        other = copy.copy(self)
-        other.advance(mx.array(token_id))
+        sampler = copy.copy(self)
+        sampler.advance(mx.array(token_id))
         if allowed is not None:
-            other._use(allowed)
-        return other
+            sampler._use(allowed)
+        return sampler
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Advance the grammar by the newest tokens, once the host has them."""
@@ -172,12 +172,12 @@ def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
     tokens, _ = _greedy(logits)
     others = [i for i, row in enumerate(rows) if not row.is_plainly_greedy]
     if others:
-        scores = mx.stack([_adjusted(logits[i].astype(mx.float32), rows[i]) for i in others])
+        scores = mx.stack([_adjust(logits[i].astype(mx.float32), rows[i]) for i in others])
         tokens[mx.array(others)] = _sample(scores, [rows[i] for i in others])
     return tokens
 
 
-def _adjusted(scores: mx.array, row: SequenceSampler) -> mx.array:
+def _adjust(scores: mx.array, row: SequenceSampler) -> mx.array:
     """`row.adjust(scores)`, (vocabulary,); NaN if it fails, which ends this row alone."""
     try:
         return row.adjust(scores)
@@ -200,9 +200,9 @@ def _sample(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
         return greedy
     temperatures = mx.array([[row.temperature] for row in rows])
     scaled = (scores - best) / mx.maximum(temperatures, _MIN_TEMPERATURE)
-    kept = _keep_likely(scaled, rows)
+    likely = _keep_likely(scaled, rows)
     noise = mx.stack([mx.random.gumbel((scores.shape[-1],), key=row.key()) for row in rows])
-    sampled = mx.argmax(kept + noise, axis=-1).astype(mx.int32)
+    sampled = mx.argmax(likely + noise, axis=-1).astype(mx.int32)
     is_sampled = mx.logical_and(temperatures[:, 0] > 0, greedy != NO_TOKEN)
     return mx.where(is_sampled, sampled, greedy)
 
@@ -249,20 +249,20 @@ class LazyLogprobs:
 
     seq_ids: tuple[SeqId, ...]
     num_top: tuple[int, ...]
-    chosen: mx.array
+    sampled: mx.array
     top_ids: mx.array
     top_logprobs: mx.array
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.chosen, self.top_ids, self.top_logprobs]
+        return [self.sampled, self.top_ids, self.top_logprobs]
 
     def read(self) -> Iterator[tuple[SeqId, TokenLogprobs]]:
         """Each row's log probabilities, read from the device."""
-        chosen, ids, logprobs = map(read, self.arrays)
+        sampled, ids, logprobs = map(to_numpy, self.arrays)
         for row, (row_id, count) in enumerate(zip(self.seq_ids, self.num_top, strict=True)):
             top = zip(ids[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
-            yield row_id, TokenLogprobs(float(chosen[row, 0]), tuple(top))
+            yield row_id, TokenLogprobs(float(sampled[row, 0]), tuple(top))
 
 
 def compute_logprobs(
@@ -275,15 +275,15 @@ def compute_logprobs(
     if not asking:
         return []
     rows = mx.array([row for row, _, _ in asking])
-    wanted = logits[rows].astype(mx.float32)
-    logprobs = wanted - mx.logsumexp(wanted, axis=-1, keepdims=True)
-    most = max(count for _, _, count in asking)
-    top_ids = _likeliest(logprobs, most)
+    row_logits = logits[rows].astype(mx.float32)
+    logprobs = row_logits - mx.logsumexp(row_logits, axis=-1, keepdims=True)
+    max_count = max(count for _, _, count in asking)
+    top_ids = _likeliest(logprobs, max_count)
     return [
         LazyLogprobs(
             seq_ids=tuple(row_id for _, row_id, _ in asking),
             num_top=tuple(count for _, _, count in asking),
-            chosen=mx.take_along_axis(logprobs, tokens[rows][:, None], axis=-1),
+            sampled=mx.take_along_axis(logprobs, tokens[rows][:, None], axis=-1),
             top_ids=top_ids,
             top_logprobs=mx.take_along_axis(logprobs, top_ids, axis=-1),
         )

@@ -22,7 +22,7 @@ Sources = Mapping[str, str]
 _SECRET = frozenset({"server.api_keys"})
 
 
-def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
+def describe_settings(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
     """Each section with its settings: `name`, `value`, `default`, `source` and `description`.
 
     Of API keys only the number is shown.
@@ -35,11 +35,11 @@ def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
 
 def descriptions(section: type[msgspec.Struct]) -> dict[str, str]:
     """The description of each setting of a section, by name."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for kind in reversed(section.__mro__):
         if kind.__module__.startswith("vlm_server."):
-            found |= _in_module(kind.__module__)[kind.__name__]
-    return found
+            texts |= _in_module(kind.__module__)[kind.__name__]
+    return texts
 
 
 @cache
@@ -62,7 +62,7 @@ def _docstrings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dict[str, Any]]:
     texts = descriptions(type(values))
-    shown = []
+    fields_json = []
     for field in msgspec.structs.fields(type(values)):
         name = f"{section}.{field.name}"
         value = getattr(values, field.name)
@@ -70,7 +70,7 @@ def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dic
             value = f"({len(value)} not shown)" if value else []
         elif isinstance(value, Share):
             value = str(value)
-        shown.append(
+        fields_json.append(
             {
                 "name": field.name,
                 "value": value,
@@ -79,4 +79,4 @@ def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dic
                 "description": texts[field.name],
             }
         )
-    return shown
+    return fields_json

@@ -15,24 +15,26 @@ _WRONG = re.compile(r"(.*) - at `\$\.(\w+)\.(\w+)`")
 _CHOICE = "Invalid enum value"
 
 
-def explained(
+def explain(
     message: str, tree: type[msgspec.Struct], path: Path | None, sources: Mapping[str, str]
 ) -> str:
     """msgspec's `message` about settings of the shape `tree`, in words of ours.
 
     It names the line of the file at `path`, if `sources` say that the setting comes from there.
     """
-    if (found := _UNKNOWN.fullmatch(message)) is not None:
-        name, section = found[1], found[2] or ""
+    if (match := _UNKNOWN.fullmatch(message)) is not None:
+        name, section = match[1], match[2] or ""
         full = f"{section}.{name}" if section else name
-        known = tree if not section else _type_of(tree, section)
-        return f"{where(path, full, sources)}there is no setting `{full}`{_close(full, known)}"
-    if (found := _WRONG.fullmatch(message)) is not None:
-        full, fault = f"{found[2]}.{found[3]}", found[1]
+        struct = tree if not section else _type_of(tree, section)
+        return (
+            f"{location_of(path, full, sources)}there is no setting `{full}`{_close(full, struct)}"
+        )
+    if (match := _WRONG.fullmatch(message)) is not None:
+        full, fault = f"{match[2]}.{match[3]}", match[1]
         if fault.startswith(_CHOICE):
-            hint = get_type_hints(_type_of(tree, found[2]))[found[3]]
+            hint = get_type_hints(_type_of(tree, match[2]))[match[3]]
             fault += f"; it may be {', '.join(map(str, get_args(hint)))}"
-        return f"{where(path, full, sources)}`{full}`: {fault[0].lower()}{fault[1:]}"
+        return f"{location_of(path, full, sources)}`{full}`: {fault[0].lower()}{fault[1:]}"
     return message.replace("`$.", "`")
 
 
@@ -51,17 +53,17 @@ def _close(full: str, struct: Any) -> str:
     return f": did you mean `{section}{dot}{close[0]}`?" if close else ""
 
 
-def where(path: Path | None, full: str, sources: Mapping[str, str]) -> str:
+def location_of(path: Path | None, full: str, sources: Mapping[str, str]) -> str:
     """The file and the line in which the setting or section stands; empty if it is in none."""
     section, _, key = full.rpartition(".")
-    in_file = [each for each in sources if each == full or each.startswith(f"{full}.")]
+    in_file = [source for source in sources if source == full or source.startswith(f"{full}.")]
     if path is None or not in_file or sources[in_file[0]] != str(path):
         return ""
-    wanted, current = section or full, ""
+    table, current = section or full, ""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             current = header[1]
         is_setting = section and re.match(rf"\s*{re.escape(key)}\s*=", line)
-        if current == wanted and (is_setting or not section):
+        if current == table and (is_setting or not section):
             return f"{path}, line {number}: "
     return f"{path}: "

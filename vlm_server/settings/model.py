@@ -58,5 +58,5 @@ class ListedModel(CheckpointSettings, frozen=True, forbid_unknown_fields=True):
 
     def as_model(self, name: str, search_paths: tuple[str, ...]) -> ModelSettings:
         """The settings for loading this model."""
-        own = {field: getattr(self, field) for field in CheckpointSettings.__struct_fields__}
-        return ModelSettings(**own, name=name, search_paths=search_paths)
+        own_fields = {field: getattr(self, field) for field in CheckpointSettings.__struct_fields__}
+        return ModelSettings(**own_fields, name=name, search_paths=search_paths)

@@ -19,7 +19,7 @@ _DISKS = (_VOLUMES, *map(Path, ("/media", "/mnt", "/run/media")))
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """`path` with a home folder for its `~`; as it is, where there is no such user or home.
 
     `Path.expanduser` raises RuntimeError for those.
@@ -30,8 +30,8 @@ def expanded(path: str | Path) -> Path:
 def guarded_folder(path: Path) -> Path | None:
     """The folder around `path` that macOS lets a program read only if its user has allowed that."""
     if sys.platform == "darwin":
-        folders = [*(expanded("~") / name for name in _GUARDED), _VOLUMES]
-        return next((each for each in folders if path.absolute().is_relative_to(each)), None)
+        folders = [*(expand_home("~") / name for name in _GUARDED), _VOLUMES]
+        return next((folder for folder in folders if path.absolute().is_relative_to(folder)), None)
     return None
 
 
@@ -48,7 +48,7 @@ def allow_or_move() -> str:
     return f"give {program} Full Disk Access in Privacy & Security of the settings, or move it"
 
 
-def missing(path: Path, text: str) -> ConfigError:
+def missing_path_error(path: Path, text: str) -> ConfigError:
     """The error that says `text` of a path in the settings where nothing is.
 
     A restart does not mend a mistyped path, but it does if the path's disk is not mounted yet.

@@ -46,10 +46,10 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def size_bytes(text: str) -> int:
     """Bytes of `512MB` (of 1000) or `30GiB` (of 1024), in any case. Raises ValueError."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or found[2].lower() not in _SIZES:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _SIZES:
         raise ValueError(f"{text!r} is no size, as 30GiB, 512MB, or a number of bytes")
-    return round(float(found[1]) * _SIZES[found[2].lower()])
+    return round(float(match[1]) * _SIZES[match[2].lower()])
 
 
 def seconds(text: str) -> float:

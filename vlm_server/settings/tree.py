@@ -14,7 +14,7 @@ import msgspec
 
 from vlm_server.errors import ConfigError
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
-from vlm_server.settings.faults import explained, where
+from vlm_server.settings.faults import explain, location_of
 from vlm_server.settings.front import (
     DeadlineSettings,
     Limits,
@@ -27,7 +27,7 @@ from vlm_server.settings.front import (
 from vlm_server.settings.media import ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
 from vlm_server.settings.model import ListedModel, ModelSettings
-from vlm_server.settings.paths import expanded, missing, why_unreadable
+from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
 from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, AbsolutePath, value_of
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
@@ -103,7 +103,7 @@ def load_with_sources(
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigError(explained(str(error), Settings, path, sources)) from None
+        raise ConfigError(explain(str(error), Settings, path, sources)) from None
     _check_values(settings)
     _check_exposure(settings.server)
     _check_origins(settings.server)
@@ -123,7 +123,9 @@ def _read_quantities(table: dict[str, Any], path: Path | None, sources: Mapping[
                     keys[key] = value_of(key, value, hints[key])
                 except ValueError as error:
                     full = f"{section}.{key}"
-                    raise ConfigError(f"{where(path, full, sources)}`{full}`: {error}") from None
+                    raise ConfigError(
+                        f"{location_of(path, full, sources)}`{full}`: {error}"
+                    ) from None
 
 
 def _tables(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -131,11 +133,11 @@ def _tables(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
     kinds = get_type_hints(Settings)
     for section, keys in table.items():
         if section != MODELS:
-            found = [(section, keys, kinds.get(section))]
+            tables = [(section, keys, kinds.get(section))]
         else:
             inner = keys.items() if isinstance(keys, dict) else ()
-            found = [(f"{MODELS}.{name}", model, ListedModel) for name, model in inner]
-        yield from (each for each in found if isinstance(each[1], dict))
+            tables = [(f"{MODELS}.{name}", model, ListedModel) for name, model in inner]
+        yield from (entry for entry in tables if isinstance(entry[1], dict))
 
 
 def fault_of_key(key: str) -> str | None:
@@ -163,19 +165,22 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         text = f"can't read {path}: {why_unreadable(path, error)}"
         is_missing = isinstance(error, FileNotFoundError)
-        raise missing(path, text) if is_missing else ConfigError(text) from None
+        raise missing_path_error(path, text) if is_missing else ConfigError(text) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for section, keys in table.items():
         if isinstance(keys, dict) and section != MODELS:
-            table[section] = {_renamed(section, key): value for key, value in keys.items()}
-    folder, listed = path.absolute().parent, table.get(MODELS)
-    for model in (table.get("model"), *(listed.values() if isinstance(listed, dict) else ())):
+            table[section] = {_current_name(section, key): value for key, value in keys.items()}
+    folder, listed_models = path.absolute().parent, table.get(MODELS)
+    for model in (
+        table.get("model"),
+        *(listed_models.values() if isinstance(listed_models, dict) else ()),
+    ):
         _resolve_model_path(model, folder)
     return table
 
 
-def _renamed(section: str, key: str) -> str:
+def _current_name(section: str, key: str) -> str:
     """Today's name of the setting."""
     return _RENAMED.get(f"{section}.{key}", key)
 
@@ -186,7 +191,7 @@ def _resolve_model_path(model: Any, folder: Path) -> None:
     for key in ("path", "chat_template"):
         if not (isinstance(model.get(key), str) and model[key]):
             continue
-        path = folder / expanded(model[key])
+        path = folder / expand_home(model[key])
         may_be_name = key == "path" and _HUB_NAME.fullmatch(model[key])
         if os.path.exists(path) or not may_be_name:
             model[key] = str(path)
@@ -207,7 +212,7 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
         section = f"{section}.{model}"
     if not isinstance(inner, dict):
         raise ConfigError(f"{section!r} is not a section")
-    key = _renamed(section, key)
+    key = _current_name(section, key)
     try:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -226,7 +231,7 @@ def _check_values(settings: Settings) -> None:
                 raise ConfigError(f"`{section}.{name}` must be a number of at most {limit:g}")
             if AbsolutePath in (hint, *get_args(hint)):
                 for path in (value,) if isinstance(value, str) else value:
-                    if path and not expanded(path).is_absolute():
+                    if path and not expand_home(path).is_absolute():
                         raise ConfigError(f"{section}.{name} {path!r} is not absolute")
 
 

@@ -37,7 +37,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 def examine_device(environment: Mapping[str, str], seconds: float) -> DeviceReport:
     """The report of a child with `environment` added to ours. A failure is part of the report."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             launch.command(_MODULE, "device"),
             env={**launch.model_environment(), **environment},
             cwd=launch.FOLDER,
@@ -48,20 +48,20 @@ def examine_device(environment: Mapping[str, str], seconds: float) -> DeviceRepo
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        return _with_fault(error.stdout or b"", f"no end within {seconds:.0f} s")
+        return _failed_report(error.stdout or b"", f"no end within {seconds:.0f} s")
     except OSError as error:
         return DeviceReport(step="start a process", fault=str(error.strerror))
-    if done.returncode == 0:
-        return _last(done.stdout)
-    return _with_fault(done.stdout, _reason(done.returncode, done.stderr))
+    if process.returncode == 0:
+        return _last_report(process.stdout)
+    return _failed_report(process.stdout, _reason(process.returncode, process.stderr))
 
 
-def _with_fault(said: bytes, fault: str) -> DeviceReport:
-    return msgspec.structs.replace(_last(said), fault=fault)
+def _failed_report(output: bytes, fault: str) -> DeviceReport:
+    return msgspec.structs.replace(_last_report(output), fault=fault)
 
 
-def _last(said: bytes) -> DeviceReport:
-    lines = said.splitlines()
+def _last_report(output: bytes) -> DeviceReport:
+    lines = output.splitlines()
     try:
         return msgspec.json.decode(lines[-1], type=DeviceReport)
     except (IndexError, msgspec.DecodeError):

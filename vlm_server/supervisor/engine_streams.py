@@ -33,10 +33,10 @@ class EngineStreams:
     async def open(self, request_id: str, shape: RequestShape) -> asyncio.Queue[RequestEvent]:
         """Wait until a request may be sent; returns the queue of its events, until `close`.
 
-        Raises RequestTooCostly if it is refused, and EngineUnavailable: see `Trials.turn`.
+        Raises RequestTooCostly if it is refused, and EngineUnavailable: see `Trials.wait_for_turn`.
         """
-        is_alone = await self._trials.wait_for_turn(request_id, partial(self._is_suspect, shape))
-        self._quarantine.admit(request_id, shape, alone=is_alone)
+        await self._trials.wait_for_turn(request_id, partial(self._is_suspect, shape))
+        self._quarantine.admit(request_id, shape)
         queue = self._queues[request_id] = asyncio.Queue[RequestEvent]()
         return queue
 
@@ -50,7 +50,7 @@ class EngineStreams:
         if queue is None:
             return False
         error = RequestCancelled("The request was cancelled by the server's operator.")
-        queue.put_nowait(_failed(request_id, error))
+        queue.put_nowait(_failed_event(request_id, error))
         return True
 
     def deliver(self, event: RequestEvent) -> None:
@@ -83,11 +83,13 @@ class EngineStreams:
 
     def fail_all(self, *, is_crash: bool, only_encoder: bool) -> None:
         """Fail all requests, and blame what was on the device for a crash, or in the encoder."""
-        self._quarantine.record_engine_end(is_crash=is_crash, only_encoder=only_encoder)
+        self._quarantine.record_engine_end(
+            is_crash=is_crash, trial_id=self._trials.request_id, only_encoder=only_encoder
+        )
         self._trials.clear()
         error = EngineDied("The engine process ended during this request; please try again.")
         for request_id, queue in self._queues.items():
-            queue.put_nowait(_failed(request_id, error))
+            queue.put_nowait(_failed_event(request_id, error))
         self._queues.clear()
 
     def _is_suspect(self, shape: RequestShape) -> bool:
@@ -99,5 +101,5 @@ class EngineStreams:
             queue.put_nowait(event)
 
 
-def _failed(request_id: str, error: RequestError) -> Failed:
+def _failed_event(request_id: str, error: RequestError) -> Failed:
     return Failed(request_id, error.code, error.message)

@@ -47,8 +47,6 @@ class Quarantine:
         """The shape, and the load on the device, by request; some may have been aborted since."""
         self._done: dict[str, set[DeviceLoad]] = {}
         """Loads that the device had, of requests without a token."""
-        self._alone: str | None = None
-        """The request on trial."""
         self._records: dict[DeviceLoad, _Record] = {}
 
     @property
@@ -76,19 +74,17 @@ class Quarantine:
         """Whether a request of this shape is to be tried alone."""
         return any(len(self._crashes(load)) >= _SUSPECT_CRASHES for load in shape.loads)
 
-    def admit(self, request_id: str, shape: RequestShape, *, alone: bool) -> None:
-        """Record a request that is sent to the engine; alone: as a trial."""
+    def admit(self, request_id: str, shape: RequestShape) -> None:
+        """Record a request that is sent to the engine."""
         if shape.loads:
             self._shapes[request_id] = shape
-        if alone:
-            self._alone = request_id
 
     def record_work(self, event: OnDevice) -> None:
         """Record the work that the device has now; it replaces the last record."""
-        known = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
+        shapes = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
         self._working = {}
         for request_id in event.request_ids:
-            shape = known.get(request_id, _NOTHING)
+            shape = shapes.get(request_id, _NOTHING)
             load = shape.encoding if request_id in event.encoding else shape.prefilling
             self._working[request_id] = shape, load
             if load is not None and request_id in self._shapes:
@@ -110,20 +106,22 @@ class Quarantine:
         """Remove a request that ended. If aborted, the device may still work on its images."""
         self._shapes.pop(request_id, None)
         self._done.pop(request_id, None)
-        if request_id == self._alone:
-            self._alone = None
 
-    def record_engine_end(self, *, is_crash: bool, only_encoder: bool = False) -> None:
-        """Remove all requests; after a crash, blame the loads on the device, or in the encoder."""
+    def record_engine_end(
+        self, *, is_crash: bool, only_encoder: bool = False, trial_id: str | None = None
+    ) -> None:
+        """Remove all requests; after a crash, blame the loads on the device, or in the encoder.
+
+        trial_id: the request on trial, if any.
+        """
         blamed = {
-            load: request_id == self._alone
+            load: request_id == trial_id
             for request_id, (_, load) in self._working.items()
             if load is not None and (isinstance(load, EncoderLoad) or not only_encoder)
         }
         self._shapes.clear()
         self._working.clear()
         self._done.clear()
-        self._alone = None
         for load, was_alone in blamed.items() if is_crash else ():
             self._record_crash(load, was_alone=was_alone)
 
@@ -135,7 +133,7 @@ class Quarantine:
             ", with nothing else on the device" if was_alone else "",
         )
         record = self._records.pop(load, _Record([]))
-        record.crashes = [*self._young(record), self._clock()][-_SUSPECT_CRASHES:]
+        record.crashes = [*self._recent_crashes(record), self._clock()][-_SUSPECT_CRASHES:]
         if was_alone:
             record.refused_until = self._clock() + self._seconds
         self._records[load] = record
@@ -144,9 +142,9 @@ class Quarantine:
 
     def _crashes(self, load: DeviceLoad) -> list[float]:
         record = self._records.get(load)
-        return [] if record is None else self._young(record)
+        return [] if record is None else self._recent_crashes(record)
 
-    def _young(self, record: _Record) -> list[float]:
+    def _recent_crashes(self, record: _Record) -> list[float]:
         """Crashes that still count."""
         return [when for when in record.crashes if when + self._seconds > self._clock()]
 

@@ -87,14 +87,14 @@ def shape_of(submit: Submit) -> RequestShape:
     video_bytes = sum(len(video.data) for video in submit.videos)
     width, height = max(sides, key=math.prod, default=(0, 0))
     prefilling = PrefillLoad(
-        image_pixels=_rounded(sum(map(math.prod, sides))),
-        video_bytes=_rounded(video_bytes),
-        text_characters=0 if is_small else _rounded(num_characters),
-        choices=_rounded(submit.sampling.n),
+        image_pixels=_round(sum(map(math.prod, sides))),
+        video_bytes=_round(video_bytes),
+        text_characters=0 if is_small else _round(num_characters),
+        choices=_round(submit.sampling.n),
     )
     if not (sides or video_bytes):
         return RequestShape(None, None if is_small else prefilling)
-    encoding = EncoderLoad(_rounded(width), _rounded(height), prefilling.video_bytes)
+    encoding = EncoderLoad(_round(width), _round(height), prefilling.video_bytes)
     return RequestShape(encoding, prefilling)
 
 
@@ -110,7 +110,7 @@ def _sides(image: Image) -> tuple[int, int]:
     return max(1, round(image.width * scale)), max(1, round(image.height * scale))
 
 
-def _rounded(value: int) -> int:
+def _round(value: int) -> int:
     """The nearest power of two on a logarithmic scale.
 
     Common sizes are powers of two themselves, so they lie in the middle of a rounding interval.

@@ -167,11 +167,11 @@ class Supervisor:
         self._set(state="stopped", pid=None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
-        process, request_id = self._running(), request.submit.request_id
+        process, request_id = self._running_process(), request.submit.request_id
         queue = await self._in_flight.open(request_id, request.shape)
         event: RequestEvent | None = None
         try:
-            if process is not self._running():
+            if process is not self._running_process():
                 raise EngineUnavailable("The engine has been restarted.")
             self._watchdog.record_request(request_id)
             process.send(request.submit)
@@ -206,9 +206,9 @@ class Supervisor:
 
     def clear_caches(self) -> None:
         """Drop unused cache entries. Raises EngineUnavailable if there is no engine."""
-        self._running().send(ClearCaches())
+        self._running_process().send(ClearCaches())
 
-    def _running(self) -> EngineProcess:
+    def _running_process(self) -> EngineProcess:
         """The engine. Raises EngineUnavailable if there is none, or it does not respond."""
         status = self.status
         if self._process is None or not status.is_ready:
@@ -276,7 +276,7 @@ class Supervisor:
             process = await self._start_process(environment)
             watching_ranks = asyncio.create_task(self._watch_ranks(ranks, process))
             try:
-                await self._run_process(process, ranks.first)
+                await self._run_process(process, ranks.rank_zero)
             finally:
                 watching_ranks.cancel()
         finally:
@@ -357,13 +357,13 @@ class Supervisor:
             case Unloadable(reason):
                 self._handle_unloadable(reason)
 
-    def _handle_ready(self, ready: Ready) -> None:
-        logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
+    def _handle_ready(self, event: Ready) -> None:
+        logger.info("the engine is ready: %s on %s", event.model_type, event.device)
         self._was_ready = True
         self._tell_limit()
         self._failed_starts.record_ready()
         self._start_seconds = time.monotonic() - self._started_at
-        self._set(model_facts=ready.facts)
+        self._set(model_facts=event.facts)
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()

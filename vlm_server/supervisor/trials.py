@@ -18,7 +18,8 @@ class Trials:
     """Runs suspect requests alone, while later ones wait. For use from one event loop only."""
 
     def __init__(self) -> None:
-        self._alone: str | None = None
+        self.request_id: str | None = None
+        """The request on trial, or waiting to be tried."""
         self._starting: set[str] = set()
         """Requests that the engine has and that have no token yet."""
         self._answering: set[str] = set()
@@ -29,11 +30,11 @@ class Trials:
 
         `is_suspect` is called once no other trial is under way; its errors are raised.
         """
-        while self._alone is not None:
+        while self.request_id is not None:
             await self._changed.wait()
         is_alone = is_suspect()
         if is_alone:
-            self._alone = request_id
+            self.request_id = request_id
             try:
                 await self._wait_for_others()
             except BaseException:
@@ -57,7 +58,7 @@ class Trials:
         """Remove all requests, and let waiting ones proceed."""
         self._starting.clear()
         self._answering.clear()
-        self._alone = None
+        self.request_id = None
         self._notify()
 
     async def _wait_for_others(self) -> None:
@@ -82,8 +83,8 @@ class Trials:
 
     def _end_trial(self, request_id: str) -> None:
         self._starting.discard(request_id)
-        if self._alone == request_id:
-            self._alone = None
+        if self.request_id == request_id:
+            self.request_id = None
         self._notify()
 
     def _notify(self) -> None:

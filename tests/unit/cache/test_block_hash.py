@@ -57,7 +57,7 @@ def test_digests_are_equal_only_for_equal_prompt_and_salt(
 def test_walk_has_longest_common_prefix_with_stored_prompts(
     stored: list[tuple[list[Item], str]], prompt: list[Item], salt: str, limit: int
 ) -> None:
-    blocks = KVBlockIndex(whole=False)
+    blocks = KVBlockIndex(whole_blocks=False)
     for words_, salt_ in stored:
         keep(blocks, prompt_of(words_), salt_)
     prompt_key = prompt_of(prompt)
@@ -73,7 +73,7 @@ def test_walk_has_longest_common_prefix_with_stored_prompts(
 
 
 def test_whole_blocks_match_completely_or_not_at_all() -> None:
-    blocks = KVBlockIndex(whole=True)
+    blocks = KVBlockIndex(whole_blocks=True)
     keep(blocks, prompt_of([1, 2, 3]), end=2)
     keep(blocks, prompt_of([1, 2, 3]))
     lengths = [
@@ -84,7 +84,7 @@ def test_whole_blocks_match_completely_or_not_at_all() -> None:
 
 
 def test_unusable_or_dropped_block_ends_walk() -> None:
-    blocks, prompt_key = KVBlockIndex(whole=False), prompt_of([1, 2, 3])
+    blocks, prompt_key = KVBlockIndex(whole_blocks=False), prompt_of([1, 2, 3])
     keep(blocks, prompt_key, end=1)
     keep(blocks, prompt_key, end=2)
     walk = keep(blocks, prompt_key)

@@ -35,11 +35,11 @@ def cache_of(*prompts: list[Item], limit_bytes: int = 1000) -> Cache:
 
 
 def insert(
-    cache: Cache, prompt: list[Item], *positions: int, salt: str = "", joins: bool = False
+    cache: Cache, prompt: list[Item], *positions: int, salt: str = "", merges_parts: bool = False
 ) -> FakeSource:
     """The source, which knows what was taken from it."""
     source = FakeSource(prompt_of(prompt), frozenset(positions))
-    cache.insert(source.prompt_key, source, salt, joins=joins)
+    cache.insert(source.prompt_key, source, salt, merges_parts=merges_parts)
     cache.check_integrity()
     return source
 
@@ -59,7 +59,7 @@ def test_match_below_minimum_length_is_empty(min_length: int, length: int) -> No
     nothing = cache.match(prompt_key, 0)
     for match in (
         cache.match(prompt_key, 4, "", min_length),
-        cache.improve(nothing, prompt_key, 4, "", min_length),
+        cache.rematch(nothing, prompt_key, 4, "", min_length),
     ):
         assert match.length == length
         match.release()
@@ -83,7 +83,7 @@ def test_conversation_is_stored_in_few_segments() -> None:
     for turn in range(40):
         for new in ([("cat", 30, turn), *range(4)], [turn, turn]):  # a question, then an answer
             prompt += new
-            takes = insert(cache, prompt, joins=True).takes
+            takes = insert(cache, prompt, merges_parts=True).takes
             num_taken += sum(end - start for start, end in takes)
             match = cache.match(prompt_of(prompt), 10_000)
             assert match.length == len(prompt_of(prompt))
@@ -96,13 +96,13 @@ def test_conversation_is_stored_in_few_segments() -> None:
 
 def test_join_rewrites_only_unshared_unpinned_segments() -> None:
     cache = cache_of([1, 2], [1, 2, 3], [1, 2, 4], limit_bytes=6)
-    assert insert(cache, [1, 2, 4, 5], joins=True).takes == [(2, 4)], "3 goes on from 2, too"
+    assert insert(cache, [1, 2, 4, 5], merges_parts=True).takes == [(2, 4)], "3 goes on from 2, too"
     match = cache.match(prompt_of([1, 2, 4, 5]), 1000)
-    assert insert(cache, [1, 2, 4, 5, 6], joins=True).takes == [(4, 5)], "4 and 5 are held"
+    assert insert(cache, [1, 2, 4, 5, 6], merges_parts=True).takes == [(4, 5)], "4 and 5 are held"
     match.release()
-    assert insert(cache, [1, 2, 4, 5, 6, 7], joins=True).takes == [(2, 6)], "3 made room"
+    assert insert(cache, [1, 2, 4, 5, 6, 7], merges_parts=True).takes == [(2, 6)], "3 made room"
     assert num_known(cache, [1, 2, 3]) == 2
-    assert insert(cache, [1, 2, 4, 5, 6, 7, 8], joins=True).takes == [], "there is no room"
+    assert insert(cache, [1, 2, 4, 5, 6, 7, 8], merges_parts=True).takes == [], "there is no room"
     assert num_known(cache, [1, 2, 4, 5, 6, 7, 8]) == 6
 
 
@@ -110,7 +110,7 @@ def test_join_drops_short_answers_without_continuation() -> None:
     prompt_items = list[Item](range(20))
     for answer, takes in (([70, 71], [(0, 30)]), ([*range(70, 76)], [(20, 30)])):
         cache = cache_of(prompt_items, [*prompt_items, *answer])
-        assert insert(cache, [*range(30)], joins=True).takes == takes
+        assert insert(cache, [*range(30)], merges_parts=True).takes == takes
         assert num_known(cache, [*range(30)]) == 30
         is_dropped = takes == [(0, 30)]
         assert num_known(cache, [*prompt_items, *answer]) == 20 + (0 if is_dropped else len(answer))
@@ -128,15 +128,15 @@ def test_join_does_not_scan_children_of_shared_prefix() -> None:
     cache = cache_of(*([1, 2, 3, branch] for branch in range(10, 110)))
     node, _ = cache._tree.walk(prompt_of([1, 2, 3]), 3, "")[-1]
     node.children = counted = Counted(node.children)
-    assert not prefix._may_join([node], 6)
+    assert not prefix._can_merge([node], 6)
     assert not counted.num_asked
-    assert insert(cache, [1, 2, 3, 200, 201, 202], joins=True).takes == [(3, 6)]
+    assert insert(cache, [1, 2, 3, 200, 201, 202], merges_parts=True).takes == [(3, 6)]
 
 
 def test_long_segments_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "_MAX_JOINED_BYTES", 4)
+    monkeypatch.setattr(prefix, "_MAX_MERGED_BYTES", 4)
     cache = cache_of([1, 2], [1, 2, 3])
-    assert insert(cache, [1, 2, 3, 4, 5], joins=True).takes == [(2, 5)]
+    assert insert(cache, [1, 2, 3, 4, 5], merges_parts=True).takes == [(2, 5)]
     assert num_known(cache, [1, 2, 3, 4, 5]) == 5
 
 
@@ -238,9 +238,9 @@ def test_longer_match_replaces_shorter_one() -> None:
     cache = cache_of([1, 2], [3])
     prompt = prompt_of([1, 2, 3, 4])
     worse = cache.match(prompt, 4)
-    assert cache.improve(worse, prompt, 4) is worse
+    assert cache.rematch(worse, prompt, 4) is worse
     insert(cache, [1, 2, 3])
-    better = cache.improve(worse, prompt, 4)
+    better = cache.rematch(worse, prompt, 4)
     assert (better.length, worse.segments) == (3, ())
     assert cache.stats().hits == 1
     better.release()
@@ -339,7 +339,7 @@ def test_concurrent_matches_and_inserts_keep_prefix_cache_intact(needs_snapshots
             source = FakeSource(prompt_key, frozenset([prompt_key.floor(3), len(prompt_key)]))
             match = cache.match(prompt_key, 8)
             cache.insert(prompt_key, source)
-            match = cache.improve(match, prompt_key, 8)
+            match = cache.rematch(match, prompt_key, 8)
             assert parts_in(match) == parts_of(prompt_key)[: match.length]
             if choice.random() < 0.1:
                 cache.check_integrity()

@@ -147,7 +147,7 @@ class Prefixes(RuleBasedStateMachine):
         salt=SALTS,
         positions=st.sets(st.integers(0, 14), max_size=4),
         failing=st.none() | st.none() | st.integers(0, 2),
-        joins=st.booleans(),
+        merges_parts=st.booleans(),
     )
     def insert(
         self,
@@ -157,7 +157,7 @@ class Prefixes(RuleBasedStateMachine):
         salt: str,
         positions: set[int],
         failing: int | None,
-        joins: bool,
+        merges_parts: bool,
     ) -> Prompt:
         prompt = (*base[:cut], *tail)
         prompt_key = prompt_of(prompt)
@@ -170,7 +170,7 @@ class Prefixes(RuleBasedStateMachine):
         source = FakeSource(prompt_key, known.positions, failing)
         failed = False
         try:
-            self.cache.insert(prompt_key, source, salt, joins=joins)
+            self.cache.insert(prompt_key, source, salt, merges_parts=merges_parts)
         except TakeFailed:
             failed = True
         self.may.knowns.append(known)
@@ -197,12 +197,12 @@ class Prefixes(RuleBasedStateMachine):
         again.release()
 
     @rule(lease=leases, limit=LIMITS)
-    def improve(self, lease: Leased, limit: int) -> None:
+    def rematch(self, lease: Leased, limit: int) -> None:
         if lease not in self.leased:
             return
         old = lease.match
         prompt_key = prompt_of(lease.prompt)
-        lease.match = self.cache.improve(old, prompt_key, limit, lease.salt)
+        lease.match = self.cache.rematch(old, prompt_key, limit, lease.salt)
         assert lease.match is old or lease.match.length > old.length
         assert lease.match is old or not old.segments
         lease.limit = max(lease.limit, limit)

@@ -135,7 +135,7 @@ def test_segment_may_be_split_or_extended_while_it_is_joined(
     insert(cache, [1, 2])
     insert(cache, [1, 2, 3])
     source = BusySource(prompt_of([1, 2, 3, 4]), meanwhile=[lambda: insert(cache, others)])
-    cache.insert(source.prompt_key, source, joins=True)
+    cache.insert(source.prompt_key, source, merges_parts=True)
     cache.check_integrity()
     assert source.takes == takes
     assert (num_stored(cache, [1, 2, 3, 4]), num_stored(cache, others)) == (4, len(others))
@@ -146,7 +146,7 @@ def test_segment_may_be_evicted_while_it_is_joined() -> None:
     cache = Cache("prefix", 1000)
     insert(cache, [1, 2])
     source = BusySource(prompt_of([1, 2, 3]), meanwhile=[lambda: cache.evict(1)])
-    cache.insert(source.prompt_key, source, joins=True)
+    cache.insert(source.prompt_key, source, merges_parts=True)
     assert source.takes == [(0, 3), (0, 3)]
     assert num_stored(cache, [1, 2, 3]) == 3
 
@@ -160,7 +160,7 @@ def test_segment_may_be_matched_while_it_is_joined() -> None:
         matches.append(cache.match(prompt_of([1, 2]), 2))
 
     source = BusySource(prompt_of([1, 2, 3]), meanwhile=[match])
-    cache.insert(source.prompt_key, source, joins=True)
+    cache.insert(source.prompt_key, source, merges_parts=True)
     cache.check_integrity()
     assert source.takes == [(0, 3), (2, 3)]
     assert num_stored(cache, [1, 2, 3]) == 3
@@ -231,7 +231,7 @@ def test_concurrent_insert_match_evict_and_clear_keep_integrity(
                 cache.insert(prompt, FakeSource(prompt, positions, failing), salt)
             except TakeFailed:
                 pass
-            match = cache.improve(match, prompt, 8, salt)
+            match = cache.rematch(match, prompt, 8, salt)
             assert parts_in(match) == parts_of(prompt)[: match.length]
             match choice.randrange(10):
                 case 0:

@@ -11,7 +11,7 @@ from vlm_server import errors
 from vlm_server.cli import exit_codes, main
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service import manager, systemd
-from vlm_server.cli.usage import commands_of, every
+from vlm_server.cli.usage import all_commands, commands_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 NAMED = {name: value for name, value in vars(exit_codes).items() if isinstance(value, int)}
@@ -36,7 +36,7 @@ def test_exit_codes_of_service_docs_exist() -> None:
 
 
 def test_help_of_every_command_lists_exit_codes() -> None:
-    for parser in every(main.build_parser()):
+    for parser in all_commands(main.build_parser()):
         if not commands_of(parser):
             shown = parser.format_help()
             is_status = parser.prog == "vlm-server service status"

@@ -13,10 +13,10 @@ import pytest
 
 from tests.docs import man_page
 from vlm_server.cli.main import COMMANDS, build_parser, main
-from vlm_server.cli.usage import Parser, commands_of, every
+from vlm_server.cli.usage import Parser, all_commands, commands_of
 
 PAGE = man_page.PATH
-LEAVES = [parser.prog.split()[1:] for parser in every(build_parser())]
+LEAVES = [parser.prog.split()[1:] for parser in all_commands(build_parser())]
 HEAVY = (
     *("mlx", "mlx_vlm", "numpy", "transformers", "torch", "starlette", "uvicorn", "httpx", "PIL"),
     *("huggingface_hub", "rich", "shtab", "prometheus_client", "vlm_server.api", "av"),
@@ -74,7 +74,7 @@ def _seconds(command: list[str]) -> float:
 
 def test_commands_and_options_all_have_help() -> None:
     parser = build_parser()
-    for command in every(parser):
+    for command in all_commands(parser):
         assert isinstance(command, Parser)
         for action in command._actions:
             assert action.help or commands_of(command), (command.prog, action.dest)
@@ -85,7 +85,7 @@ def test_commands_and_options_all_have_help() -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_overview_lists_commands_without_importing_them(name: str) -> None:
     """The overview and a command's own parser have the same summary."""
-    alone = {parser.prog.split()[-1] for parser in every(build_parser([name]))}
+    alone = {parser.prog.split()[-1] for parser in all_commands(build_parser([name]))}
     assert name in alone
     assert {text for text, _ in commands_of(build_parser([]))} == {
         text for _, text in COMMANDS.values()
@@ -95,7 +95,7 @@ def test_overview_lists_commands_without_importing_them(name: str) -> None:
 def test_help_examples_parse() -> None:
     """Every `vlm-server` line of an example has only existing options."""
     parser = build_parser()
-    examples = [line for command in every(parser) for _, line in command.manual.examples]
+    examples = [line for command in all_commands(parser) for _, line in command.manual.examples]
     assert len(examples) > 10
     for line in examples:
         words = shlex.split(line[line.index("vlm-server") :].removesuffix(')"'))
@@ -128,7 +128,7 @@ def test_help_has_sections_of_manual_page(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("columns", [60, 80, 300])
 def test_help_fits_terminal_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    for parser in every(build_parser()):
+    for parser in all_commands(build_parser()):
         shown = parser.format_help().partition("\nexamples:")[0]
         assert max(map(len, shown.splitlines())) <= columns
 
@@ -140,7 +140,7 @@ def test_manual_page_is_up_to_date() -> None:
 
 def test_manual_page_names_every_option() -> None:
     text = man_page.render().replace("\\-", "-")
-    for parser in every(build_parser()):
+    for parser in all_commands(build_parser()):
         if not commands_of(parser):
             assert parser.prog in text
             for action in parser._actions:

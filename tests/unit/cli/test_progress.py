@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.cli.screen import Terminal
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import fitted
+from vlm_server.cli.text import shorten_stage
 
 DOWNLOAD = "downloading model.safetensors: 1 GB of 2 GB"
 
@@ -70,7 +70,7 @@ def test_progress_line_is_cut_to_terminal_width(
 )
 def test_progress_shortens_file_name_before_figures(stage: str, columns: int, shown: str) -> None:
     """A stage that is still too long is left to be cut at its end."""
-    assert fitted(stage, columns) == shown
+    assert shorten_stage(stage, columns) == shown
 
 
 def test_progress_without_fraction_shows_no_percentage(screen: Terminal) -> None:

@@ -89,7 +89,7 @@ class ScriptedEncoder:
     """The request ids of each encode call."""
     seconds: Callable[[int], float | None] = float
     """The seconds of a call, by its number of images; see `EncodeDone`."""
-    needs_turns = False
+    has_parts_left = False
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         pass

@@ -143,7 +143,7 @@ def prepared(
     )
     inputs: dict[int, MediaInputs] = {}
     load = holds.look_up(on_disk=use_disk)
-    for index in list(holds.missing()):
+    for index in list(holds.missing_spans()):
         if load is None or not load.covers(index):
             inputs[index] = {"pixel_values": np.zeros((1, 2), np.float32)}
     return Prepared(prepared_prompt, holds, inputs, load)

@@ -36,7 +36,7 @@ class EncodeTurns:
         return self.model.encodings[-1].num_launched
 
     def done(self) -> EncodeDone:
-        assert not self.encoder.needs_turns
+        assert not self.encoder.has_parts_left
         message = self.inbox.get_nowait()
         assert isinstance(message, EncodeDone)
         assert self.inbox.empty()
@@ -46,9 +46,9 @@ class EncodeTurns:
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_every_turn_launches_one_part_of_encode(is_alone: bool):
     turns = EncodeTurns(num_parts=3)
-    assert not turns.encoder.needs_turns
+    assert not turns.encoder.has_parts_left
     turns.encoder.start(turns.works)
-    assert turns.encoder.needs_turns
+    assert turns.encoder.has_parts_left
     assert [turns.turn(is_alone=is_alone) for _ in range(3)] == [1, 2, 3]
     assert turns.inbox.empty(), "the device works on the last part"
     turns.turn(is_alone=is_alone)
@@ -126,7 +126,7 @@ def test_failed_encode_batch_is_repeated_image_by_image():
     turns.model.bad = {turns.works[1].span.mm_hash}
     turns.encoder.start(turns.works)
     num_turns = 0
-    while turns.encoder.needs_turns:
+    while turns.encoder.has_parts_left:
         turns.turn(is_alone=True)
         num_turns += 1
     assert num_turns == 4 * 2
@@ -149,7 +149,7 @@ def test_failed_encode_part_returns_its_error(
     monkeypatch.setattr(FakeEncoding, name, fail)
     turns = EncodeTurns(num_parts=1)
     turns.encoder.start(turns.works[:1])
-    while turns.encoder.needs_turns:
+    while turns.encoder.has_parts_left:
         turns.turn()
     (outcome,) = turns.done().outcomes
     assert isinstance(outcome, type(error) if isinstance(error, RequestError) else InternalError)

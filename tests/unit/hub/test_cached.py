@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from vlm_server.hub.cached import removal
-from vlm_server.hub.find import unfinished
+from vlm_server.hub.find import find_unfinished
 from vlm_server.hub.names import HubName
 
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -74,7 +74,7 @@ def test_unfinished_download_is_listed_and_removed(cache: Path) -> None:
     folder = cache / "models--org--half"
     (folder / "blobs").mkdir(parents=True)
     (folder / "blobs/abc.incomplete").write_bytes(b"x" * 1000)
-    assert [one.name for one in unfinished()] == ["org/half"]
+    assert [one.name for one in find_unfinished()] == ["org/half"]
     assert removal(HubName("org/half", "main")) is None
     plan = removal(HubName("org/half"))
     assert plan is not None
@@ -88,4 +88,4 @@ def test_missing_hub_cache_lists_no_models_or_downloads(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
     assert removal(HubName("org/model")) is None
-    assert unfinished() == []
+    assert find_unfinished() == []

@@ -25,7 +25,7 @@ from vlm_server.errors import ModelLoadError, NotAvailable
 from vlm_server.hub import download as downloads
 from vlm_server.hub.download import download, look_up
 from vlm_server.hub.download_process import Download
-from vlm_server.hub.failures import refused
+from vlm_server.hub.failures import download_refused
 from vlm_server.hub.find import find, hub_cache
 from vlm_server.hub.messages import DownloadPlan, Message, Progress
 from vlm_server.hub.names import HubName
@@ -68,7 +68,7 @@ class InProcessDownload(DownloadWatcher):
         try:
             return await asyncio.to_thread(Download(wanted, send).run, may_go)
         except Exception as error:
-            found = refused(error, wanted)
+            found = download_refused(error, wanted)
             raise (NotAvailable if found.may_pass else ModelLoadError)(found.reason) from error
 
 
@@ -334,7 +334,7 @@ async def test_download_without_symbolic_links_stores_each_file_once(
 def test_hub_errors_have_reasons_and_know_if_temporary(
     error: Exception, words: str, *, may_pass: bool
 ) -> None:
-    found = refused(error, HubName(NAME))
+    found = download_refused(error, HubName(NAME))
     assert words in found.reason
     assert found.may_pass is may_pass
 

@@ -47,7 +47,7 @@ def test_unreadable_paths_do_not_hide_checkpoints(home: Path) -> None:
     (home / "disk/lost+found").mkdir()
     (home / "disk/lost+found/config.json").symlink_to("x" * 300)
     paths = (str(home / "disk"),)
-    assert [one.folder for one in find.every(paths)] == [found]
+    assert [one.folder for one in find.find_all(paths)] == [found]
     assert find.find(NAME, paths) == Found(found, NAME, "search path")
 
 
@@ -67,7 +67,7 @@ def test_hub_cache_wins_over_lm_studio_and_search_paths(home: Path) -> None:
     assert find.find(NAME, paths) == Found(studio, NAME, "LM Studio")
     cached = snapshot(home)
     assert find.find(NAME, paths) == Found(cached, NAME, "hub cache")
-    assert [found.folder for found in find.every(paths)] == [cached, studio, searched]
+    assert [found.folder for found in find.find_all(paths)] == [cached, studio, searched]
 
 
 def test_configured_lm_studio_folder_is_searched(home: Path) -> None:

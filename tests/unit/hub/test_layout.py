@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.hub.layout import fault_of, fault_of_names, lack_of, visible_files
+from vlm_server.hub.layout import fault_of, fault_of_names, missing_files_of, visible_files
 
 
 def gguf_file(folder: Path) -> Path:
@@ -135,8 +135,8 @@ def test_fault_is_found_from_file_names_alone(names: list[str], words: str):
 
 
 def test_missing_config_or_weights_are_named():
-    assert "no config.json" in str(lack_of(["README.md"]))
-    assert "no *.safetensors" in str(lack_of(["config.json", "._model.safetensors"]))
+    assert "no config.json" in str(missing_files_of(["README.md"]))
+    assert "no *.safetensors" in str(missing_files_of(["config.json", "._model.safetensors"]))
     whole = ["config.json", "model.safetensors", "a.gguf", "onnx/model.onnx"]
     assert fault_of_names(whole) is None
-    assert lack_of(whole) is None
+    assert missing_files_of(whole) is None

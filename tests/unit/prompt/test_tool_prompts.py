@@ -12,7 +12,7 @@ from msgspec import structs
 from tests.unit.prompt import tool_templates as templates
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.template.chat import Chat, read_chat
-from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.templates import ChatTemplate, load_sandboxed
 from vlm_server.protocol import (
     ImagePart,
     Message,
@@ -48,7 +48,7 @@ SCREEN = Message(
 
 
 def chat_template(source: str) -> ChatTemplate:
-    return ChatTemplate(sandboxed(source, {}), ("<image>",), None, ("bos_token",))
+    return ChatTemplate(load_sandboxed(source, {}), ("<image>",), None, ("bos_token",))
 
 
 def render(

@@ -26,24 +26,26 @@ def quarantine(clock: Clock) -> Quarantine:
     return Quarantine(SECONDS, clock)
 
 
-def admit(quarantine: Quarantine, submit: Submit, *, alone: bool = False) -> None:
-    quarantine.admit(submit.request_id, shape_of(submit), alone=alone)
+def admit(quarantine: Quarantine, submit: Submit) -> None:
+    quarantine.admit(submit.request_id, shape_of(submit))
 
 
 def crash(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
     """An engine dies that encodes the media of one request and prefills the other prompts."""
     for submit in (encoding, *others):
-        admit(quarantine, submit, alone=alone)
+        admit(quarantine, submit)
     request_ids = tuple(submit.request_id for submit in (encoding, *others))
     quarantine.record_work(OnDevice(request_ids, (encoding.request_id,)))
-    quarantine.record_engine_end(is_crash=True)
+    trial_id = encoding.request_id if alone else None
+    quarantine.record_engine_end(is_crash=True, trial_id=trial_id)
 
 
 def crash_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
     for submit in submits:
-        admit(quarantine, submit, alone=alone)
+        admit(quarantine, submit)
     quarantine.record_work(OnDevice(tuple(submit.request_id for submit in submits)))
-    quarantine.record_engine_end(is_crash=True)
+    trial_id = submits[-1].request_id if alone else None
+    quarantine.record_engine_end(is_crash=True, trial_id=trial_id)
 
 
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
@@ -169,10 +171,10 @@ def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantin
     """Others may be on the device by then."""
     crash(quarantine, LARGE)
     crash(quarantine, LARGE)
-    admit(quarantine, LARGE, alone=True)
+    admit(quarantine, LARGE)
     quarantine.record_work(OnDevice(("large",), ("large",)))
     quarantine.remove("large")
-    quarantine.record_engine_end(is_crash=True)
+    quarantine.record_engine_end(is_crash=True, trial_id=None)
     assert is_suspect(quarantine, LARGE)
     assert not is_refused(quarantine, LARGE)
 
@@ -180,8 +182,8 @@ def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantin
 def test_crash_before_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
     crash(quarantine, LARGE)
     crash(quarantine, LARGE)
-    admit(quarantine, LARGE, alone=True)
-    quarantine.record_engine_end(is_crash=True)
+    admit(quarantine, LARGE)
+    quarantine.record_engine_end(is_crash=True, trial_id="large")
     assert not is_refused(quarantine, LARGE)
 
 

@@ -92,7 +92,9 @@ async def test_cancelled_suspect_unblocks_waiting_requests() -> None:
     trials.remove("busy")
     trials.remove("later")
     assert await trials.wait_for_turn("tried again", suspect)
+    assert trials.request_id == "tried again"
     trials.remove("tried again")
+    assert trials.request_id is None
     assert not await trials.wait_for_turn("last", innocent)
 
 

@@ -25,7 +25,7 @@ from vlm_server.errors import (
     ModelNotFound,
     NotFound,
 )
-from vlm_server.hub.find import Found, by_name
+from vlm_server.hub.find import Found, find_by_name
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 
@@ -68,14 +68,14 @@ class Administration:
 
     async def unload(self, request: Request) -> Response:
         """Unload a model once it is not in use."""
-        name = self._served((await self._read(request, ModelNamed)).model)
+        name = self._served_name((await self._read(request, ModelNamed)).model)
         await self._models.unload(name)
         return self._state(name)
 
     async def clear_caches(self, request: Request) -> Response:
         """Drop cache entries in memory that are not in use."""
-        wanted = (await self._read(request, CachesOf)).model
-        names = [self._served(wanted)] if wanted is not None else self._loaded()
+        model_name = (await self._read(request, CachesOf)).model
+        names = [self._served_name(model_name)] if model_name is not None else self._loaded_names()
         for name in names:
             self._models.clear_caches(name)
         return JSONResponse({"cleared": names})
@@ -98,20 +98,22 @@ class Administration:
 
     async def checkpoints(self, _: Request) -> Response:
         """The checkpoints on this machine, and the downloads in progress."""
-        free = on_disk.free_for_more(self._models, self._settings)
+        free_bytes = on_disk.free_bytes_for_models(self._models, self._settings)
         names = self._models.names
-        found = await asyncio.to_thread(on_disk.checkpoints, self._settings, names, free)
-        return JSONResponse({"checkpoints": found, "pulls": self._pulls.to_json()})
+        on_disk_models = await asyncio.to_thread(
+            on_disk.checkpoints, self._settings, names, free_bytes
+        )
+        return JSONResponse({"checkpoints": on_disk_models, "pulls": self._pulls.to_json()})
 
-    def _loaded(self) -> list[str]:
+    def _loaded_names(self) -> list[str]:
         return [name for name in self._models.names if self._models.status(name).is_ready]
 
     def _state(self, name: str) -> Response:
         return JSONResponse({"model": name, "state": self._models.status(name).state})
 
-    def _served(self, name: str) -> str:
-        known = served_models.known_models(self._models, self._settings.server)
-        return served_models.existing(name, known).name
+    def _served_name(self, name: str) -> str:
+        known_models = served_models.known_models(self._models, self._settings.server)
+        return served_models.find_model(name, known_models).name
 
     async def _to_load(self, name: str) -> str:
         """A model by its own name, else a checkpoint, else an alias, which `*` may be.
@@ -123,7 +125,7 @@ class Administration:
         if await asyncio.to_thread(self._find, name) is not None:
             return self._models.add(name)
         try:
-            return self._served(name)
+            return self._served_name(name)
         except ModelNotFound as error:
             raise ModelNotFound(
                 f"There is no model `{name[:_MAX_SHOWN_CHARS]}` on this machine. {error.message}",
@@ -132,7 +134,7 @@ class Administration:
 
     def _find(self, name: str) -> Found | None:
         try:
-            return by_name(name, self._settings.model.search_paths)
+            return find_by_name(name, self._settings.model.search_paths)
         except ConfigError:
             raise Conflict(
                 "Several checkpoints on this machine have this name; say ORG/NAME.", "model"
@@ -148,8 +150,8 @@ class Administration:
 
     async def _read(self, request: Request, kind: type[msgspec.Struct]) -> Any:
         fields = await body.read_small(request, self._settings.limits, self._arriving)
-        asked = json_body.convert(fields, kind, {})
-        name = getattr(asked, "model", None)
+        action = json_body.convert(fields, kind, {})
+        name = getattr(action, "model", None)
         if name is not None:
             json_body.utf8_length(name, "model")
-        return asked
+        return action

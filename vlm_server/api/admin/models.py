@@ -47,26 +47,26 @@ class Models:
     def __init__(self, models: ModelClient, settings: Settings) -> None:
         self._models = models
         self._settings = settings
-        self._started = int(time.time())
+        self._started_at = int(time.time())
 
     async def list(self, request: Request) -> Response:
         statuses = served_models.statuses(self._models)
-        models = [self._shown(status, request) for status in statuses]
-        listed: dict[str, Any] = {"object": "list", "data": models}
+        models = [self._model_json(status, request) for status in statuses]
+        model_list: dict[str, Any] = {"object": "list", "data": models}
         if _is_anthropics(request):
             ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
-            listed |= {"has_more": False, **ends}
-        return JSONResponse(listed)
+            model_list |= {"has_more": False, **ends}
+        return JSONResponse(model_list)
 
     async def retrieve(self, request: Request) -> Response:
-        return JSONResponse(self._shown(self._named(request), request))
+        return JSONResponse(self._model_json(self._model_in_path(request), request))
 
     async def lm_studio_list(self, _: Request) -> Response:
         models = [_lm_studio_model(status) for status in served_models.statuses(self._models)]
         return JSONResponse({"object": "list", "data": models})
 
     async def lm_studio_retrieve(self, request: Request) -> Response:
-        return JSONResponse(_lm_studio_model(self._named(request)))
+        return JSONResponse(_lm_studio_model(self._model_in_path(request)))
 
     async def version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})
@@ -77,26 +77,28 @@ class Models:
         lines = "\n".join(f"model     {status.model_name} ({status.state})" for status in statuses)
         return PlainTextResponse(_PAGE.format(models=lines, url=url))
 
-    def _named(self, request: Request) -> EngineStatus:
+    def _model_in_path(self, request: Request) -> EngineStatus:
         """The model that the path of `request` names. Raises ModelNotFound."""
-        known = served_models.known_models(self._models, self._settings.server)
-        return self._models.status(served_models.existing(request.path_params["model"], known).name)
+        known_models = served_models.known_models(self._models, self._settings.server)
+        return self._models.status(
+            served_models.find_model(request.path_params["model"], known_models).name
+        )
 
-    def _shown(self, status: EngineStatus, request: Request) -> dict[str, Any]:
+    def _model_json(self, status: EngineStatus, request: Request) -> dict[str, Any]:
         """The JSON of a model, with Anthropic's fields for its clients."""
-        model = self._model(status)
+        model = self._openai_model(status)
         if not _is_anthropics(request):
             return model
         created = datetime.fromtimestamp(model["created"], UTC).isoformat()
         return {**model, "type": "model", "display_name": model["id"], "created_at": created}
 
-    def _model(self, status: EngineStatus) -> dict[str, Any]:
+    def _openai_model(self, status: EngineStatus) -> dict[str, Any]:
         """OpenAI's four fields and, once the model has been loaded, fields that agents look for."""
         facts, limits = status.model_facts, self._settings.limits
         model: dict[str, Any] = {
             "id": status.model_name,
             "object": "model",
-            "created": int(facts.modified_at) or self._started,
+            "created": int(facts.modified_at) or self._started_at,
             "owned_by": "vlm_server",
             "state": status.state,
         }
@@ -118,12 +120,12 @@ class Models:
                 "max_image_bytes": limits.max_image_bytes,
                 "max_image_pixels": limits.max_image_pixels,
                 "formats": [name.lower() for name in image_header.READABLE],
-                "seen": self._seen(facts),
+                "seen": self._pixel_limits(facts),
             },
         }
 
-    def _seen(self, facts: ModelFacts) -> dict[str, int] | None:
-        """The sizes at which the model sees pictures, for families that scale them."""
+    def _pixel_limits(self, facts: ModelFacts) -> dict[str, int] | None:
+        """The sizes at which the model sees images, for families that scale them."""
         if not facts.image_side_multiple:
             return None
         max_pixels = self._settings.image.max_pixels or facts.max_image_pixels

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from vlm_server.hub import layout
-from vlm_server.hub.find import Found, every
+from vlm_server.hub.find import Found, find_all
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 from vlm_server.supervisor.engine_process.client import ModelClient
 from vlm_server.supervisor.models.memory_shares import needed_bytes
 
 
-def free_for_more(models: ModelClient, settings: Settings) -> int | None:
+def free_bytes_for_models(models: ModelClient, settings: Settings) -> int | None:
     """Device memory in bytes not used by pinned models; None while the limit is unknown."""
     memories = {
         name: stats.memory
@@ -40,26 +40,29 @@ def checkpoints(
     """The checkpoints of vision models; models called `names` are served. Reads the disk."""
     folders = set(_served_folders(settings))
     return [
-        _shown(
-            found, settings, free_bytes, is_served=found.name in names or found.folder in folders
+        _checkpoint_json(
+            checkpoint,
+            settings,
+            free_bytes,
+            is_served=checkpoint.name in names or checkpoint.folder in folders,
         )
-        for found in every(settings.model.search_paths)
-        if layout.sees(layout.read_object(found.folder / layout.CONFIG))
+        for checkpoint in find_all(settings.model.search_paths)
+        if layout.is_vision_model(layout.read_object(checkpoint.folder / layout.CONFIG))
     ]
 
 
-def _shown(
-    found: Found, settings: Settings, free_bytes: int | None, *, is_served: bool
+def _checkpoint_json(
+    checkpoint: Found, settings: Settings, free_bytes: int | None, *, is_served: bool
 ) -> dict[str, Any]:
-    size = _size(found.folder)
-    needed = needed_bytes(size, settings.memory.model_room_bytes)
+    size = _size(checkpoint.folder)
+    needed_for_model = needed_bytes(size, settings.memory.model_room_bytes)
     return {
-        "name": found.name,
-        "place": found.place,
-        "complete": found.is_complete,
+        "name": checkpoint.name,
+        "place": checkpoint.place,
+        "complete": checkpoint.is_complete,
         "bytes": size,
-        "needed_bytes": needed,
-        "fits": None if free_bytes is None else needed <= free_bytes,
+        "needed_bytes": needed_for_model,
+        "fits": None if free_bytes is None else needed_for_model <= free_bytes,
         "served": is_served,
     }
 
@@ -67,11 +70,17 @@ def _shown(
 def _served_folders(settings: Settings) -> Iterator[Path]:
     """Folders of checkpoints that settings name; their models may have other names."""
     paths = {settings.model.path, *(model.path for model in settings.models.values())} - {""}
-    local = [found for found in every(settings.model.search_paths) if found.is_complete]
+    local_checkpoints = [
+        checkpoint for checkpoint in find_all(settings.model.search_paths) if checkpoint.is_complete
+    ]
     for path in paths:
         name = HubName.parse(path)
-        same = (found.folder for found in local if name is not None and found.name == name.repo)
-        yield next(same, expanded(path).absolute())
+        folders = (
+            checkpoint.folder
+            for checkpoint in local_checkpoints
+            if name is not None and checkpoint.name == name.repo
+        )
+        yield next(folders, expand_home(path).absolute())
 
 
 def _size(folder: Path) -> int:

@@ -37,7 +37,7 @@ class RouteBody:
     neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
+def constant_endpoint(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint of a constant JSON value, made at the first request."""
     body = cache(lambda: msgspec.json.encode(make()))
 
@@ -77,9 +77,9 @@ def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
 
 def _allow(schema: Json, body: RouteBody) -> None:
     """Add the accepted fields that the struct does not have."""
-    more = {name: {"enum": list(values)} for name, values in body.neutral.items()}
-    more |= {name: {} for name in sorted(body.harmless)}
-    schema["properties"] = {**schema["properties"], **more}
+    values_by_name = {name: {"enum": list(values)} for name, values in body.neutral.items()}
+    values_by_name |= {name: {} for name in sorted(body.harmless)}
+    schema["properties"] = {**schema["properties"], **values_by_name}
 
 
 def _name(ref: Json) -> str:
@@ -93,13 +93,16 @@ def _request_body(schemas: list[Any]) -> Json:
 
 def _operation(route: Route, method: str, error: Any) -> Json:
     names = _PARAMETER.findall(route.path)
-    failed: Json = {
+    error_response: Json = {
         "description": "An error; `code` is of: " + ", ".join(_codes()),
         "content": {"application/json": {"schema": error}},
     }
     operation: Json = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()} {route.path}").strip("_"),
-        "responses": {"200": {"description": "The answer: see docs/api.md."}, "default": failed},
+        "responses": {
+            "200": {"description": "The answer: see docs/api.md."},
+            "default": error_response,
+        },
     }
     if names:
         operation["parameters"] = [
@@ -110,10 +113,10 @@ def _operation(route: Route, method: str, error: Any) -> Json:
 
 
 def _codes() -> list[str]:
-    found = set[str]()
+    codes = set[str]()
     kinds = [RequestError]
     while kinds:
         kind = kinds.pop()
-        found.add(kind.code)
+        codes.add(kind.code)
         kinds += kind.__subclasses__()
-    return sorted(found)
+    return sorted(codes)

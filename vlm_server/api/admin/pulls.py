@@ -28,20 +28,20 @@ class Pulls:
 
     def start(self, name: HubName) -> Pull:
         """The download of `name`, started here if it is not in progress."""
-        running = self._running.get(str(name))
-        if running is None:
-            running = self._running[str(name)] = Pull(name, self._settings)
-            running.task.add_done_callback(lambda _: self._running.pop(str(name)))
-        return running
+        pull = self._running.get(str(name))
+        if pull is None:
+            pull = self._running[str(name)] = Pull(name, self._settings)
+            pull.task.add_done_callback(lambda _: self._running.pop(str(name)))
+        return pull
 
     def cancel(self, name: HubName) -> bool:
         """Cancel a download, keeping its files so far. Returns whether there was one."""
-        running = self._running.get(str(name))
-        return running is not None and running.task.cancel()
+        pull = self._running.get(str(name))
+        return pull is not None and pull.task.cancel()
 
     def to_json(self) -> list[dict[str, Any]]:
         """The latest line of each download in progress."""
-        return [running.news for running in self._running.values()]
+        return [pull.news for pull in self._running.values()]
 
 
 class Pull:
@@ -60,11 +60,11 @@ class Pull:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Lines of progress: now, at most once a second while it changes, and at the end."""
-        sent = None
+        last_line = None
         while True:
             news = self.news
-            if news != sent:
-                sent = news
+            if news != last_line:
+                last_line = news
                 yield json.dumps(news).encode() + b"\n"
             if news["state"] != "downloading":
                 return

@@ -94,12 +94,12 @@ def effective_fields(
         check_neutral(name, fields.get(name), values)
     for name in sorted(harmless & fields.keys()):
         ignored.add(name, fields[name])
-    others = {
+    other_fields = {
         name: value
         for name, value in fields.items()
         if name not in neutral and name not in harmless
     }
-    return known_fields(others, schema, ignored, refuses=context.unknown_fields == "refuse")
+    return known_fields(other_fields, schema, ignored, refuses=context.unknown_fields == "refuse")
 
 
 def tool_definitions(functions: Iterable[Function], param: str) -> list[ToolDefinition]:
@@ -116,13 +116,13 @@ def tool_definitions(functions: Iterable[Function], param: str) -> list[ToolDefi
     ]
 
 
-def ignore_labels(wanted: NamedSchema | None, path: str, ignored: IgnoredFields) -> None:
+def ignore_labels(schema: NamedSchema | None, path: str, ignored: IgnoredFields) -> None:
     """Report a schema's name and description, which the model does not get."""
-    if wanted is None:
+    if schema is None:
         return
-    ignored.add(f"{path}.name", wanted.name)
-    ignored.add(f"{path}.description", wanted.description)
-    if wanted.strict is False:
+    ignored.add(f"{path}.name", schema.name)
+    ignored.add(f"{path}.description", schema.description)
+    if schema.strict is False:
         ignored.add(f"{path}.strict")
 
 
@@ -139,11 +139,11 @@ def check_counts(
 
     contents: of the messages, each a text or a list of parts. image, video: types of parts.
     """
-    given = list(contents)
-    parts = [part for content in given if isinstance(content, list) for part in content]
+    all_contents = list(contents)
+    parts = [part for content in all_contents if isinstance(content, list) for part in content]
     Counts(
         messages=num_messages,
-        parts=len(parts) + sum(isinstance(content, str) for content in given),
+        parts=len(parts) + sum(isinstance(content, str) for content in all_contents),
         images=sum(isinstance(part, image) for part in parts),
         videos=sum(isinstance(part, video) for part in parts) if video else 0,
     ).check(limits, param)
@@ -187,7 +187,7 @@ def submit_prompt(
     )
 
 
-def checked_prompt(text: str, context: Context) -> str:
+def check_prompt(text: str, context: Context) -> str:
     """`text`, the field `prompt`. Raises InvalidRequest beyond `limits.max_text_bytes`."""
     limit = context.limits.max_text_bytes
     if json_body.utf8_length(text, "prompt") > limit:
@@ -196,7 +196,7 @@ def checked_prompt(text: str, context: Context) -> str:
     return text
 
 
-def only_counted(parsed: ParsedRequest) -> ParsedRequest:
-    """`parsed` as a request to count tokens, without an answer."""
-    submit = structs.replace(parsed.submit, count_only=True)
-    return structs.replace(parsed, submit=submit, stream=False, options=b"")
+def to_count_request(request: ParsedRequest) -> ParsedRequest:
+    """`request` as a request to count tokens, without an answer."""
+    submit = structs.replace(request.submit, count_only=True)
+    return structs.replace(request, submit=submit, stream=False, options=b"")

@@ -55,8 +55,8 @@ class ReasoningOptions:
 
         With 0 reasoning ends where it begins.
         """
-        given = [budget for budget in self.budgets if budget is not None]
-        return min(given) if given else EFFORT_TOKENS.get(self.effort or "")
+        budgets = [budget for budget in self.budgets if budget is not None]
+        return min(budgets) if budgets else EFFORT_TOKENS.get(self.effort or "")
 
     def template_options(self, *, continue_final: bool) -> TemplateOptions:
         """The template's options. Raises InvalidRequest for contradictory or reserved fields."""

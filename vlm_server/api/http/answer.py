@@ -31,24 +31,24 @@ async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRec
     aborts nothing.
     """
     ending: Finished | Failed | None = None
-    held: dict[int, tuple[TokenLogprob, ...]] = {}
+    logprobs_by_choice: dict[int, tuple[TokenLogprob, ...]] = {}
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Tokens):
                 for delta in event.deltas:
-                    logprobs = held.pop(delta.choice, ()) + delta.logprobs
+                    logprobs = logprobs_by_choice.pop(delta.choice, ()) + delta.logprobs
                     if not (delta.text or delta.tool_call or delta.finish_reason):
-                        held[delta.choice] = logprobs
+                        logprobs_by_choice[delta.choice] = logprobs
                         continue
                     if delta.finish_reason:
                         recorder.finish_reasons[delta.choice] = delta.finish_reason
                     yield msgspec.structs.replace(delta, logprobs=logprobs)
             elif isinstance(event, Finished | Failed):
                 ending = event
-    yield _checked(ending, recorder)
+    yield _check_ending(ending, recorder)
 
 
-async def whole(
+async def collect_answer(
     answer: Answer, num_choices: int, recorder: AnswerRecorder
 ) -> tuple[list[list[Delta]], Finished]:
     """The deltas of each choice, and the end. Raises RequestError."""
@@ -70,7 +70,7 @@ def as_request_error(error: Exception, entry: Entry) -> RequestError:
     return error
 
 
-def finite(logprob: float) -> float:
+def as_finite(logprob: float) -> float:
     """`logprob`, or -9999 if it is infinite or NaN."""
     return logprob if math.isfinite(logprob) else _IMPOSSIBLE_LOGPROB
 
@@ -86,10 +86,10 @@ def token_logprob(entry: TokenLogprob, *, empty_top: bool = True) -> dict[str, A
 
 def _token(token: TokenText) -> dict[str, Any]:
     """The JSON of a token; `bytes` is its text in UTF-8, perhaps a part of a character."""
-    return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(token.utf8)}
+    return {"token": token.text, "logprob": as_finite(token.logprob), "bytes": list(token.utf8)}
 
 
-def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Finished:
+def _check_ending(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Finished:
     """The `Finished` of a complete answer. Raises RequestError for anything else."""
     if ending is None:
         raise InternalError("The engine's answer is incomplete.")
@@ -100,5 +100,5 @@ def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Fini
     recorder.finish(ending)
     total_seconds = time.monotonic() - recorder.received_at
     first_at = recorder.first_at
-    first = total_seconds if first_at is None else first_at - recorder.received_at
-    return msgspec.structs.replace(ending, times=Times(first, total_seconds))
+    first_seconds = total_seconds if first_at is None else first_at - recorder.received_at
+    return msgspec.structs.replace(ending, times=Times(first_seconds, total_seconds))

@@ -42,12 +42,14 @@ class RequestClock:
 
     def __init__(self, headers: Mapping[str, str], limits: settings.DeadlineSettings) -> None:
         """Raises InvalidRequest for a header that is no number of milliseconds."""
-        wanted = {name: _read(headers, name, getattr(limits, name)) for name in HEADERS}
-        self._deadlines = RequestDeadlines(msgspec.convert(wanted, Deadlines), time.monotonic())
+        seconds_by_name = {name: _read(headers, name, getattr(limits, name)) for name in HEADERS}
+        self._deadlines = RequestDeadlines(
+            msgspec.convert(seconds_by_name, Deadlines), time.monotonic()
+        )
 
-    def left(self) -> Deadlines:
+    def remaining(self) -> Deadlines:
         """The time left for the engine."""
-        return self._deadlines.left(time.monotonic())
+        return self._deadlines.remaining(time.monotonic())
 
     @asynccontextmanager
     async def before_submit(self) -> AsyncIterator[None]:
@@ -56,7 +58,7 @@ class RequestClock:
             async with asyncio.timeout_at(self._deadlines.next_at) as timeout:
                 yield
         except TimeoutError:
-            if timeout.expired() and (error := self._deadlines.passed(math.inf)):
+            if timeout.expired() and (error := self._deadlines.error_at(math.inf)):
                 raise error from None
             raise
 
@@ -106,15 +108,15 @@ class _Backstop:
             async with asyncio.timeout(None) as self._timeout:
                 return await anext(events, None)
         except TimeoutError:
-            if error := self._deadlines.passed(time.monotonic()):
+            if error := self._deadlines.error_at(time.monotonic()):
                 raise error from None
             raise
         finally:
             self._timeout = None
 
-    def _set(self, due: float) -> None:
-        self._due = due
-        self._timer.set_at(due)
+    def _set(self, due_at: float) -> None:
+        self._due = due_at
+        self._timer.set_at(due_at)
 
     def _check(self) -> None:
         now = self._loop.time()

@@ -66,35 +66,37 @@ def encode_openai(error: RequestError) -> bytes:
 def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
     """The error for a path without a route; it names the nearest of `routes`."""
     path = request.url.path[:_MAX_SHOWN_CHARS]
-    shown = "".join(c if c.isprintable() and c != "`" else "?" for c in path)
-    known = {
+    shown_path = "".join(c if c.isprintable() and c != "`" else "?" for c in path)
+    known_paths = {
         route.path: route
         for route in routes
         if isinstance(route, Route) and route.include_in_schema
     }
-    nearest = _nearest(path.rstrip("/"), list(known))
-    advice = f" Do you mean `{_shown(known[nearest])}`?" if nearest else ""
-    return NotFound(f"There is no route `{shown}`.{advice} The routes are listed in docs/api.md.")
-
-
-def method_not_allowed(request: Request, allowed: str) -> MethodNotAllowed:
-    """The error for a method that is not among the `allowed` ones of the route."""
-    return MethodNotAllowed(
-        f"The method {request.method} is not allowed on this route, which takes {allowed}."
+    nearest = _nearest(path.rstrip("/"), list(known_paths))
+    advice = f" Do you mean `{_route_text(known_paths[nearest])}`?" if nearest else ""
+    return NotFound(
+        f"There is no route `{shown_path}`.{advice} The routes are listed in docs/api.md."
     )
 
 
-def _nearest(path: str, known: list[str]) -> str | None:
-    """The `known` route that ends with `path`, or is its end; else a similar one, if any."""
+def method_not_allowed(request: Request, allowed_methods: str) -> MethodNotAllowed:
+    """The error for a method that is not among the `allowed_methods` of the route."""
+    return MethodNotAllowed(
+        f"The method {request.method} is not allowed on this route, which takes {allowed_methods}."
+    )
+
+
+def _nearest(path: str, known_paths: list[str]) -> str | None:
+    """The known path that ends with `path`, or is its end; else a similar one, if any."""
     if len(path) > 1:
-        longer = [route for route in known if route.endswith(path)]
-        shorter = [route for route in known if len(route) > 1 and path.endswith(route)]
+        longer = [route for route in known_paths if route.endswith(path)]
+        shorter = [route for route in known_paths if len(route) > 1 and path.endswith(route)]
         if nested := sorted(longer, key=len) or sorted(shorter, key=len, reverse=True):
             return nested[0]
-    similar = difflib.get_close_matches(path, known, 1, _MIN_SIMILARITY)
+    similar = difflib.get_close_matches(path, known_paths, 1, _MIN_SIMILARITY)
     return similar[0] if similar else None
 
 
-def _shown(route: Route) -> str:
+def _route_text(route: Route) -> str:
     methods = (route.methods or set()) - {"HEAD"}
     return f"{' '.join(sorted(methods))} {route.path}".strip()

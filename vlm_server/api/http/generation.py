@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access_log import Entry
-from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.answer import Answer, answer, as_request_error, collect_answer
 from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import Dialect, Renderer
@@ -136,7 +136,7 @@ class Endpoint:
                 if stream_wanted:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
-                    content = render.whole(*await whole(deltas, num_choices, recorder))
+                    content = render.whole(*await collect_answer(deltas, num_choices, recorder))
                     headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
                     response = Response(content, headers=headers, media_type="application/json")
                     await response(scope, receive, send)
@@ -170,7 +170,7 @@ class Endpoint:
             return
         async with shared.models.lease(model, request_id, keep_alive) as engine:
             entry.state = "sent"
-            events = engine.stream(request.with_deadlines(clock.left()))
+            events = engine.stream(request.with_deadlines(clock.remaining()))
             del request  # frees the images during the answer
             async with aclosing(events):
                 async for event in events:
@@ -210,8 +210,8 @@ class Endpoint:
                 try:
                     return await parse(context)
                 except BytesNeeded as needed:
-                    given = await shared.media_urls.read(needed.urls)
-                    context = msgspec.structs.replace(context, given=given)
+                    contents = await shared.media_urls.read(needed.urls)
+                    context = msgspec.structs.replace(context, given=contents)
                 except HistoryNeeded as needed:
                     context = self._recall(context, needed, len(data))
                 slot.reserve(len(data) + context.num_bytes)
@@ -223,15 +223,17 @@ class Endpoint:
         history, owner, response_id = self._history, context.owner, needed.response_id
         assert history is not None
         previous = () if response_id is None else history.recall(owner, response_id)
-        others = tuple(items for other in needed.others for items in history.turn(owner, other))
+        other_items = tuple(
+            items for response_id in needed.others for items in history.turn(owner, response_id)
+        )
         limit = self._shared.limits.max_body_bytes
-        if body_bytes + sum(map(len, previous + others)) > limit:
+        if body_bytes + sum(map(len, previous + other_items)) > limit:
             raise PayloadTooLarge(
                 f"The request and the turns before it are larger than {limit} bytes "
                 "(`limits.max_body_bytes`).",
                 "input" if response_id is None else "previous_response_id",
             )
-        return msgspec.structs.replace(context, previous=previous, others=others)
+        return msgspec.structs.replace(context, previous=previous, others=other_items)
 
 
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
@@ -251,21 +253,21 @@ async def _send_events(
     A delta with a finish reason is sent with the next event, so that a client that disconnects on
     the finish reason interrupts nothing.
     """
-    held, unsent = b"", list[Delta]()
+    held_events, unsent = b"", list[Delta]()
     try:
         async for event in deltas:
             if isinstance(event, Finished):
-                await stream.end(held + render.end(event))
+                await stream.end(held_events + render.end(event))
                 recorder.record_deltas(unsent)
                 return
-            held += render.delta(event)
+            held_events += render.delta(event)
             unsent.append(event)
-            if held and not event.finish_reason:
-                await stream.write(held)
+            if held_events and not event.finish_reason:
+                await stream.write(held_events)
                 recorder.record_deltas(unsent)
-                held, unsent = b"", []
+                held_events, unsent = b"", []
     except Exception as error:
         if not stream.started:
             raise
         recorder.reason = "error"
-        await stream.end(held + render.error(as_request_error(error, entry)))
+        await stream.end(held_events + render.error(as_request_error(error, entry)))

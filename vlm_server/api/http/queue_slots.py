@@ -14,7 +14,7 @@ from vlm_server.platform.awake import Awake
 from vlm_server.settings import Limits
 
 _FREE_BYTES = 64 << 10
-"""Uncounted bytes of each body: no short text is refused because of other clients' pictures."""
+"""Uncounted bytes of each body: no short text is refused because of other clients' images."""
 _RETRY_SECONDS = 5.0
 """Time after `Retry-After` for which a refused client's share is kept free."""
 _MIN_BODIES = 4
@@ -44,9 +44,9 @@ class QueueSlots:
     def check(self, client: str, headers: Mapping[str, str]) -> None:
         """Raises QueueFull unless there is a slot, and room for the body that `headers` declare."""
         self.check_room(self.requests, client, 1)
-        more = _declared_bytes(headers) - _FREE_BYTES
-        if more > 0:
-            self.check_room(self.waiting_bytes, client, more)
+        body_bytes = _declared_bytes(headers) - _FREE_BYTES
+        if body_bytes > 0:
+            self.check_room(self.waiting_bytes, client, body_bytes)
 
     @contextmanager
     def hold(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
@@ -84,10 +84,10 @@ class QueueSlots:
         seconds = self.retry_after_seconds()
         share.reserve_refused(client, amount, now + seconds + _RETRY_SECONDS)
         if share is self.waiting_bytes:
-            what, setting = "bytes for requests that wait are in use", "max_waiting_bytes"
+            subject, setting = "bytes for requests that wait are in use", "max_waiting_bytes"
         else:
-            what, setting = "requests are in flight", "max_requests"
-        message = f"{share.taken} of {share.limit} {what} (limits.{setting})"
+            subject, setting = "requests are in flight", "max_requests"
+        message = f"{share.taken} of {share.limit} {subject} (limits.{setting})"
         raise QueueFull(f"{message}; try again later.", retry_after_seconds=seconds)
 
 
@@ -101,11 +101,11 @@ class QueueSlot:
 
     def reserve(self, num_bytes: int) -> None:
         """Reserve room for a body of `num_bytes` in all. Raises QueueFull if there is none."""
-        more = num_bytes - _FREE_BYTES - self._num_reserved
-        if more > 0:
-            self._slots.check_room(self._slots.waiting_bytes, self._client, more)
-            self._slots.waiting_bytes.take(self._client, more)
-            self._num_reserved += more
+        more_bytes = num_bytes - _FREE_BYTES - self._num_reserved
+        if more_bytes > 0:
+            self._slots.check_room(self._slots.waiting_bytes, self._client, more_bytes)
+            self._slots.waiting_bytes.take(self._client, more_bytes)
+            self._num_reserved += more_bytes
 
     def release_body(self) -> None:
         """Release the body's bytes; later calls do nothing."""
@@ -131,21 +131,23 @@ class FairShare:
     def has_room(self, client: str, amount: int, now: float) -> bool:
         """Whether `client` may take `amount` now."""
         self._wants = {key: want for key, want in self._wants.items() if want[0] > now}
-        free = self.limit - self.taken
-        if amount > free:
+        free_amount = self.limit - self.taken
+        if amount > free_amount:
             return False
-        others = (self._wants.keys() | self._held.keys()) - {client}
-        share = max(1, self.limit // (1 + len(others)))
-        held = self._held[client]
-        if not held or held + amount <= share:
+        other_clients = (self._wants.keys() | self._held.keys()) - {client}
+        share = max(1, self.limit // (1 + len(other_clients)))
+        held_amount = self._held[client]
+        if not held_amount or held_amount + amount <= share:
             return True
-        return amount <= free - sum(self._kept_for(other, share) for other in others)
+        return amount <= free_amount - sum(
+            self._amount_kept_for(other_client, share) for other_client in other_clients
+        )
 
     def reserve_refused(self, client: str, amount: int, until: float) -> None:
         """Reserve `amount`, which `client` was refused, within its share until `until`."""
         self._wants[client] = until, amount
 
-    def _kept_for(self, client: str, share: int) -> int:
+    def _amount_kept_for(self, client: str, share: int) -> int:
         _, amount = self._wants.get(client, (0.0, 0))
         return min(amount, max(0, share - self._held[client]))
 

@@ -99,9 +99,9 @@ class AnswerRecorder:
                 self._metrics.time_to_first_token.observe(now - self.received_at)
             else:
                 self._record_silence(now)
-            before = self._given_at.get(delta.choice)
-            if before is not None:
-                self._metrics.inter_token_latency.observe(now - before)
+            previous_at = self._given_at.get(delta.choice)
+            if previous_at is not None:
+                self._metrics.inter_token_latency.observe(now - previous_at)
             self._given_at[delta.choice] = self._last_given_at = now
 
     def finish(self, finished: Finished) -> None:

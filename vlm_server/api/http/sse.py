@@ -38,8 +38,8 @@ def keepalive_of(headers: Headers, server: Server) -> Keepalive:
 
 def event(data: bytes, name: str = "") -> bytes:
     """One event on the wire, with its name if it has one. `data` is JSON on one line."""
-    named = b"event: " + name.encode() + b"\n" if name else b""
-    return named + b"data: " + data + b"\n\n"
+    name_line = b"event: " + name.encode() + b"\n" if name else b""
+    return name_line + b"data: " + data + b"\n\n"
 
 
 def comment(text: str) -> bytes:

@@ -53,8 +53,8 @@ def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | No
             raise ConfigError(f"tracing.endpoint is set, and {_MISSING}") from None
         logger.warning("no traces are sent: %s", _MISSING)
         return None
-    ours = Resource({SERVICE_NAME: "vlm_server", SERVICE_VERSION: vlm_server.__version__})
-    resource = ours.merge(OTELResourceDetector().detect())  # OTEL_SERVICE_NAME and the like
+    resource = Resource({SERVICE_NAME: "vlm_server", SERVICE_VERSION: vlm_server.__version__})
+    resource = resource.merge(OTELResourceDetector().detect())  # OTEL_SERVICE_NAME and the like
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     endpoint = _with_path(tracing.endpoint) if tracing.endpoint else None
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_SECONDS)

@@ -68,10 +68,10 @@ class BodyParser:
         Raises RequestError; BytesNeeded or HistoryNeeded if `context` lacks bytes or turns.
         """
         if json_body.is_small(body):
-            read = partial(parse_on_thread, body, context)
-            parsed = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
-            if parsed is not None:
-                return encode_request(parsed)
+            parse = partial(parse_on_thread, body, context)
+            outcome = await anyio.to_thread.run_sync(parse, limiter=self._text_threads)
+            if outcome is not None:
+                return encode_request(outcome)
         is_large = len(body) + context.num_bytes > LARGE_BYTES
         async with self._large_turns if is_large else contextlib.nullcontext(), self._turns:
             return await self._in_process(ParsingJob(dialect, context), body)

@@ -20,28 +20,30 @@ StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 def model_wanted(name: str | None, context: Context) -> KnownModel:
     """The model that `name` means, or the only one. Raises ModelNotFound and InvalidRequest."""
     if not name:
-        return served_models.assumed(context.models)
+        return served_models.only_model(context.models)
     json_body.utf8_length(name, "model")
     model = served_models.model_of(name, context.models)
     if model is None:
         raise ModelNotFound(
-            f"{served_models.listed(context.models)} The setting server.model_aliases gives more "
-            "names to the first.",
+            f"{served_models.describe_models(context.models)} The setting server.model_aliases "
+            "gives more names to the first.",
             "model",
         )
     return model
 
 
-def max_tokens_or_default(wanted: int | None, limits: Limits, min_tokens: int = 0) -> int | None:
+def max_tokens_or_default(
+    max_tokens: int | None, limits: Limits, min_tokens: int = 0
+) -> int | None:
     """The limit on an answer's tokens, by default at least `min_tokens`; None is unlimited."""
-    if wanted is not None or not limits.default_max_tokens:
-        return wanted
+    if max_tokens is not None or not limits.default_max_tokens:
+        return max_tokens
     return max(limits.default_max_tokens, min_tokens)
 
 
-def stop_strings(wanted: str | Sequence[str] | None, param: str, limits: Limits) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None, param: str, limits: Limits) -> tuple[str, ...]:
     """The stop strings in the field `param`. Raises InvalidRequest."""
-    strings = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > limits.max_stop_strings:
         message = f"At most {limits.max_stop_strings} stop strings are allowed"
         raise InvalidRequest(f"{message} (limits.max_stop_strings).", param)

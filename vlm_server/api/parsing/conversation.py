@@ -35,7 +35,7 @@ class Counts:
 
     def check(self, limits: Limits, param: str = "messages") -> None:
         """Raises InvalidRequest for more than `limits` allow."""
-        for count, limit, what in (
+        for count, limit, subject in (
             (self.messages, limits.max_messages, "messages"),
             (self.parts, limits.max_parts, "parts"),
             (self.images, limits.max_images, "images"),
@@ -43,7 +43,7 @@ class Counts:
         ):
             if count > limit:
                 raise InvalidRequest(
-                    f"At most {limit} {what} are allowed (limits.max_{what}).", param
+                    f"At most {limit} {subject} are allowed (limits.max_{subject}).", param
                 )
 
 

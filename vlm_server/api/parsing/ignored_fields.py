@@ -47,21 +47,21 @@ class IgnoredFields:
             for value in _values_at(fields, path.split(".")):
                 self.add(path, value)
 
-    def add_unread(self, given: Any, taken: Any, path: str = "") -> None:
-        """Add the fields of the JSON value `given` at `path` that the struct `taken` lacks."""
-        if isinstance(taken, msgspec.Struct):
-            self._add_unread_of(given, taken, path)
-        elif isinstance(taken, list | tuple):
-            for inner, inner_taken in zip(given, taken, strict=True):
-                self.add_unread(inner, inner_taken, f"{path}[]")
+    def add_unread(self, value: Any, parsed: Any, path: str = "") -> None:
+        """Add the fields of the JSON `value` at `path` that the struct `parsed` lacks."""
+        if isinstance(parsed, msgspec.Struct):
+            self._add_unread_of(value, parsed, path)
+        elif isinstance(parsed, list | tuple):
+            for inner, inner_parsed in zip(value, parsed, strict=True):
+                self.add_unread(inner, inner_parsed, f"{path}[]")
 
-    def _add_unread_of(self, given: dict[str, Any], taken: msgspec.Struct, path: str) -> None:
-        kind = type(taken)
-        fields = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
-        for name, value in given.items():
+    def _add_unread_of(self, fields: dict[str, Any], parsed: msgspec.Struct, path: str) -> None:
+        kind = type(parsed)
+        attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+        for name, value in fields.items():
             inner = f"{path}.{name[:_MAX_NAME_CHARS]}" if path else name[:_MAX_NAME_CHARS]
-            if name in fields:
-                self.add_unread(value, getattr(taken, fields[name]), inner)
+            if name in attributes:
+                self.add_unread(value, getattr(parsed, attributes[name]), inner)
             elif name != kind.__struct_config__.tag_field:
                 self.add(inner, value)
 
@@ -72,8 +72,8 @@ def _values_at(value: Any, steps: list[str]) -> Iterator[Any]:
     elif isinstance(value, dict):
         name = steps[0].removesuffix("[]")
         inner = value.get(name)
-        each = [inner] if name == steps[0] else inner
-        for element in each if isinstance(each, list) else ():
+        step_value = [inner] if name == steps[0] else inner
+        for element in step_value if isinstance(step_value, list) else ():
             yield from _values_at(element, steps[1:])
 
 
@@ -84,7 +84,7 @@ def safe_name(path: str) -> str:
 
 def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
     """Raises UnsupportedField unless `value` is one of the `neutral` ones, without effect."""
-    if not any(is_same(value, allowed) for allowed in neutral):
+    if not any(is_same(value, neutral_value) for neutral_value in neutral):
         raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
 
 
@@ -100,10 +100,10 @@ def known_fields(
 
     If the server `refuses` unknown fields, those with a value stay, to be refused by name.
     """
-    known = dict[str, Any]()
+    fields_of_schema = dict[str, Any]()
     for name, value in fields.items():
         if name in schema.__struct_encode_fields__ or (refuses and value is not None):
-            known[name] = value
+            fields_of_schema[name] = value
         else:
             ignored.add(name[:_MAX_NAME_CHARS], value)
-    return known
+    return fields_of_schema

@@ -187,10 +187,10 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
     """msgspec's message as our error: `Expected ... - at `$.a[0].b`` gives param `a[0].b`."""
     text, path = _text_and_path(message)
     if unknown := _UNKNOWN.match(text):
-        param = _join(path, shown(unknown[1]))
+        param = _join(path, shorten(unknown[1]))
         return UnsupportedField(f"`{param}` is not a field of this request.", param)
-    if missing := _MISSING.match(text):
-        param = _join(path, missing[1])
+    if match := _MISSING.match(text):
+        param = _join(path, match[1])
         return InvalidRequest(f"`{param}` is missing.", param)
     if _ONLY_EMPTY.match(text):
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
@@ -208,8 +208,8 @@ def _text_and_path(message: str) -> tuple[str, str]:
         half = _MAX_EXPLAINED_CHARS // 2
         message = f"{message[:half]}...{message[-half:]}"
     message = message.replace(" - at `key` in `$", " - at `$")
-    text, found, path = message.rpartition(" - at `$")
-    if not found:
+    text, separator, path = message.rpartition(" - at `$")
+    if not separator:
         return message, ""
     # msgspec writes `map[...]` for any value of a map.
     return text, path.removesuffix("`").removesuffix("[...]").removeprefix(".")
@@ -219,7 +219,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def shown(name: str) -> str:
+def shorten(name: str) -> str:
     """The beginning of a name from the client, made safe for a message."""
     printable = "".join(c if c.isprintable() and c != "`" else "?" for c in name[:_MAX_SHOWN_CHARS])
     return printable if len(name) <= _MAX_SHOWN_CHARS else printable + "..."
@@ -229,7 +229,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         counts = Counter(name for name, _ in pairs)
-        twice = shown(next(name for name, count in counts.items() if count > 1))
+        twice = shorten(next(name for name, count in counts.items() if count > 1))
         raise InvalidRequest(f"The request's JSON has a duplicate name in an object: `{twice}`.")
     return fields
 

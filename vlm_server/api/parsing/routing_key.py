@@ -44,11 +44,11 @@ def of_submit(submit: Submit) -> str:
     """
     if submit.prompt is not None:
         return hashlib.sha256(_encode(submit.prompt[:_PROMPT_LENGTH])).hexdigest()
-    said = takewhile(lambda message: message.role != "assistant", submit.messages)
-    opening = tuple(msgspec.structs.replace(message, param="") for message in said)
+    messages = takewhile(lambda message: message.role != "assistant", submit.messages)
+    opening = tuple(msgspec.structs.replace(message, param="") for message in messages)
     parts = [part for message in opening for part in message.content]
-    pictures = [submit.images[part.index] for part in parts if isinstance(part, ImagePart)]
+    images = [submit.images[part.index] for part in parts if isinstance(part, ImagePart)]
     videos = [submit.videos[part.index] for part in parts if isinstance(part, VideoPart)]
-    if pictures or videos:
-        return pictures[0].content_hash if pictures else videos[0].content_hash
+    if images or videos:
+        return images[0].content_hash if images else videos[0].content_hash
     return hashlib.sha256(_encode(opening)).hexdigest() if opening else ""

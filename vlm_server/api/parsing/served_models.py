@@ -17,45 +17,47 @@ _MAX_NAME_CHARS = 256
 
 def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
     """All served models, the default one first."""
-    return tuple(_known(models, name, server) for name in models.names)
+    return tuple(_known_model(models, name, server) for name in models.names)
 
 
-def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownModel | None:
+def model_of(names: str | Sequence[str], known_models: Iterable[KnownModel]) -> KnownModel | None:
     """The first model found by `names`: by its own name, `default`, or an alias."""
-    wanted = (names,) if isinstance(names, str) else names
-    models = tuple(known)
+    wanted_names = (names,) if isinstance(names, str) else names
+    models = tuple(known_models)
     by_name = {model.name: model for model in models}
-    for name in wanted:
+    for name in wanted_names:
         if name in by_name:
             return by_name[name]
-    if DEFAULT in wanted:
+    if DEFAULT in wanted_names:
         return models[0]
     aliases = ((model, alias) for model in models for alias in model.aliases)
-    short = [name for name in wanted if len(name) <= _MAX_NAME_CHARS]
-    matching = (m for m, alias in aliases if any(fnmatchcase(name, alias) for name in short))
-    return next(matching, None)
+    short = [name for name in wanted_names if len(name) <= _MAX_NAME_CHARS]
+    matches = (m for m, alias in aliases if any(fnmatchcase(name, alias) for name in short))
+    return next(matches, None)
 
 
-def existing(name: str, known: Sequence[KnownModel]) -> KnownModel:
+def find_model(name: str, known_models: Sequence[KnownModel]) -> KnownModel:
     """The model that `name` means. Raises ModelNotFound, which lists the served ones."""
-    model = model_of(name, known)
+    model = model_of(name, known_models)
     if model is None:
-        raise ModelNotFound(listed(known), "model")
+        raise ModelNotFound(describe_models(known_models), "model")
     return model
 
 
-def assumed(known: Sequence[KnownModel]) -> KnownModel:
+def only_model(known_models: Sequence[KnownModel]) -> KnownModel:
     """The model of a request without a name: the only one. Raises InvalidRequest for several."""
-    if len(known) > 1:
-        raise InvalidRequest(f"`model` is missing. {listed(known)}", "model")
-    return known[0]
+    if len(known_models) > 1:
+        raise InvalidRequest(f"`model` is missing. {describe_models(known_models)}", "model")
+    return known_models[0]
 
 
-def listed(known: Sequence[KnownModel]) -> str:
+def describe_models(known_models: Sequence[KnownModel]) -> str:
     """The served models in a sentence, for errors."""
-    if len(known) == 1:
-        return f"This server has one model: `{known[0].name}`."
-    return f"This server has these models: {', '.join(f'`{model.name}`' for model in known)}."
+    if len(known_models) == 1:
+        return f"This server has one model: `{known_models[0].name}`."
+    return (
+        f"This server has these models: {', '.join(f'`{model.name}`' for model in known_models)}."
+    )
 
 
 def statuses(models: ModelClient) -> list[EngineStatus]:
@@ -79,7 +81,7 @@ def progress_of(status: EngineStatus) -> dict[str, str | float] | None:
     }
 
 
-def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
+def _known_model(models: ModelClient, name: str, server: Server) -> KnownModel:
     is_default = name == models.names[0]
     return KnownModel(
         name=name,

@@ -51,8 +51,8 @@ def read_tools(
     if choice.mode == "auto" and allowed:  # the model can't call unknown tools
         definitions = [tool for tool in definitions if tool.name in allowed]
         allowed = ()
-    listed = [_as_openai(tool, conversation) for tool in definitions]
-    text = json.dumps(listed, ensure_ascii=False)
+    openai_tools = [_as_openai(tool, conversation) for tool in definitions]
+    text = json.dumps(openai_tools, ensure_ascii=False)
     conversation.count_text(text, "tools")
     return Tools(
         definitions=text,
@@ -71,15 +71,15 @@ def object_text(arguments: str | dict[str, Any], param: str) -> str:
     can't be encoded as JSON, or as UTF-8 once their escapes are read.
     """
     if isinstance(arguments, dict):
-        return _dumped(arguments, param)
+        return _dump(arguments, param)
     if not arguments.strip():
         return "{}"
     json_body.utf8_length(arguments, param)
     try:
-        given = json_body.parse_object(arguments.encode())
+        fields = json_body.parse_object(arguments.encode())
     except InvalidRequest:
-        return _dumped({"arguments": arguments}, param)
-    _dumped(given, param)
+        return _dump({"arguments": arguments}, param)
+    _dump(fields, param)
     return arguments
 
 
@@ -115,7 +115,7 @@ def _as_openai(tool: ToolDefinition, conversation: Conversation) -> dict[str, An
     return {"type": "function", "function": function}
 
 
-def _dumped(arguments: dict[str, Any], param: str) -> str:
+def _dump(arguments: dict[str, Any], param: str) -> str:
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:

@@ -83,13 +83,13 @@ class FileIndex:
 
     def remove(self, file: StoredFile) -> bool:
         """Remove the file of this name; returns whether it was known."""
-        known = self._owners.get(file.owner, {}).pop(file.name, None)
-        if known is None:
+        indexed_file = self._owners.get(file.owner, {}).pop(file.name, None)
+        if indexed_file is None:
             return False
         if self._names.get((file.owner, file.key)) == file.name:
             del self._names[file.owner, file.key]
-        del self._order[bisect_left(self._order, known)]
-        self._size_bytes -= known.size_bytes
+        del self._order[bisect_left(self._order, indexed_file)]
+        self._size_bytes -= indexed_file.size_bytes
         return True
 
     def oldest(self, keep: Collection[str]) -> StoredFile | None:
@@ -97,20 +97,20 @@ class FileIndex:
         return next((file for file in self._order if file.name not in keep), None)
 
     def compare(
-        self, there: Mapping[str, set[str]]
+        self, names_by_owner: Mapping[str, set[str]]
     ) -> tuple[list[tuple[str, str]], list[StoredFile]]:
-        """(owner and name) of unknown files that are `there`, and known files that are not."""
-        new = [
+        """(owner and name) of unknown files in `names_by_owner`, and known files not in it."""
+        new_names = [
             (owner, name)
-            for owner, names in there.items()
+            for owner, names in names_by_owner.items()
             for name in names - self._owners.get(owner, {}).keys()
         ]
-        gone = [
+        removed_files = [
             files[name]
             for owner, files in self._owners.items()
-            for name in files.keys() - there.get(owner, set())
+            for name in files.keys() - names_by_owner.get(owner, set())
         ]
-        return new, gone
+        return new_names, removed_files
 
 
 def default_folder() -> Path:
@@ -123,13 +123,13 @@ def default_folder() -> Path:
 
 def list_names(folder: Path) -> dict[str, set[str]]:
     """Names of all entries of the owners' folders, by owner. Raises OSError."""
-    there = dict[str, set[str]]()
+    names_by_owner = dict[str, set[str]]()
     with suppress(FileNotFoundError):
         for owner in filter(_OWNER.fullmatch, os.listdir(folder)):
             with suppress(FileNotFoundError, NotADirectoryError):
                 if not (folder / owner).is_symlink():
-                    there[owner] = set(os.listdir(folder / owner))
-    return there
+                    names_by_owner[owner] = set(os.listdir(folder / owner))
+    return names_by_owner
 
 
 def read_entry(folder: Path, owner: str, name: str) -> StoredFile | None:
@@ -164,17 +164,17 @@ def claim(temporary: Path) -> int | None:
 
     None if another writer has it. Raises OSError.
     """
-    held = os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600)
+    descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(held, 0)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
     except BlockingIOError:
-        os.close(held)
+        os.close(descriptor)
         return None
     except OSError:
-        os.close(held)
+        os.close(descriptor)
         raise
-    return held
+    return descriptor
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -188,10 +188,10 @@ def remove_abandoned(folder: Path) -> None:
             with suppress(FileNotFoundError):  # its writer has failed, and deleted it
                 if not stat.S_ISREG(path.lstat().st_mode):
                     continue
-                held = claim(path)
-                if held is not None:
+                descriptor = claim(path)
+                if descriptor is not None:
                     path.unlink(missing_ok=True)
-                    os.close(held)
+                    os.close(descriptor)
         with suppress(OSError):  # it is not empty
             (folder / owner).rmdir()
 
@@ -205,8 +205,8 @@ def sync(path: Path) -> tuple[str, int]:
 
 
 def sync_folder(path: Path) -> None:
-    held = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(held)
+        os.fsync(descriptor)
     finally:
-        os.close(held)
+        os.close(descriptor)

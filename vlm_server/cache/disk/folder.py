@@ -60,63 +60,63 @@ class FolderLock:
     def token(self) -> str:
         """The token in the file; empty if earlier changes are unknown. Raises OSError."""
         try:
-            held = os.open(self._path, os.O_RDONLY)
+            descriptor = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:
             return ""
         try:
-            return _token(held)
+            return _token(descriptor)
         finally:
-            os.close(held)
+            os.close(descriptor)
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
         """The lock, for the `with` block. Raises OSError, such as TimeoutError."""
-        held = self._locked()
+        descriptor = self._locked()
         try:
-            turn = Turn(_token(held), secrets.token_hex(_TOKEN_BYTES))
-            _write_token(held, _NO_TOKEN)
+            turn = Turn(_token(descriptor), secrets.token_hex(_TOKEN_BYTES))
+            _write_token(descriptor, _NO_TOKEN)
             try:
                 yield turn
             finally:
-                _write_token(held, turn.after)
+                _write_token(descriptor, turn.after)
         finally:
-            os.close(held)
+            os.close(descriptor)
 
     def _locked(self) -> int:
         give_up_at = time.monotonic() + _TURN_WAIT_SECONDS
         while True:
-            held = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+            descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_there(held):
-                    return held
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_there(descriptor):
+                    return descriptor
             except BlockingIOError:
                 pass
             except BaseException:
-                os.close(held)
+                os.close(descriptor)
                 raise
-            os.close(held)
+            os.close(descriptor)
             if time.monotonic() > give_up_at:
                 raise TimeoutError(errno.ETIMEDOUT, "another process keeps it locked", self._path)
             time.sleep(_TURN_PAUSE_SECONDS)
 
-    def _is_there(self, held: int) -> bool:
+    def _is_there(self, descriptor: int) -> bool:
         """Whether the file has not been removed since it was opened."""
         with suppress(FileNotFoundError):
-            return os.path.samestat(os.stat(self._path), os.fstat(held))
+            return os.path.samestat(os.stat(self._path), os.fstat(descriptor))
         return False
 
 
-def _token(held: int) -> str:
-    token = os.pread(held, len(_NO_TOKEN), 0).decode("ascii", "replace")
+def _token(descriptor: int) -> str:
+    token = os.pread(descriptor, len(_NO_TOKEN), 0).decode("ascii", "replace")
     return "" if token == _NO_TOKEN else token
 
 
-def _write_token(held: int, token: str) -> None:
+def _write_token(descriptor: int, token: str) -> None:
     """Write the token in place, so that a full disk has room for it. If that fails, as on a full
     copy-on-write file system, every process lists the folder again."""
     with suppress(OSError):
-        os.pwrite(held, token.encode(), 0)
+        os.pwrite(descriptor, token.encode(), 0)
 
 
 class SharedFolder:
@@ -137,10 +137,10 @@ class SharedFolder:
         self._index = FileIndex()
         self._deleting: set[str] = set()
         """Names of files that are being deleted and are no longer in the index."""
-        self._found: list[StoredFile] = []
-        """Files stored by other processes, until `take_found`."""
-        self._gone: list[StoredFile] = []
-        """Files evicted or deleted, until `take_gone`."""
+        self._new_files: list[StoredFile] = []
+        """Files stored by other processes, until `take_new_keys`."""
+        self._removed_files: list[StoredFile] = []
+        """Files evicted or deleted, until `take_removed_keys`."""
         self._last_token, self._list_again_at = "", float("inf")
         """The token of the last listing, and the time to list again in case that one was old."""
         self._last_use = self._evictions = 0
@@ -173,17 +173,17 @@ class SharedFolder:
     def path(self, file: StoredFile) -> Path:
         return self.root / file.owner / file.name
 
-    def take_found(self, owner: str) -> list[str]:
+    def take_new_keys(self, owner: str) -> list[str]:
         """Keys of files that other processes have stored since the last call."""
         with self._lock:
-            found, self._found = self._found, []
-        return [file.key for file in found if file.owner == owner]
+            new_files, self._new_files = self._new_files, []
+        return [file.key for file in new_files if file.owner == owner]
 
-    def take_gone(self, owner: str) -> list[str]:
+    def take_removed_keys(self, owner: str) -> list[str]:
         """Keys of files that were evicted, or deleted by other processes, since the last call."""
         with self._lock:
-            gone, self._gone = self._gone, []
-        return [file.key for file in gone if file.owner == owner]
+            removed_files, self._removed_files = self._removed_files, []
+        return [file.key for file in removed_files if file.owner == owner]
 
     # ---- with other processes ------------------------------------------------------------
 
@@ -223,18 +223,18 @@ class SharedFolder:
         now = time.monotonic()
         if token and token == self._last_token and now < self._list_again_at:
             return
-        there = list_names(self.root)
+        names_by_owner = list_names(self.root)
         with self._lock:
-            new, gone = self._index.compare(there)
-            new = [(owner, name) for owner, name in new if name not in self._deleting]
-        entries = (read_entry(self.root, owner, name) for owner, name in new)
-        found = [file for file in entries if file is not None]
+            new_names, removed_files = self._index.compare(names_by_owner)
+            new_names = [(owner, name) for owner, name in new_names if name not in self._deleting]
+        entries = (read_entry(self.root, owner, name) for owner, name in new_names)
+        new_files = [file for file in entries if file is not None]
         with self._lock:
-            self._gone += [file for file in gone if self._index.remove(file)]
-            for file in found:
+            self._removed_files += [file for file in removed_files if self._index.remove(file)]
+            for file in new_files:
                 self._index.add(file)
                 self._last_use = max(self._last_use, file.used_ns)
-            self._found += found
+            self._new_files += new_files
         self._list_again_at = now + _LATE_SECONDS if token != self._last_token else float("inf")
         self._last_token = token
 
@@ -253,10 +253,10 @@ class SharedFolder:
     def touch(self, owner: str, key: str) -> None:
         """Record a use of a file, for all processes."""
         with self._lock:
-            known = self._index.find(owner, key)
-            if known is None:
+            indexed_file = self._index.find(owner, key)
+            if indexed_file is None:
                 return
-            file = known._replace(used_ns=self._next_use())
+            file = indexed_file._replace(used_ns=self._next_use())
             self._index.add(file)
         with suppress(OSError):
             os.utime(self.path(file), ns=(file.used_ns, file.used_ns))
@@ -271,16 +271,16 @@ class SharedFolder:
                 file = self._index.oldest(keep)
                 if file is None or self._index.size_bytes <= max_bytes:
                     return
-            there = read_entry(self.root, file.owner, file.name)
-            if there is not None and there.used_ns > file.used_ns:  # another process used it
+            entry = read_entry(self.root, file.owner, file.name)
+            if entry is not None and entry.used_ns > file.used_ns:  # another process used it
                 with self._lock:
                     if self._index.remove(file):
-                        self._index.add(there)
+                        self._index.add(entry)
                 continue
             if self.delete(file):
                 with self._lock:
-                    self._gone.append(file)
-                    self._evictions += there is not None
+                    self._removed_files.append(file)
+                    self._evictions += entry is not None
 
     def delete(self, file: StoredFile) -> bool:
         """Delete a file; returns whether it was known. Raises OSError; it then stays known."""

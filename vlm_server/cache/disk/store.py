@@ -86,7 +86,7 @@ class DiskStore:
         See `SharedFolder.refresh`.
         """
         self._folder.refresh()
-        return self._folder.take_found(self._owner), self._folder.take_gone(self._owner)
+        return self._folder.take_new_keys(self._owner), self._folder.take_removed_keys(self._owner)
 
     def make_room(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
         """Evict files, but none of `keep`, until one of `size_bytes` fits.
@@ -98,7 +98,7 @@ class DiskStore:
         with self._folder.turn():
             if not self._make_room(size_bytes, keep):
                 return None
-        return self._folder.take_gone(self._owner)
+        return self._folder.take_removed_keys(self._owner)
 
     def evict(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
         """Delete files of `size_bytes`, but none of `keep`, when the disk itself is full.
@@ -106,14 +106,14 @@ class DiskStore:
         Returns the keys of this owner's files that are gone; None if a file of `size_bytes` can't
         fit even so, and all stay. Raises OSError as `make_room` does.
         """
-        free = shutil.disk_usage(self._folder.root).free
+        free_bytes = shutil.disk_usage(self._folder.root).free
         with self._folder.turn():
-            kept = self._files(keep)
+            kept_files = self._files(keep)
             _, stored_bytes, _ = self._folder.counts
-            if free + stored_bytes - _bytes_of(kept) < size_bytes:
+            if free_bytes + stored_bytes - _bytes_of(kept_files) < size_bytes:
                 return None
-            self._folder.evict_to(stored_bytes - size_bytes, _names_of(kept))
-        return self._folder.take_gone(self._owner)
+            self._folder.evict_to(stored_bytes - size_bytes, _names_of(kept_files))
+        return self._folder.take_removed_keys(self._owner)
 
     def put(self, key: str, write: Callable[[Path], None], keep: Collection[str] = ()) -> list[str]:
         """Store the file that `write` makes, unless `key` has one.
@@ -127,8 +127,8 @@ class DiskStore:
         temporary = self._own_folder / temporary_name(key, os.getpid())
         with self._folder.turn():
             self._own_folder.mkdir(mode=0o700, exist_ok=True)  # a user may have emptied the cache
-            held = claim(temporary)
-        if held is not None:
+            descriptor = claim(temporary)
+        if descriptor is not None:
             try:
                 write(temporary)
                 self._publish(key, temporary, keep)
@@ -136,9 +136,9 @@ class DiskStore:
                 temporary.unlink(missing_ok=True)
                 raise
             finally:
-                os.close(held)
+                os.close(descriptor)
             sync_folder(self._own_folder)
-        return self._folder.take_gone(self._owner)
+        return self._folder.take_removed_keys(self._owner)
 
     def get(self, key: str) -> bytes | None:
         """The content of a file; None if it is not stored or damaged.
@@ -188,13 +188,15 @@ class DiskStore:
         """Raises AssertionError if counters, files and limit disagree."""
         with self._folder.turn():
             files = self._folder.files
-            there = {file: self._folder.path(file).stat() for file in files}
-            assert all(entry.st_size == file.size_bytes for file, entry in there.items())
-            assert all(stat.S_IMODE(entry.st_mode) == 0o600 for entry in there.values())
+            entries = {file: self._folder.path(file).stat() for file in files}
+            assert all(entry.st_size == file.size_bytes for file, entry in entries.items())
+            assert all(stat.S_IMODE(entry.st_mode) == 0o600 for entry in entries.values())
             assert self._folder.counts[:2] == (len(files), _bytes_of(files))
             assert _bytes_of(files) <= self._limit_bytes
-            own = {self._folder.path(file) for file in files if file.owner == self._owner}
-            assert set(self.paths.values()) == own == own & set(self._own_folder.iterdir())
+            own_paths = {self._folder.path(file) for file in files if file.owner == self._owner}
+            assert (
+                set(self.paths.values()) == own_paths == own_paths & set(self._own_folder.iterdir())
+            )
 
     # ---- inside ----------------------------------------------------------------------
 
@@ -206,10 +208,10 @@ class DiskStore:
 
     def _make_room(self, size_bytes: int, keep: Collection[str]) -> bool:
         """Evict for `size_bytes`, but none of `keep`; returns whether they fit. Needs a turn."""
-        kept = self._files(keep)
-        if _bytes_of(kept) + size_bytes > self._limit_bytes:
+        kept_files = self._files(keep)
+        if _bytes_of(kept_files) + size_bytes > self._limit_bytes:
             return False
-        self._folder.evict_to(self._limit_bytes - size_bytes, _names_of(kept))
+        self._folder.evict_to(self._limit_bytes - size_bytes, _names_of(kept_files))
         return True
 
     def _publish(self, key: str, temporary: Path, keep: Collection[str]) -> None:

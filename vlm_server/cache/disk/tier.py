@@ -73,9 +73,9 @@ class DiskTier:
         """Write the KV of `prompt`, except blocks that are stored already."""
 
     def find_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, min_length: int
+        self, prompt: PromptKey, start: int, limit: int, salt: str, min_length: int
     ) -> StoredPrefixSizes | None:
-        """A stored prefix longer than `known` positions, of `min_length` to `limit` positions.
+        """A stored prefix longer than `start` positions, of `min_length` to `limit` positions.
 
         Also indexes files that other engines stored, features included: call it before
         `find_features`.
@@ -83,9 +83,9 @@ class DiskTier:
         return None
 
     def read_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str
+        self, prompt: PromptKey, start: int, limit: int, salt: str
     ) -> Iterator[StoredBlock]:
-        """The stored blocks after the first `known` positions, in order.
+        """The stored blocks after the first `start` positions, in order.
 
         Each file is read when its block is requested; by then the block before should be stored.
         """

@@ -14,7 +14,7 @@ from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.errors import VlmServerError
 from vlm_server.settings import Limits
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _PROMPT = ">>> "
 _HELP = """\
@@ -22,12 +22,12 @@ Ask, or give a picture first:  other.png What is different here?
 /new begins anew, /bye or Ctrl-D ends, Ctrl-C stops an answer."""
 
 
-def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> int:
-    """Read and answer lines until the input ends; `first` are the first question's pictures."""
+def run(conversation: ChatSession, first_media: Sequence[Medium], limits: Limits) -> int:
+    """Read and answer lines until the input ends; `first_media` are the first question's images."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives `input` its line editing and history
     print(_HELP, file=sys.stderr)
-    given = list(first)
+    pending_media = list(first_media)
     while True:
         try:
             line = input(_PROMPT).strip()
@@ -44,48 +44,50 @@ def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> i
                 print(_HELP, file=sys.stderr)
             case "/new":
                 conversation.forget()
-                given = []
+                pending_media = []
             case "":
                 pass
             case _:
-                given = _ask(conversation, given, line, limits)
+                pending_media = _ask(conversation, pending_media, line, limits)
 
 
-def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limits) -> list[Medium]:
-    """Answer one line; returns the pictures that still wait for a question."""
+def _ask(
+    conversation: ChatSession, pending_media: list[Medium], line: str, limits: Limits
+) -> list[Medium]:
+    """Answer one line; returns the images that still wait for a question."""
     screen, num_said = output.Screen(), len(conversation)
     try:
         files, question = files_and_question(line)
-        given = [*given, *(media.read(file, limits) for file in files)]
+        pending_media = [*pending_media, *(media.read(file, limits) for file in files)]
         if not question:
-            return given
+            return pending_media
         screen.wait()
-        reply = asyncio.run(conversation.ask(given, question, screen.write))
+        reply = asyncio.run(conversation.ask(pending_media, question, screen.write))
         screen.end()
         output.print_end(reply, None)
     except KeyboardInterrupt:
         screen.end()
-        return [] if len(conversation) > num_said else given
+        return [] if len(conversation) > num_said else pending_media
     except VlmServerError as error:
         screen.end()
         print(f"vlm-server: {error}", file=sys.stderr)
-        return given
+        return pending_media
     return []
 
 
 def files_and_question(line: str) -> tuple[list[str], str]:
     """Files at the beginning of `line`, quoted or escaped as terminals drop them, and the rest."""
     files: list[str] = []
-    rest = line
-    while rest:
-        word, after = _first_word(rest)
+    remaining = line
+    while remaining:
+        word, next_remaining = _first_word(remaining)
         if word.startswith("~"):
-            word = str(expanded(word))
+            word = str(expand_home(word))
         if not media.is_media_file(word):
             break
         files.append(word)
-        rest = after
-    return files, rest
+        remaining = next_remaining
+    return files, remaining
 
 
 def _first_word(text: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ OnText = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatReply:
-    """One answer; `picture` is the conversation's last picture, `regions` are places in it."""
+    """One answer; `image` is the conversation's last image, `regions` are places in it."""
 
     model: str
     text: str = ""
@@ -30,7 +30,7 @@ class ChatReply:
     num_pieces: int = 0
     first_text_seconds: float | None = None
     total_seconds: float = 0.0
-    picture: Medium | None = None
+    image: Medium | None = None
     regions: Sequence[Region] = ()
 
 
@@ -46,7 +46,7 @@ class ChatSession:
         self._options = {} if max_tokens is None else {"max_tokens": max_tokens}
         self._system = system
         self._messages: list[dict[str, Any]] = []
-        self._picture: Medium | None = None
+        self._image: Medium | None = None
         self._key = ""
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class ChatSession:
 
     def forget(self) -> None:
         """Start a new conversation."""
-        self._messages, self._picture, self._key = [], None, ""
+        self._messages, self._image, self._key = [], None, ""
 
     async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> ChatReply:
         """The answer to `question`; `on_text` gets its pieces. Raises CommandFailed.
@@ -62,16 +62,16 @@ class ChatSession:
         An answer cut off by an interrupt is kept in the conversation; a failed question is not.
         """
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
-        asked = [*self._messages, {"role": "user", "content": content}]
-        pictures = [medium for medium in media if not medium.is_video]
-        picture = pictures[-1] if pictures else self._picture
-        reply = ChatReply(self._model, picture=picture)
+        messages = [*self._messages, {"role": "user", "content": content}]
+        images = [medium for medium in media if not medium.is_video]
+        image = images[-1] if images else self._image
+        reply = ChatReply(self._model, image=image)
         try:
-            await self._receive(reply, asked, on_text)
+            await self._receive(reply, messages, on_text)
         finally:
             if reply.text:
-                self._messages = [*asked, {"role": "assistant", "content": reply.text}]
-                self._picture = picture
+                self._messages = [*messages, {"role": "assistant", "content": reply.text}]
+                self._image = image
         return reply
 
     async def _receive(
@@ -87,7 +87,7 @@ class ChatSession:
         }
         body = json.dumps(request).encode()
         self._key = self._key or routing_key(messages)
-        sent = time.perf_counter()
+        sent_at = time.perf_counter()
         async with aclosing(stream_chunks(self._daemon, body, self._key)) as chunks:
             async for chunk in chunks:
                 reply.usage = chunk.usage or reply.usage
@@ -95,11 +95,11 @@ class ChatSession:
                 reply.reasoning += chunk.reasoning
                 if chunk.content:
                     if reply.first_text_seconds is None:
-                        reply.first_text_seconds = time.perf_counter() - sent
+                        reply.first_text_seconds = time.perf_counter() - sent_at
                     reply.text += chunk.content
                     reply.num_pieces += 1
                     on_text(chunk.content)
-        reply.total_seconds = time.perf_counter() - sent
-        if reply.picture is not None:
-            seen = reply.usage.last_seen if self._counts_pixels else None
-            reply.regions = find_regions(reply.text, *([seen] if seen else []))
+        reply.total_seconds = time.perf_counter() - sent_at
+        if reply.image is not None:
+            image_size = reply.usage.last_seen if self._counts_pixels else None
+            reply.regions = find_regions(reply.text, *([image_size] if image_size else []))

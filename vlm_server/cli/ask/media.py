@@ -1,4 +1,4 @@
-"""Pictures, videos and the question of `ask`, checked before a daemon is started."""
+"""Images, videos and the question of `ask`, checked before a daemon is started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGNATURES = (
 )
 _UNKNOWN = "application/octet-stream"
 _STILL_BRANDS = (b"mif1", b"msf1")
-"""Brands of pictures in MP4's container that are neither HEIC nor AVIF; they are refused."""
+"""Brands of images in MP4's container that are neither HEIC nor AVIF; they are refused."""
 
 
 def split(words: Sequence[str]) -> tuple[Sequence[str], str | None]:
@@ -45,7 +45,7 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], str | None]:
 
 
 def is_media_file(word: str) -> bool:
-    """Whether `word` is a file, or the name of a picture or a video that could be one."""
+    """Whether `word` is a file, or the name of an image or a video that could be one."""
     try:
         if Path(word).is_file():
             return True
@@ -57,7 +57,7 @@ def is_media_file(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A picture or a video: name, MIME type and bytes."""
+    """An image or a video: name, MIME type and bytes."""
 
     name: str
     kind: str

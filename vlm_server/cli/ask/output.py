@@ -1,4 +1,4 @@
-"""Output of `ask`: the answer's text as it arrives, or one JSON object; and the marked picture."""
+"""Output of `ask`: the answer's text as it arrives, or one JSON object; and the marked image."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Screen:
 
 
 def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
-    """Print notes after an answer: that it was cut off, and its picture with regions.
+    """Print notes after an answer: that it was cut off, and its image with regions.
 
     `is_quiet`: only write `save_boxes`. Raises CommandFailed if no regions were found to write.
     """
@@ -55,8 +55,8 @@ def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = Fal
         print("(cut off at the longest answer allowed: --max-tokens)", file=sys.stderr)
     can_show = sys.stdout.isatty() and not is_quiet
     protocol = regions.protocol_of(os.environ) if can_show else None
-    if reply.regions and reply.picture is not None and (protocol or save_boxes):
-        image = regions.drawn(reply.picture.data, reply.regions)
+    if reply.regions and reply.image is not None and (protocol or save_boxes):
+        image = regions.draw_regions(reply.image.data, reply.regions)
         if protocol is not None:
             columns = shutil.get_terminal_size().columns
             print(regions.sequence(image, protocol, columns), end="", flush=True)
@@ -67,22 +67,22 @@ def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = Fal
 
 
 def as_json(reply: ChatReply) -> str:
-    """Answer as one JSON object; `regions` in pixels of the last picture."""
+    """Answer as one JSON object; `regions` in pixels of the last image."""
     counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
-    said: dict[str, Any] = {
+    answer_json: dict[str, Any] = {
         "model": reply.model,
         "answer": reply.text,
         **({"reasoning": reply.reasoning} if reply.reasoning else {}),
         "finish_reason": reply.finish_reason,
         "usage": {name: getattr(reply.usage, name) for name in counts},
         "timings": {
-            "first_text_seconds": _rounded(reply.first_text_seconds),
-            "total_seconds": _rounded(reply.total_seconds),
-            "tokens_per_second": _rounded(_rate(reply)),
+            "first_text_seconds": _round(reply.first_text_seconds),
+            "total_seconds": _round(reply.total_seconds),
+            "tokens_per_second": _round(_rate(reply)),
         },
         "regions": _regions(reply),
     }
-    return json.dumps(said, ensure_ascii=False)
+    return json.dumps(answer_json, ensure_ascii=False)
 
 
 def _rate(reply: ChatReply) -> float | None:
@@ -94,16 +94,16 @@ def _rate(reply: ChatReply) -> float | None:
 
 
 def _regions(reply: ChatReply) -> list[dict[str, Any]]:
-    if not reply.regions or reply.picture is None:
+    if not reply.regions or reply.image is None:
         return []
-    width, height = regions.upright_size(reply.picture.data)
+    width, height = regions.upright_size(reply.image.data)
     scales = {"x": width, "y": height, "width": width, "height": height}
-    found = []
+    regions_json = []
     for region in reply.regions:
         sizes = {name: round(getattr(region, name) * size, 1) for name, size in scales.items()}
-        found.append({"kind": region.kind, **sizes, "label": region.label})
-    return found
+        regions_json.append({"kind": region.kind, **sizes, "label": region.label})
+    return regions_json
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 3)

@@ -1,4 +1,4 @@
-"""Boxes and points in an answer: found in its text, drawn on its picture, shown in a terminal.
+"""Boxes and points in an answer: found in its text, drawn on its image, shown in a terminal.
 
 The forms are those of the page (`regions.js`). The terminal's protocol follows from its
 environment: the reply to a query could end up in the next program's input. Protocols:
@@ -37,7 +37,7 @@ _THOUSAND = 1000.0
 _COLOURS = ("#e6194b", "#0a84ff", "#34a853", "#f58231", "#911eb4", "#00a3a3")
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _LINE_SHARE, _FONT_SHARE = 250, 35
-"""Divisors of the picture's mean side for the line width and the letter height."""
+"""Divisors of the image's mean side for the line width and the letter height."""
 Protocol = Literal["kitty", "iterm2"]
 _MAX_SIDE_PIXELS = 1024
 _MAX_COLUMNS = 60
@@ -49,7 +49,7 @@ _MULTIPLEXERS = ("tmux", "screen")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A place in a picture, as fractions of its sides; a point has no width and no height."""
+    """A place in an image, as fractions of its sides; a point has no width and no height."""
 
     kind: Literal["box", "point"]
     x: float
@@ -73,16 +73,16 @@ def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND))
         (_X_AND_Y, scale),
         (_PERCENT, percent),
     )
-    found = [
+    regions = [
         _region(match, edges, _label_of(text, match) if match[0].startswith('"') else "")
         for pattern, edges in forms
         for match in pattern.finditer(text)
     ]
-    if not found and (bare := _BARE.fullmatch(text.strip())):
-        found = [_region(bare, scale, "")]
+    if not regions and (bare := _BARE.fullmatch(text.strip())):
+        regions = [_region(bare, scale, "")]
     return [
         region
-        for region in found
+        for region in regions
         if min(region.x, region.y) >= 0
         and max(region.x + region.width, region.y + region.height) <= _TOLERANCE
     ]
@@ -106,11 +106,11 @@ def _label_of(text: str, match: re.Match[str]) -> str:
     """The label in the JSON object around the match."""
     start, end = text.rfind("{", 0, match.start() + 1), text.find("}", match.start())
     around = text[start : end if end >= 0 else None] if start >= 0 else ""
-    found = _LABEL.search(around)
-    return found[1] if found else ""
+    label = _LABEL.search(around)
+    return label[1] if label else ""
 
 
-def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:
+def draw_regions(data: bytes, regions: Sequence[Region]) -> Image.Image:
     """The image in `data`, upright, with `regions` marked and labelled."""
     with Image.open(io.BytesIO(data)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
@@ -150,7 +150,7 @@ def _write(
 
 
 def check_target(path: Path) -> None:
-    """Raises ConfigError or CommandFailed if no picture can be written to `path`."""
+    """Raises ConfigError or CommandFailed if no image can be written to `path`."""
     if path.suffix.lower() not in _FORMATS:
         raise ConfigError(f"--save-boxes {path}: expected a name that ends in .png, .jpg or .webp")
     if not path.absolute().parent.is_dir():

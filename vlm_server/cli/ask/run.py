@@ -21,7 +21,7 @@ from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 ServedModel = dict[str, Any]
 """One entry of `/v1/models`."""
@@ -93,17 +93,19 @@ def ready_daemon(
     """
     url, api_key = address_of(arguments, settings)
     with Daemon(url, api_key) as daemon:
-        listed = daemon.listed() if daemon.is_there() else None
-        if listed is not None and _chosen(listed, arguments.model, settings) is not None:
+        models = daemon.list_models() if daemon.is_there() else None
+        if models is not None and _choose_model(models, arguments.model, settings) is not None:
             yield daemon, _wait_for(daemon, arguments, settings)
             return
-    _check_may_start(arguments, settings, url, listed)
+    _check_may_start(arguments, settings, url, models)
     print(f"No daemon at {url} can answer this: starting one.", file=sys.stderr)
-    own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
-    with own as own_url, Daemon(own_url, api_key) as daemon:
+    new_daemon = running_daemon(
+        options.settings_arguments(arguments), settings.server.drain_seconds + 10
+    )
+    with new_daemon as new_url, Daemon(new_url, api_key) as daemon:
         try:
             daemon.wait_ready(settings.engine.start_timeout_seconds)  # shows its progress
-            model = daemon.listed()[0]
+            model = daemon.list_models()[0]
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield daemon, model
@@ -116,42 +118,40 @@ def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings)
         daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)
     finally:
         progress.clear()
-    listed = daemon.listed()
-    return _chosen(listed, arguments.model, settings) or listed[0]
+    models = daemon.list_models()
+    return _choose_model(models, arguments.model, settings) or models[0]
 
 
-def _chosen(
-    listed: Sequence[ServedModel], wanted: str | None, settings: Settings
+def _choose_model(
+    models: Sequence[ServedModel], name: str | None, settings: Settings
 ) -> ServedModel | None:
-    """The model that is `wanted`, else that of the settings, else the first."""
-    names = {wanted or settings.model.name}
-    if wanted and (found := find.find(wanted, settings.model.search_paths)):
-        names.add(found.name)
-    if wanted and (hub := HubName.parse(wanted)):
+    """The model that is `name`, else that of the settings, else the first."""
+    names = {name or settings.model.name}
+    if name and (checkpoint := find.find(name, settings.model.search_paths)):
+        names.add(checkpoint.name)
+    if name and (hub := HubName.parse(name)):
         names.add(hub.repo)
-    return next((model for model in listed if names == {""} or model["id"] in names), None)
+    return next((model for model in models if names == {""} or model["id"] in names), None)
 
 
 def _check_may_start(
     arguments: argparse.Namespace,
     settings: Settings,
     url: str,
-    listed: Sequence[ServedModel] | None,
+    models: Sequence[ServedModel] | None,
 ) -> None:
     """Raises CommandFailed or ConfigError if starting a daemon would not help."""
-    served = [str(model["id"]) for model in listed or ()]
-    wanted = arguments.model
+    served = [str(model["id"]) for model in models or ()]
+    name = arguments.model
     if arguments.url or not is_local(url):
-        if listed is None:
+        if models is None:
             raise CommandFailed(f"no daemon answers at {url}: is it running, is the URL right?")
-        close = did_you_mean(str(wanted), served)
+        close = did_you_mean(str(name), served)
         has = f" (it has {', '.join(served)})"
-        raise CommandFailed(f"{url} has no model {wanted!r}{close or has}")
-    if not wanted or HubName.parse(wanted) or expanded(wanted).is_dir():
+        raise CommandFailed(f"{url} has no model {name!r}{close or has}")
+    if not name or HubName.parse(name) or expand_home(name).is_dir():
         return
-    if find.find(wanted, settings.model.search_paths) is None:
-        local = [checkpoint.name for checkpoint in find.every(settings.model.search_paths)]
-        close = did_you_mean(wanted, [*served, *local])
-        raise ConfigError(
-            f"--model {wanted} is neither a folder nor a model on this machine{close}"
-        )
+    if find.find(name, settings.model.search_paths) is None:
+        local = [checkpoint.name for checkpoint in find.find_all(settings.model.search_paths)]
+        close = did_you_mean(name, [*served, *local])
+        raise ConfigError(f"--model {name} is neither a folder nor a model on this machine{close}")

@@ -1,6 +1,6 @@
 """The scenario `day`: a day of mixed requests, compressed, and the server's drift over it.
 
-The day consists of rounds. Each has the same requests with new pictures and words, in an order
+The day consists of rounds. Each has the same requests with new images and words, in an order
 that depends on the seed: an agent, a burst of several users, a user with questions, texts; then a
 pause. Whole rounds are compared. Drift is the end of the day against its beginning, by kind of
 request; the machine's own drift is measured by fixed work.
@@ -19,7 +19,7 @@ from PIL import Image
 from vlm_server.cli.bench.figures import (
     Figure,
     Unit,
-    known,
+    known_values,
     median,
     milliseconds,
     percent,
@@ -78,7 +78,7 @@ class Day:
         self._client = client
         self._material = material
         self._round = 0
-        self._picture = Image.new("RGB", (2000, 1500))
+        self._image = Image.new("RGB", (2000, 1500))
         self._start = time.perf_counter()
         self.samples: list[DaySample] = []
 
@@ -108,8 +108,8 @@ class Day:
             await self._think()
 
     async def _burst(self) -> None:
-        asked = [[user(DESCRIBE, self._material.image())] for _ in range(_BURST_USERS)]
-        await asyncio.gather(*(self._ask("burst", messages, 24) for messages in asked))
+        conversations = [[user(DESCRIBE, self._material.image())] for _ in range(_BURST_USERS)]
+        await asyncio.gather(*(self._ask("burst", messages, 24) for messages in conversations))
 
     async def _questions(self) -> None:
         image = self._material.image()
@@ -124,17 +124,17 @@ class Day:
             await self._think()
 
     async def _ask(self, kind: str, messages: list[ChatMessage], max_tokens: int) -> str:
-        round_, sent = self._round, self.elapsed_seconds
+        round_, sent_at = self._round, self.elapsed_seconds
         answer = await self._client.ask(messages, max_tokens)
-        self.samples.append(DaySample(kind, round_, sent, answer.ttft))
+        self.samples.append(DaySample(kind, round_, sent_at, answer.ttft))
         return answer.text
 
     def _work(self) -> None:
-        """Do the fixed work: scale a picture down, while no request is in flight."""
-        sent, start = self.elapsed_seconds, time.perf_counter()
-        self._picture.resize((500, 375), Image.Resampling.LANCZOS)
+        """Do the fixed work: scale an image down, while no request is in flight."""
+        sent_at, start = self.elapsed_seconds, time.perf_counter()
+        self._image.resize((500, 375), Image.Resampling.LANCZOS)
         seconds = time.perf_counter() - start
-        self.samples.append(DaySample(FIXED_WORK, self._round, sent, seconds))
+        self.samples.append(DaySample(FIXED_WORK, self._round, sent_at, seconds))
 
     async def _think(self) -> None:
         await asyncio.sleep(self._material.seconds(*_THINK_SECONDS))
@@ -153,7 +153,7 @@ def figures(samples: Sequence[DaySample]) -> list[Figure]:
     change = quotient(of_server[-1], of_server[0]) if len(of_server) > 1 else None
     is_within = None if change is None else float(abs(change - 1) <= MAX_DRIFT)
     spread_of_machine = _spread(levels(samples, [FIXED_WORK]))
-    found = [
+    all_figures = [
         percent("TTFT, last tenth against the first", change),
         Figure(f"within {MAX_DRIFT:.0%}", is_within, Unit.MET),
         percent("slowest tenth against the fastest", _spread(of_server)),
@@ -162,19 +162,19 @@ def figures(samples: Sequence[DaySample]) -> list[Figure]:
         percent(f"{FIXED_WORK}: slowest tenth against the fastest", spread_of_machine),
     ]
     for kind in kinds(samples):
-        found.append(milliseconds(f"{kind}: TTFT", median_ttft(kind, samples)))
-        found.append(percent(f"{kind}: last tenth", drift(kind)))
-    return found
+        all_figures.append(milliseconds(f"{kind}: TTFT", median_ttft(kind, samples)))
+        all_figures.append(percent(f"{kind}: last tenth", drift(kind)))
+    return all_figures
 
 
 def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
     """Up to ten parts of the day, as equal as possible in whole rounds."""
     num_rounds = max((sample.round for sample in samples), default=-1) + 1
     num_parts = min(_PARTS, num_rounds)
-    found: list[list[DaySample]] = [[] for _ in range(num_parts)]
+    day_parts: list[list[DaySample]] = [[] for _ in range(num_parts)]
     for sample in samples:
-        found[sample.round * num_parts // num_rounds].append(sample)
-    return found
+        day_parts[sample.round * num_parts // num_rounds].append(sample)
+    return day_parts
 
 
 def kinds(samples: Sequence[DaySample]) -> list[str]:
@@ -191,13 +191,13 @@ def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | N
     """The slowness of each part of the day, 1.0 being normal: median over `kinds` of the median
     TTFT in the part, divided by that of the whole day. For `FIXED_WORK`, the machine's slowness.
     """
-    whole = {kind: median_ttft(kind, samples) for kind in kinds}
+    day_ttfts = {kind: median_ttft(kind, samples) for kind in kinds}
     return [
-        median(quotient(median_ttft(kind, part), whole[kind]) for kind in kinds)
+        median(quotient(median_ttft(kind, part), day_ttfts[kind]) for kind in kinds)
         for part in parts(samples)
     ]
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
-    seen = known(values)
-    return quotient(max(seen), min(seen)) if len(seen) > 1 else None
+    ttfts = known_values(values)
+    return quotient(max(ttfts), min(ttfts)) if len(ttfts) > 1 else None

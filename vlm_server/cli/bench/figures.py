@@ -33,20 +33,20 @@ class Figure(msgspec.Struct, frozen=True):
     unit: Unit
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def known_values(values: Iterable[float | None]) -> list[float]:
     """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def median(values: Iterable[float | None]) -> float | None:
     """The median of the values that are not None; None if there are none."""
-    present = known(values)
+    present = known_values(values)
     return statistics.median(present) if present else None
 
 
 def mean(values: Sequence[float | None]) -> float | None:
     """The mean of all values; None if there are none, or one is unknown."""
-    present = known(values)
+    present = known_values(values)
     return statistics.fmean(present) if present and len(present) == len(values) else None
 
 
@@ -59,7 +59,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def largest(values: Iterable[float | None]) -> float | None:
-    return max(known(values), default=None)
+    return max(known_values(values), default=None)
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
@@ -86,8 +86,8 @@ def ratio(name: str, above: float | None, below: float | None) -> Figure:
 
 def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
     """The sum of `tokens` over `seconds`; unknown if one count is unknown."""
-    counts = known(tokens)
-    total = sum(counts) if counts and len(counts) == len(tokens) else None
+    token_counts = known_values(tokens)
+    total = sum(token_counts) if token_counts and len(token_counts) == len(tokens) else None
     return Figure(name, quotient(total, seconds), Unit.TOKENS_PER_SECOND)
 
 

@@ -38,8 +38,8 @@ _ENDS = ("first", "with care", "one by one", "before you act", "at every step", 
 
 def parse_size(text: str) -> tuple[int, int]:
     """`560x420` as (width, height) in pixels. Raises ConfigError."""
-    found = re.fullmatch(r"([0-9]{1,5})[x×]([0-9]{1,5})", text.strip().lower())  # noqa: RUF001
-    size = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,5})[x×]([0-9]{1,5})", text.strip().lower())  # noqa: RUF001
+    size = (int(match[1]), int(match[2])) if match else (0, 0)
     if not all(BLOCK_PIXELS <= side <= _MAX_SIDE_PIXELS for side in size):
         raise ConfigError(
             f"expected WIDTHxHEIGHT, each from {BLOCK_PIXELS} to {_MAX_SIDE_PIXELS}, not {text!r}"

@@ -30,30 +30,30 @@ def svg(runs: Sequence[BenchRun]) -> str:
     """The drawing of all days among `runs`, one below the other."""
     days = [run for run in runs if run.samples]
     height = max(1, len(days)) * _HEIGHT
-    drawn: list[str] = []
+    elements: list[str] = []
     for number, run in enumerate(days):
-        drawn += [f'<g transform="translate(0 {number * _HEIGHT})">', *_day(run), "</g>"]
+        elements += [f'<g transform="translate(0 {number * _HEIGHT})">', *_day(run), "</g>"]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">'
     )
     ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return "\n".join([head, ground, *drawn, "</svg>\n"])
+    return "\n".join([head, ground, *elements, "</svg>\n"])
 
 
 def _day(run: BenchRun) -> Iterator[str]:
-    asked = [sample for sample in run.samples if sample.kind != FIXED_WORK]
-    title = f"{run.server}, round {run.round}: {len(asked)} requests"
+    requests = [sample for sample in run.samples if sample.kind != FIXED_WORK]
+    title = f"{run.server}, round {run.round}: {len(requests)} requests"
     yield f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>'
     minutes = Axis(0.0, run.seconds / 60, _LEFT, _WIDTH - _RIGHT)
-    yield from _times(asked, minutes)
+    yield from _times(requests, minutes)
     yield from _levels(run, minutes)
 
 
 def _times(samples: Sequence[DaySample], minutes: Axis) -> Iterator[str]:
     """Upper panel: a dot for each request, a colour for each group of kinds."""
-    known = [1000 * sample.ttft for sample in samples if sample.ttft]
-    low, high = min(known, default=1.0), max(known, default=10.0)
+    milliseconds = [1000 * sample.ttft for sample in samples if sample.ttft]
+    low, high = min(milliseconds, default=1.0), max(milliseconds, default=10.0)
     scale = Axis(low / 1.3, high * 1.3, _TITLE + _UPPER, _TITLE, is_logarithmic=True)
     panel = Panel(minutes, scale)
     yield from panel.frame("TTFT, ms", "")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from vlm_server.cli.bench.day import DaySample
-from vlm_server.cli.bench.figures import Figure, Unit, known, median, quotient
+from vlm_server.cli.bench.figures import Figure, Unit, known_values, median, quotient
 from vlm_server.cli.bench.servers import BenchTarget
 from vlm_server.cli.client.answer import TimedAnswer
 from vlm_server.cli.text import table
@@ -66,8 +66,8 @@ def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[B
     scenario = ""
     for (of, figure, unit), values in _by_figure(runs).items():
         cells = _cells(unit, [values.get(name, []) for name in names])
-        shown = "" if unit in _WORDS else unit.value
-        rows.append([of if of != scenario else "", figure, shown, *cells])
+        unit_text = "" if unit in _WORDS else unit.value
+        rows.append([of if of != scenario else "", figure, unit_text, *cells])
         scenario = of
     width, height = plan.image_size
     head = (
@@ -118,16 +118,16 @@ def _by_figure(runs: Sequence[BenchRun]) -> dict[Key, dict[str, list[float | Non
 
 
 def _cells(unit: Unit, by_server: Sequence[Sequence[float | None]]) -> list[str]:
-    first = median(by_server[0])
+    first_median = median(by_server[0])
     cells = [_cell(unit, by_server[0])]
     for values in by_server[1:]:
-        ratio = quotient(median(values), first) if unit in _COMPARED else None
+        ratio = quotient(median(values), first_median) if unit in _COMPARED else None
         cells += [_cell(unit, values), _NOTHING if ratio is None else f"{ratio:.2f}"]
     return cells
 
 
 def _cell(unit: Unit, values: Sequence[float | None]) -> str:
-    present = known(values)
+    present = known_values(values)
     if not present:
         return _NOTHING
     if unit in _WORDS:

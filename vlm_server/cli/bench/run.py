@@ -27,7 +27,7 @@ from vlm_server.cli.bench.servers import (
     find_model,
     parse_url,
     server_kind,
-    started,
+    start_server,
 )
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import did_you_mean
@@ -78,8 +78,10 @@ async def bench(args: argparse.Namespace) -> int:
                 args.json.write_bytes(report.document(targets, plan, runs))
             if args.plot is not None:
                 args.plot.write_text(plot.svg(runs))
-    answered = {run.server for run in runs if any(answer.error is None for answer in run.answers)}
-    return 0 if all(target.name in answered for target in targets) else 1
+    answering_servers = {
+        run.server for run in runs if any(answer.error is None for answer in run.answers)
+    }
+    return 0 if all(target.name in answering_servers for target in targets) else 1
 
 
 async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
@@ -138,7 +140,7 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[BenchTarget]:
     targets = [parse_url(text) for text in args.url]
-    names = [*_numbered(args.start), *(target.name for target in targets)]
+    names = [*_number_names(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
     folder = checkpoint(args.model) if args.start else Path()
     _warn_if_busy()
@@ -146,13 +148,13 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     stack.callback(private.close)
     look = partial(for_any_server, private, with_openblas=True)
     environment = await asyncio.to_thread(look) if args.start else {}
-    ready = []
+    ready_targets = []
     for name, kind_name in zip(names, args.start, strict=False):
         _say(f"starting {name}")
         kind = server_kind(kind_name, with_drafts=args.drafts == "on")
-        server = started(name, kind, folder, environment)
-        ready.append(await stack.enter_async_context(server))
-    return ready + [await find_model(target) for target in targets]
+        server = start_server(name, kind, folder, environment)
+        ready_targets.append(await stack.enter_async_context(server))
+    return ready_targets + [await find_model(target) for target in targets]
 
 
 def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget]) -> None:
@@ -168,15 +170,15 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget
 
 def checkpoint(text: str) -> Path:
     """The folder of the checkpoint `text`. Raises ConfigError if it is not on this machine."""
-    if (found := find.find(text)) is not None:
-        return found.folder.absolute()
+    if (local_checkpoint := find.find(text)) is not None:
+        return local_checkpoint.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
-    close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])
+    close = did_you_mean(text, [checkpoint.name for checkpoint in find.find_all()])
     raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
 
 
-def _numbered(kinds: list[str]) -> list[str]:
+def _number_names(kinds: list[str]) -> list[str]:
     """Names for servers of these kinds: `ours`, `ours-2`, ..."""
     counts = (kinds[:place].count(kind) for place, kind in enumerate(kinds, 1))
     return [f"{kind}-{n}" if n > 1 else kind for kind, n in zip(kinds, counts, strict=True)]

@@ -65,11 +65,11 @@ async def repeat(client: Client, material: Material) -> list[Figure]:
     for _ in range(_REPEATS):
         answers.append(await client.ask(messages, 16))
         await asyncio.sleep(_REPEAT_PAUSE_SECONDS)
-    again = [answer.ttft for answer in answers[2:]]
+    repeated_ttfts = [answer.ttft for answer in answers[2:]]
     return [
         milliseconds("TTFT, first", answers[0].ttft),
-        milliseconds("TTFT, from the third on", median(again)),
-        ratio("slowest / median", largest(again), median(again)),
+        milliseconds("TTFT, from the third on", median(repeated_ttfts)),
+        ratio("slowest / median", largest(repeated_ttfts), median(repeated_ttfts)),
     ]
 
 
@@ -114,20 +114,23 @@ async def four_agents(client: Client, material: Material) -> list[Figure]:
     ]
 
 
-async def forgetful_agent(client: Client, material: Material, max_pictures: int) -> list[Figure]:
-    """A conversation that keeps up to `max_pictures` pictures, and then only the latest three."""
-    answers = await _conversation(client, material, _FORGETFUL_TURNS, max_pictures=max_pictures)
+async def forgetful_agent(client: Client, material: Material, max_images: int) -> list[Figure]:
+    """A conversation that keeps up to `max_images` images, and then only the latest three."""
+    answers = await _conversation(client, material, _FORGETFUL_TURNS, max_images=max_images)
     settled = answers[_SETTLED - 1 :]
-    again = [
+    prefilled_again = [
         answer.prompt_tokens - answer.cached_tokens
         if answer.prompt_tokens is not None and answer.cached_tokens is not None
         else None
         for answer in settled
     ]
     return [
-        *(milliseconds(f"TTFT, turn {turn}", each.ttft) for turn, each in enumerate(answers, 1)),
+        *(
+            milliseconds(f"TTFT, turn {turn}", answer.ttft)
+            for turn, answer in enumerate(answers, 1)
+        ),
         milliseconds(f"TTFT, mean from turn {_SETTLED} on", mean([a.ttft for a in settled])),
-        Figure(f"not cached, mean from turn {_SETTLED} on", mean(again), Unit.TOKENS),
+        Figure(f"not cached, mean from turn {_SETTLED} on", mean(prefilled_again), Unit.TOKENS),
     ]
 
 
@@ -137,24 +140,24 @@ async def _conversation(
     turns: int,
     *,
     max_tokens: int = 12,
-    max_pictures: int | None = None,
+    max_images: int | None = None,
 ) -> list[TimedAnswer]:
     """The answers in a conversation with a new image in each turn.
 
-    Beyond `max_pictures`, all but the latest `_KEPT` pictures are taken out; their words stay. The
+    Beyond `max_images`, all but the latest `_KEPT` images are taken out; their words stay. The
     prompt then differs from the first of them on, and is prefilled again from there.
     """
     messages: list[ChatMessage] = [material.system()]
     answers: list[TimedAnswer] = []
     key = ""
-    shown: dict[int, str] = {}
-    """The words of the messages that still have their picture, by their place."""
+    words_by_place: dict[int, str] = {}
+    """The words of the messages that still have their image, by their place."""
     for turn in range(1, turns + 1):
-        words = shown[len(messages)] = f"Step {turn}: what changed?"
+        words = words_by_place[len(messages)] = f"Step {turn}: what changed?"
         messages.append(user(words, material.image()))
-        if max_pictures is not None and len(shown) > max_pictures:
-            for place in sorted(shown)[:-_KEPT]:
-                messages[place] = user(shown.pop(place))
+        if max_images is not None and len(words_by_place) > max_images:
+            for place in sorted(words_by_place)[:-_KEPT]:
+                messages[place] = user(words_by_place.pop(place))
         key = key or routing_key(messages)
         answers.append(await client.ask(messages, max_tokens, key))
         messages.append(assistant(answers[-1].text))
@@ -239,8 +242,8 @@ SCENARIOS: dict[str, Scenario] = {
     "repeat": repeat,
     "question": question,
     "agent": agent,
-    "agent-window": partial(forgetful_agent, max_pictures=_KEPT),
-    "agent-drops": partial(forgetful_agent, max_pictures=2 * _KEPT),
+    "agent-window": partial(forgetful_agent, max_images=_KEPT),
+    "agent-drops": partial(forgetful_agent, max_images=2 * _KEPT),
     "stall": stall,
     "conc": conc,
     "text": partial(streams, counts=(1, _USERS)),

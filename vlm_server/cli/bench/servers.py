@@ -21,7 +21,7 @@ import httpx
 import msgspec
 
 from vlm_server.cli.bench.material import ChatMessage
-from vlm_server.cli.client.answer import TimedAnswer, failed, read_answer
+from vlm_server.cli.client.answer import TimedAnswer, failed_answer, read_answer
 from vlm_server.cli.client.chat import ChatClient, routing_key
 from vlm_server.cli.client.daemon import api_url
 from vlm_server.errors import ConfigError, VlmServerError
@@ -111,7 +111,7 @@ async def find_model(target: BenchTarget) -> BenchTarget:
 
 
 @contextlib.asynccontextmanager
-async def started(
+async def start_server(
     name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[BenchTarget]:
     """A ready server of `kind` on a free port, ended with the block. `model` is absolute."""
@@ -123,7 +123,7 @@ async def started(
     url = f"http://127.0.0.1:{port}"
     with (
         tempfile.TemporaryFile("w+") as log,
-        _running(command, environment, log.fileno()) as process,
+        _run_server(command, environment, log.fileno()) as process,
     ):
         if not await _wait_ready(process, url + kind.ready_path):
             log.seek(0)
@@ -134,7 +134,7 @@ async def started(
 
 
 @contextlib.contextmanager
-def _running(
+def _run_server(
     command: list[str], environment: Mapping[str, str], output: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
@@ -211,12 +211,12 @@ class Client(ChatClient):
 
     def take_answers(self) -> list[TimedAnswer]:
         """Answers since the last call, in the order of their ends."""
-        taken, self._answers = self._answers, []
-        return taken
+        answers, self._answers = self._answers, []
+        return answers
 
     async def _send(self, body: bytes, key: str) -> TimedAnswer:
         clock = time.perf_counter
-        sent = clock()
+        sent_at = clock()
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
@@ -224,11 +224,13 @@ class Client(ChatClient):
             ):
                 received = [piece async for piece in response.received()]
         except TimeoutError:
-            return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent)
+            return failed_answer(
+                f"no end within {self._timeout_seconds:g} seconds", clock() - sent_at
+            )
         except httpx.HTTPError as error:
-            return failed(f"{type(error).__name__}: {error}", clock() - sent)
-        seconds = clock() - sent
+            return failed_answer(f"{type(error).__name__}: {error}", clock() - sent_at)
+        seconds = clock() - sent_at
         if response.status != 200:
-            said = b"".join(data for _, data in received).decode(errors="replace")
-            return failed(f"HTTP {response.status}: {said}", seconds)
+            text = b"".join(data for _, data in received).decode(errors="replace")
+            return failed_answer(f"HTTP {response.status}: {text}", seconds)
         return read_answer(received, seconds)

@@ -145,7 +145,7 @@ class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return [after - before for before, after in pairwise(self.arrivals)]
 
 
-def failed(reason: str, total_seconds: float) -> TimedAnswer:
+def failed_answer(reason: str, total_seconds: float) -> TimedAnswer:
     """The result of a request without an answer."""
     return TimedAnswer(error=reason[:_MAX_ERROR_CHARS], total_seconds=total_seconds)
 

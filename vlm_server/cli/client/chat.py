@@ -32,9 +32,9 @@ class DaemonBusy(CommandFailed):
 class Response:
     """The response to one request. `received` may be iterated once."""
 
-    def __init__(self, response: httpx.Response, sent: float) -> None:
+    def __init__(self, response: httpx.Response, sent_at: float) -> None:
         self._response = response
-        self._sent = sent
+        self._sent = sent_at
         self.status = response.status_code
         self.headers = response.headers
 
@@ -73,11 +73,11 @@ class ChatClient:
 
         `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and as `content`.
         """
-        sent = time.perf_counter()
+        sent_at = time.perf_counter()
         headers = {"Content-Length": str(num_bytes), **({HEADER: key} if key else {})}
         stream = self._http.stream("POST", self._url, content=content, headers=headers)
         async with stream as response:
-            yield Response(response, sent)
+            yield Response(response, sent_at)
 
 
 async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGenerator[Chunk, None]:
@@ -94,9 +94,9 @@ async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGene
     try:
         async with client, client.post(body, len(body), key) as response:
             if response.status != 200:
-                said = b"".join([data async for _, data in response.received()])
+                text = b"".join([data async for _, data in response.received()])
                 kind = DaemonBusy if response.status in _BUSY else CommandFailed
-                raise kind(refusal(response.status, said))
+                raise kind(refusal(response.status, text))
             reader = ChunkReader()
             async for _, data in response.received():
                 for chunk in reader.feed(data):
@@ -113,17 +113,17 @@ async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGene
 def routing_key(messages: Sequence[dict[str, Any]]) -> str:
     """The key by which a gateway sends all turns of a conversation to one worker, in hex.
 
-    The SHA-256 of the first picture or video if one comes before the first answer, else of the
-    messages until then. For a picture in a data URL it equals the daemon's own
-    (`api.parsing.routing_key`), so that other clients with that picture find it cached.
+    The SHA-256 of the first image or video if one comes before the first answer, else of the
+    messages until then. For an image in a data URL it equals the daemon's own
+    (`api.parsing.routing_key`), so that other clients with that image find it cached.
     """
     opening = list(takewhile(lambda message: message["role"] != "assistant", messages))
     contents = [message["content"] for message in opening]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     kinds = ("image_url", "video_url")
     urls = [part[kind]["url"] for kind in kinds for part in parts if part["type"] == kind]
-    said = json.dumps(opening).encode()
+    key_bytes = json.dumps(opening).encode()
     if urls:
         head, _, content = urls[0].partition(";base64,")
-        said = base64.b64decode(content) if head.startswith("data:") else urls[0].encode()
-    return hashlib.sha256(said).hexdigest()
+        key_bytes = base64.b64decode(content) if head.startswith("data:") else urls[0].encode()
+    return hashlib.sha256(key_bytes).hexdigest()

@@ -20,7 +20,7 @@ from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.platform import backend
 from vlm_server.platform.child import launch
 from vlm_server.settings import Server, Settings, is_loopback
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _LOOK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
@@ -92,8 +92,8 @@ class Daemon:
     def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
         """Wait for the model. Raises CommandFailed after `seconds`; downloads do not count."""
         deadline = time.monotonic() + seconds
-        while (found := self.check_readiness(on_progress)).state != "ready":
-            if found.state == "downloading":
+        while (readiness := self.check_readiness(on_progress)).state != "ready":
+            if readiness.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
@@ -101,14 +101,14 @@ class Daemon:
 
     def check_readiness(self, on_progress: OnStage | None = None) -> Readiness:
         """`readiness`. Raises CommandFailed also if the model can't be loaded."""
-        found = self.readiness()
-        if found.state == "failed":
+        readiness = self.readiness()
+        if readiness.state == "failed":
             raise CommandFailed("the daemon can't load its model: its log says why")
-        if found.stage and on_progress is not None:
-            on_progress(found.stage, found.fraction)
-        return found
+        if readiness.stage and on_progress is not None:
+            on_progress(readiness.stage, readiness.fraction)
+        return readiness
 
-    def listed(self) -> list[dict[str, Any]]:
+    def list_models(self) -> list[dict[str, Any]]:
         """The entries of `/v1/models`. Raises CommandFailed."""
         response = self._get_ok("models")
         try:
@@ -177,8 +177,8 @@ def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, 
 
     Raises CommandFailed or ConfigError for a key that can't be read.
     """
-    given: str | None = arguments.url
-    url = api_url(given) if given else url_of(settings.server.host, settings.server.port)
+    url: str | None = arguments.url
+    url = api_url(url) if url else url_of(settings.server.host, settings.server.port)
     if arguments.api_key_file is not None:
         return url, read_key(arguments.api_key_file)
     key: str | None = arguments.api_key
@@ -208,7 +208,7 @@ def own_key(server: Server) -> str | None:
     if server.api_keys:
         return server.api_keys[0]
     if server.api_key_file:
-        entries = key_file.read(expanded(server.api_key_file))
+        entries = key_file.read(expand_home(server.api_key_file))
         return next(iter(entries.values())).key
     return None
 
@@ -240,10 +240,10 @@ def running_daemon(
     )
     with process:
         try:
-            said = filter(None, map(_LISTENING.match, process.stdout or ()))
-            if (found := next(said, None)) is None:
+            matches = filter(None, map(_LISTENING.match, process.stdout or ()))
+            if (match := next(matches, None)) is None:
                 raise CommandFailed("the daemon did not start")
-            yield found[1]
+            yield match[1]
         finally:
             process.terminate()
             try:

@@ -1,4 +1,4 @@
-"""Test questions about drawn pictures, and the answers of a daemon to them."""
+"""Test questions about drawn images, and the answers of a daemon to them."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _RED, _BLUE, _DARK = (214, 39, 40), (31, 80, 200), (20, 20, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class PictureQuestion:
-    """A question about a drawn picture: its subject `shows`, and its PNG as a data URL."""
+class ImageQuestion:
+    """A question about a drawn image: its subject `shows`, and its PNG as a data URL."""
 
     shows: str
-    question: str
+    text: str
     url: str
 
 
-def picture_questions() -> Iterator[PictureQuestion]:
+def image_questions() -> Iterator[ImageQuestion]:
     """Test questions: a shape, several shapes, a word."""
     image, draw = _canvas()
     draw.ellipse((100, 100, 348, 348), _RED)
-    yield PictureQuestion("A red circle", "What shape is this?", _url(image))
+    yield ImageQuestion("A red circle", "What shape is this?", _url(image))
     image, draw = _canvas()
     for left in (40, 170, 300):
         draw.rectangle((left, 170, left + 108, 278), _BLUE)
-    yield PictureQuestion("Three blue squares", "How many squares are there?", _url(image))
+    yield ImageQuestion("Three blue squares", "How many squares are there?", _url(image))
     image, draw = _canvas()
     font = ImageFont.load_default(96)
     draw.text((_SIDE / 2, _SIDE / 2), "HELLO", _DARK, font, anchor="mm")
-    yield PictureQuestion("The word HELLO", "Which word is written here?", _url(image))
+    yield ImageQuestion("The word HELLO", "Which word is written here?", _url(image))
 
 
-def answer_about(picture: PictureQuestion, daemon: Daemon, seconds: float | None = None) -> str:
+def answer_about(question: ImageQuestion, daemon: Daemon, seconds: float | None = None) -> str:
     """The answer of the default model. Raises CommandFailed, and TimeoutError after `seconds`."""
-    image = {"type": "image_url", "image_url": {"url": picture.url}}
-    content = [image, {"type": "text", "text": picture.question}]
+    image = {"type": "image_url", "image_url": {"url": question.url}}
+    content = [image, {"type": "text", "text": question.text}]
     body = {
         "model": "default",
         "stream": True,

@@ -22,7 +22,7 @@ from vlm_server.cli.serve.listener import bind
 from vlm_server.cli.service.manager import ServiceManager
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, is_loopback
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _ANSWER_SECONDS = 5.0
 _LISTENS = "0A"
@@ -76,8 +76,8 @@ def host_header(server: Server) -> dict[str, str]:
 def owner(port: int) -> str:
     """The program that listens on `port`, if the system tells."""
     if sys.platform == "darwin":
-        said = output_of(("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")) or ""
-        return owner_in_lsof(said)
+        output = output_of(("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")) or ""
+        return owner_in_lsof(output)
     sockets = dict(listening(port))
     for link in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
         with contextlib.suppress(OSError):  # closed since
@@ -154,7 +154,7 @@ def admin_key(server: Server) -> str | None:
     if server.api_keys or not server.api_key_file:
         return next(iter(server.api_keys), None)
     try:
-        entries = key_file.read(expanded(server.api_key_file)).values()
+        entries = key_file.read(expand_home(server.api_key_file)).values()
     except ConfigError:
         return None
     return max(entries, key=lambda entry: entry.admin).key
@@ -162,33 +162,33 @@ def admin_key(server: Server) -> str | None:
 
 def version(http: httpx.Client) -> Finding:
     """Whether the daemon is of this program's version."""
-    running = _json(http, "/api/version").get("vlm_server")
-    if running is None:
+    running_version = _json(http, "/api/version").get("vlm_server")
+    if running_version is None:
         return warning("daemon version", "unknown", "it needs an API key: pass its --config")
-    if running != __version__:
-        text = f"{running} runs; this is {__version__}"
+    if running_version != __version__:
+        text = f"{running_version} runs; this is {__version__}"
         return warning("daemon version", text, "restart the daemon: vlm-server service restart")
-    return ok("daemon version", str(running))
+    return ok("daemon version", str(running_version))
 
 
 def health(http: httpx.Client) -> Finding:
     """Whether the daemon is ready, and how often its engine has ended."""
-    ready = _json(http, "/health/ready")
-    state = str(ready.get("status", "unknown"))
+    readiness = _json(http, "/health/ready")
+    state = str(readiness.get("status", "unknown"))
     engine = _json(http, "/v1/status").get("engine") or {}
     restarts = int(engine.get("restarts") or 0)
     text = f"{state}, {restarts} engine restarts" if engine else state
     if state == "failed":
         return problem("daemon", text, "its log says why it can't load its model")
     if state != "ready":
-        progress = ready.get("progress") or {}
+        progress = readiness.get("progress") or {}
         stage = f": {progress['stage']} ({progress['fraction']:.0%})" if progress else ""
         return warning("daemon", f"{text}{stage}", "wait; if it stays so, see its log")
     if restarts:
         reasons = ", ".join(_reasons(engine))
         advice = "see its log for the time of each, and send a report with an issue"
         return warning("daemon", f"{text} ({reasons})" if reasons else text, advice)
-    if told := ready.get("warnings"):
+    if told := readiness.get("warnings"):
         return warning("daemon", f"ready, and warns: {'; '.join(map(str, told))}", "see its log")
     return ok("daemon", text)
 
@@ -201,10 +201,10 @@ def _reasons(engine: Mapping[str, Any]) -> list[str]:
 def _json(http: httpx.Client, path: str) -> dict[str, Any]:
     """JSON object at `path`; empty if this user may see none."""
     try:
-        found = http.get(path).json()
+        fields = http.get(path).json()
     except (httpx.HTTPError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def service(manager: ServiceManager) -> Finding:

@@ -24,23 +24,23 @@ _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 def look_at_device(situation: Situation) -> list[Finding]:
     """Checks of versions, device, BLAS, and on macOS of the wired limit."""
     wants_openblas = situation.settings.engine.openblas == "auto"
-    found = tried(situation.settings.engine)
+    device_report = try_device(situation.settings.engine)
     system = platform.system()
-    findings = [versions(), device(found, has_nvidia_gpu=nvidia_driver() is not None)]
-    if found.kind == "cpu" and system == "Linux":
-        findings.append(blas(found, wants_openblas=wants_openblas))
+    findings = [versions(), device(device_report, has_nvidia_gpu=nvidia_driver() is not None)]
+    if device_report.kind == "cpu" and system == "Linux":
+        findings.append(blas(device_report, wants_openblas=wants_openblas))
     if system == "Darwin":
         limit = output_of(("sysctl", "-n", "iogpu.wired_limit_mb"))
-        findings.append(wired_limit(limit, situation.settings.memory, found))
+        findings.append(wired_limit(limit, situation.settings.memory, device_report))
     return findings
 
 
-def tried(settings: EngineSettings) -> DeviceReport:
+def try_device(settings: EngineSettings) -> DeviceReport:
     """The report of the device in an engine's environment."""
     private = PrivateFolder()
     try:
-        added = for_models(private, settings)
-        return examine_device(added, EXAMINATION_SECONDS)
+        environment = for_models(private, settings)
+        return examine_device(environment, EXAMINATION_SECONDS)
     except OSError as error:
         return DeviceReport(step="make a private folder", fault=str(error))
     finally:
@@ -49,8 +49,10 @@ def tried(settings: EngineSettings) -> DeviceReport:
 
 def versions() -> Finding:
     """Whether the installed packages are those required by this version."""
-    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := _version(name)))
-    text = f"vlm-server {__version__}, {shown or 'no mlx'}"
+    names_and_versions = ", ".join(
+        f"{name} {version}" for name in _SHOWN if (version := _version(name))
+    )
+    text = f"vlm-server {__version__}, {names_and_versions or 'no mlx'}"
     if wrong := wrong_versions():
         advice = "install again: pip install --force-reinstall vlm-server, or scripts/setup"
         return problem("versions", f"{text}; {', '.join(wrong)}", advice)
@@ -60,11 +62,11 @@ def versions() -> Finding:
 def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
     """The packages that are missing, or of another version than `distribution` requires."""
     try:
-        needed = metadata.requires(distribution) or []
+        requirements = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
         return []  # run from a folder, without installing
     wrong = []
-    for text in needed:
+    for text in requirements:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
@@ -79,26 +81,26 @@ def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
     return wrong
 
 
-def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
+def device(report: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
     """Whether MLX finds the best device of this machine."""
-    if found.fault:
-        return problem("device", f"could not {found.step}: {found.fault}", _advice(found.step))
-    size = f"{binary_size(found.memory_bytes)}, of which {binary_size(found.suitable_bytes)} suit"
-    text = f"{found.kind} ({found.name}), {size}; {found.gflops:.0f} GFLOP/s in float32"
-    if has_nvidia_gpu and found.kind == "cpu":
+    if report.fault:
+        return problem("device", f"could not {report.step}: {report.fault}", _advice(report.step))
+    size = f"{binary_size(report.memory_bytes)}, of which {binary_size(report.suitable_bytes)} suit"
+    text = f"{report.kind} ({report.name}), {size}; {report.gflops:.0f} GFLOP/s in float32"
+    if has_nvidia_gpu and report.kind == "cpu":
         advice = "install MLX for it: scripts/setup cuda, or pip install 'vlm-server[cuda]'"
         return warning("device", f"{text}; an NVIDIA GPU is here and not used", advice)
-    if found.kind == "cuda":
+    if report.kind == "cuda":
         text += f"; driver {nvidia_driver() or 'unknown'}"
     return ok("device", text)
 
 
-def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
+def blas(report: DeviceReport, *, wants_openblas: bool) -> Finding:
     """Whether MLX uses OpenBLAS on a Linux CPU."""
-    if not found.gflops:
+    if not report.gflops:
         return warning("blas", "not tried, as the device does not work", "see `device`")
-    preloaded = [file for file in found.blas if "openblas" in file.lower()]
-    speed = f"{found.gflops:.0f} GFLOP/s"
+    preloaded = [file for file in report.blas if "openblas" in file.lower()]
+    speed = f"{report.gflops:.0f} GFLOP/s"
     if preloaded:
         return ok("blas", f"OpenBLAS, {preloaded[0]}, {speed}")
     slow = f"MLX's reference BLAS, {speed}: models run many times slower than with OpenBLAS"
@@ -107,19 +109,19 @@ def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
     return warning("blas", slow, "pip install cmeel-openblas, or apt install libopenblas0-pthread")
 
 
-def wired_limit(said: str | None, memory: MemorySettings, found: DeviceReport) -> Finding:
-    """The memory that a Mac's GPU may use; `said` is `iogpu.wired_limit_mb`, or None."""
-    limit_mb = int(said) if said and said.strip().isdecimal() else 0
-    allowed = limit_mb << 20 if limit_mb else found.suitable_bytes
-    chosen = f"iogpu.wired_limit_mb is {limit_mb}" if limit_mb else "the system's own choice"
-    text = f"the GPU may use {binary_size(allowed)} ({chosen})"
-    if limit_mb and found.memory_bytes and allowed > found.memory_bytes * 9 // 10:
+def wired_limit(setting: str | None, memory: MemorySettings, report: DeviceReport) -> Finding:
+    """The memory that a Mac's GPU may use; `setting` is `iogpu.wired_limit_mb`, or None."""
+    limit_mb = int(setting) if setting and setting.strip().isdecimal() else 0
+    allowed_bytes = limit_mb << 20 if limit_mb else report.suitable_bytes
+    reason = f"iogpu.wired_limit_mb is {limit_mb}" if limit_mb else "the system's own choice"
+    text = f"the GPU may use {binary_size(allowed_bytes)} ({reason})"
+    if limit_mb and report.memory_bytes and allowed_bytes > report.memory_bytes * 9 // 10:
         advice = "leave the system a tenth: sudo sysctl iogpu.wired_limit_mb=0 is its own choice"
         return warning("wired limit", text, advice)
-    limit_bytes = memory.limit_on(found.memory_bytes)
-    if allowed and limit_bytes > allowed:
-        needed = limit_bytes >> 20
-        advice = f"lower memory.limit_bytes, or: sudo sysctl iogpu.wired_limit_mb={needed}"
+    limit_bytes = memory.limit_on(report.memory_bytes)
+    if allowed_bytes and limit_bytes > allowed_bytes:
+        needed_mb = limit_bytes >> 20
+        advice = f"lower memory.limit_bytes, or: sudo sysctl iogpu.wired_limit_mb={needed_mb}"
         return warning("wired limit", f"{text}, less than memory.limit_bytes", advice)
     return ok("wired limit", text)
 
@@ -127,8 +129,8 @@ def wired_limit(said: str | None, memory: MemorySettings, found: DeviceReport) -
 def nvidia_driver() -> str | None:
     """The version of NVIDIA's driver; None without a GPU of theirs."""
     words = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    said = (output_of(words) or "").strip()
-    return said.splitlines()[0] if said else None
+    output = (output_of(words) or "").strip()
+    return output.splitlines()[0] if output else None
 
 
 def _version(name: str) -> str | None:

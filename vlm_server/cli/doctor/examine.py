@@ -36,33 +36,37 @@ CHECKS = (
 def examine(arguments: argparse.Namespace) -> int:
     """Print the findings as they come; returns the exit code. Raises CommandFailed."""
     logging.disable(logging.CRITICAL)  # warnings of modules are findings here
-    seen = within(_READ_SECONDS, lambda: situation.examine(arguments))
-    if seen is None:
-        seen = situation.unread(arguments, f"they can't be read within {_READ_SECONDS:.0f} s")
+    examined_situation = within(_READ_SECONDS, lambda: situation.examine(arguments))
+    if examined_situation is None:
+        examined_situation = situation.unread(
+            arguments, f"they can't be read within {_READ_SECONDS:.0f} s"
+        )
     findings: list[Finding] = []
-    for check in checks(arguments, seen):
-        new = check.run(seen)
-        findings += new
-        for finding in new if not arguments.json else ():
+    for check in checks(arguments, examined_situation):
+        new_findings = check.run(examined_situation)
+        findings += new_findings
+        for finding in new_findings if not arguments.json else ():
             print_finding(finding)
     if arguments.json:
         print(msgspec.json.encode(findings).decode())
     else:
         print(f"\n{summary(findings)}")
     if arguments.report is not None:
-        found = within(_REPORT_SECONDS, lambda: report.contents(findings, seen, arguments.log))
-        if found is None:
+        contents = within(
+            _REPORT_SECONDS, lambda: report.contents(findings, examined_situation, arguments.log)
+        )
+        if contents is None:
             raise CommandFailed("no report: the log, the daemon or a disk does not answer")
-        report.write(arguments.report, found)
+        report.write(arguments.report, contents)
         print(f"Wrote {arguments.report}. Read it before you send it.", file=sys.stderr)
     return exit_codes.FAILURE if any(finding.level == "problem" for finding in findings) else 0
 
 
-def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Check]:
+def checks(arguments: argparse.Namespace, examined_situation: situation.Situation) -> list[Check]:
     """Checks that `arguments` ask for."""
     if arguments.no_self_test:
         return list(CHECKS)
-    seconds = seen.settings.engine.start_timeout_seconds + self_test.ANSWER_SECONDS
+    seconds = examined_situation.settings.engine.start_timeout_seconds + self_test.ANSWER_SECONDS
     ask = self_test.ask_embedded if arguments.embedded else self_test.ask_running
     return [*CHECKS, Check(self_test.CHECK, ask, seconds)]
 

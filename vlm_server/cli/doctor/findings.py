@@ -60,11 +60,11 @@ class Check:
                 text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 return problem(self.name, f"could not be checked: {text}", "please report this")
 
-        found = within(self.seconds, examine)
-        if found is None:
+        findings = within(self.seconds, examine)
+        if findings is None:
             advice = "something that it asks does not answer: a disk, the daemon, a system service"
-            found = problem(self.name, f"no result within {self.seconds:.0f} s", advice)
-        return [found] if isinstance(found, Finding) else found
+            findings = problem(self.name, f"no result within {self.seconds:.0f} s", advice)
+        return [findings] if isinstance(findings, Finding) else findings
 
 
 def within(seconds: float, function: Callable[[], T]) -> T | None:
@@ -79,9 +79,9 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
 def output_of(words: Sequence[str], seconds: float = 10.0) -> str | None:
     """The output of a program; None if it is missing, fails, or takes longer."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+    return process.stdout.decode(errors="replace") if process.returncode == 0 else None

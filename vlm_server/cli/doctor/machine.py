@@ -17,7 +17,7 @@ from vlm_server.cli.text import binary_size
 from vlm_server.platform import machine
 from vlm_server.platform.private_folder import caches_folder
 from vlm_server.settings import MIB
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 _MIN_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
@@ -42,9 +42,9 @@ def look_at_machine(_: Situation) -> list[Finding]:
 def chip(name: str, architecture: str) -> Finding:
     """Whether MLX supports the chip. `name` and `architecture` are those of `platform`."""
     model = _chip_name(name) or architecture
-    cpus, used = os.cpu_count() or 1, machine.num_cpus()
+    cpus, used_cpus = os.cpu_count() or 1, machine.num_cpus()
     text = f"{model} ({architecture}), {cpus} processors" + (
-        f", of which {used} may be used" if used < cpus else ""
+        f", of which {used_cpus} may be used" if used_cpus < cpus else ""
     )
     if name == "Darwin" and architecture != "arm64":
         is_translated = (output_of(("sysctl", "-n", "sysctl.proc_translated")) or "").strip() == "1"
@@ -59,16 +59,16 @@ def chip(name: str, architecture: str) -> Finding:
     return ok("chip", text)
 
 
-def memory(physical: int, allowed: int, available: int | None) -> Finding:
+def memory(physical_bytes: int, allowed_bytes: int, available_bytes: int | None) -> Finding:
     """Whether memory suffices: bytes in all, bytes left by control groups, bytes free if known."""
-    text = binary_size(physical)
-    if allowed < physical:
-        text += f", of which a control group allows {binary_size(allowed)}"
-    if available is not None:
-        text += f"; {binary_size(available)} free now"
-    if allowed < _MIN_BYTES:
+    text = binary_size(physical_bytes)
+    if allowed_bytes < physical_bytes:
+        text += f", of which a control group allows {binary_size(allowed_bytes)}"
+    if available_bytes is not None:
+        text += f"; {binary_size(available_bytes)} free now"
+    if allowed_bytes < _MIN_BYTES:
         return problem("memory", text, "give it 1 GiB or more: the program itself needs half of it")
-    if available is not None and available < _LITTLE_BYTES:
+    if available_bytes is not None and available_bytes < _LITTLE_BYTES:
         return warning("memory", text, "end other programs before a model is loaded")
     return ok("memory", text)
 
@@ -96,10 +96,10 @@ def _chip_name(name: str) -> str:
 def _in_file(path: Path, pattern: str) -> str:
     """The match of `pattern` in a file of the system; empty if there is none."""
     try:
-        found = re.search(pattern, path.read_text(), re.MULTILINE)
+        match = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
         return ""
-    return found[1].strip() if found else ""
+    return match[1].strip() if match else ""
 
 
 def macos_version() -> str:
@@ -125,33 +125,33 @@ def look_at_disks(situation: Situation) -> list[Finding]:
     cache = situation.settings.cache
     for_models = "a 4-bit model takes 3 GB and more: free some, or set HF_HOME to another disk"
     findings = [
-        room("disk for models", expanded(constants.HF_HUB_CACHE), _MODEL_BYTES, for_models),
+        room("disk for models", expand_home(constants.HF_HUB_CACHE), _MODEL_BYTES, for_models),
         room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
         room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
     ]
     if cache.disk_bytes:
-        folder = expanded(cache.disk_path) if cache.disk_path else caches / "vlm-server"
-        used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        wanted = max(0, cache.disk_bytes - used)
+        folder = expand_home(cache.disk_path) if cache.disk_path else caches / "vlm-server"
+        used_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        wanted_bytes = max(0, cache.disk_bytes - used_bytes)
         advice = "free some, or set cache.disk_bytes or cache.disk_path: less is stored until then"
-        findings.append(room("disk for caches", folder, wanted, advice))
+        findings.append(room("disk for caches", folder, wanted_bytes, advice))
     return findings
 
 
-def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
-    """Whether `folder`, which need not exist yet, can be written to and has `wanted` bytes free."""
+def room(check: str, folder: Path, wanted_bytes: int, advice: str) -> Finding:
+    """Whether `folder`, which need not exist yet, can be written to and has `wanted_bytes` free."""
     around = (path for path in (folder, *folder.parents) if os.path.isdir(path))
-    there = next(around, Path("/"))
-    free, inodes = free_in(there)
-    text = f"{folder}, {binary_size(free)} free"
-    if not os.access(there, os.W_OK | os.X_OK):
+    existing_folder = next(around, Path("/"))
+    free_bytes, inodes = free_in(existing_folder)
+    text = f"{folder}, {binary_size(free_bytes)} free"
+    if not os.access(existing_folder, os.W_OK | os.X_OK):
         return warning(check, f"{text}; it can't be written to", advice)
     if inodes == 0:
         return problem(check, f"{text}, but no file more fits (inodes)", "delete files there")
-    if free < min(wanted, _STATE_BYTES):
+    if free_bytes < min(wanted_bytes, _STATE_BYTES):
         return problem(check, f"{text}: it is full", advice)
-    if free < wanted:
-        return warning(check, f"{text}, less than {binary_size(wanted)}", advice)
+    if free_bytes < wanted_bytes:
+        return warning(check, f"{text}, less than {binary_size(wanted_bytes)}", advice)
     return ok(check, text)
 
 
@@ -165,5 +165,5 @@ def temporary_folder() -> Path:
 
 def free_in(folder: Path) -> tuple[int, int | None]:
     """The bytes and files that may be written; None where a file system does not count files."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None

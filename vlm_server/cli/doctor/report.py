@@ -27,7 +27,7 @@ from vlm_server.cli.doctor.secrets import Redactor, known_secrets
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service.manager import ServiceManager
-from vlm_server.settings import Server, described
+from vlm_server.settings import Server, describe_settings
 
 _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "DYLD_INSERT_LIBRARIES", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE"),
@@ -81,29 +81,31 @@ def contents(
 ) -> dict[str, Any]:
     """The report, with secrets masked in all of its texts."""
     redactor = Redactor(known_secrets(situation), situation.home)
-    found: dict[str, Any] = redactor.value(
+    report: dict[str, Any] = redactor.value(
         {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "version": __version__,
             "platform": platform.platform(),
             "findings": msgspec.to_builtins(list(findings)),
-            "settings": {"from": situation.origin, "changed": _changed(situation)},
+            "settings": {"from": situation.origin, "changed": _changed_settings(situation)},
             "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
             "packages": packages(),
-            "daemon": running(situation.settings.server),
+            "daemon": daemon_answers(situation.settings.server),
             "log": presentable(tail(log_path, situation.service)),
         }
     )
-    return {"note": _NOTE, **found}
+    return {"note": _NOTE, **report}
 
 
 def packages() -> dict[str, str]:
     """The versions of all installed distributions, by name."""
-    found = {str(package.metadata["Name"]): package.version for package in metadata.distributions()}
-    return dict(sorted(found.items()))
+    versions = {
+        str(package.metadata["Name"]): package.version for package in metadata.distributions()
+    }
+    return dict(sorted(versions.items()))
 
 
-def running(server: Server) -> dict[str, Any]:
+def daemon_answers(server: Server) -> dict[str, Any]:
     """The answers of the running daemon about itself, by path; empty if none runs."""
     if not server.port or listener(server) != "ours":
         return {}
@@ -112,11 +114,11 @@ def running(server: Server) -> dict[str, Any]:
         return {path: _answer(http, path) for path in paths}
 
 
-def _changed(situation: Situation) -> dict[str, Any]:
+def _changed_settings(situation: Situation) -> dict[str, Any]:
     """The settings that were given, by name; API keys as their number only."""
     return {
         name: setting["value"]
-        for section in described(situation.settings, situation.sources)
+        for section in describe_settings(situation.settings, situation.sources)
         for setting in section["settings"]
         if (name := f"{section['name']}.{setting['name']}") in situation.sources
     }
@@ -149,16 +151,16 @@ def tail(path: Path | None, service: ServiceManager) -> list[str]:
 
 def presentable(lines: Iterable[str]) -> list[str]:
     """The last `NUM_LINES` lines of known forms, without possible contents."""
-    shown, left_out = [], 0
+    presentable_lines, left_out = [], 0
     for line in lines:
-        taken = _taken(line)
-        if taken is None:
+        presentable_line = _taken(line)
+        if presentable_line is None:
             left_out += bool(line.strip())
         else:
-            shown.append(taken[:_MAX_CHARS])
+            presentable_lines.append(presentable_line[:_MAX_CHARS])
     if left_out:
-        shown.append(f"({left_out} lines of other forms are left out)")
-    return shown[-NUM_LINES:]
+        presentable_lines.append(f"({left_out} lines of other forms are left out)")
+    return presentable_lines[-NUM_LINES:]
 
 
 def _taken(line: str) -> str | None:
@@ -175,16 +177,16 @@ def _taken(line: str) -> str | None:
 
 def _of_json(line: str) -> str | None:
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    if not (isinstance(found, dict) and {"time", "process", "level", "message"} <= found.keys()):
+    if not (isinstance(fields, dict) and {"time", "process", "level", "message"} <= fields.keys()):
         return None
-    kept = {name: value for name, value in found.items() if name in _FIELDS}
-    kept["message"] = _without_quotes(str(found["message"]))
-    if trace := found.get("exception"):
-        kept["exception"] = list(_of_trace(str(trace).splitlines()))
-    return json.dumps(kept)
+    presentable_fields = {name: value for name, value in fields.items() if name in _FIELDS}
+    presentable_fields["message"] = _without_quotes(str(fields["message"]))
+    if trace := fields.get("exception"):
+        presentable_fields["exception"] = list(_of_trace(str(trace).splitlines()))
+    return json.dumps(presentable_fields)
 
 
 def _of_trace(lines: Iterable[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from vlm_server.api.http.access import key_file
 from vlm_server.api.http.tracing import ENDPOINT_VARIABLES
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 MASK = "***"
 _MIN_CHARS = 6
@@ -48,8 +48,8 @@ class Redactor:
     """A mask for `secrets`, for text in the form of a secret, and for the user's home folder."""
 
     def __init__(self, secrets: Iterable[str], home: Path) -> None:
-        known = {secret for secret in secrets if len(secret) >= _MIN_CHARS}
-        self._known = sorted(known, key=len, reverse=True)
+        long_secrets = {secret for secret in secrets if len(secret) >= _MIN_CHARS}
+        self._known = sorted(long_secrets, key=len, reverse=True)
         self._home = str(home) if len(home.parts) > 1 else ""
 
     def text(self, text: str) -> str:
@@ -76,16 +76,16 @@ def known_secrets(situation: Situation, environment: Mapping[str, str] = os.envi
     """API keys of the settings, of the key file and of the environment; the hub's token; paths of
     collectors' URLs, which may have a token. Files may be broken.
     """
-    found = set(situation.settings.server.api_keys)
-    found.add(_path(situation.settings.tracing.endpoint))
-    found |= {_path(environment.get(name, "")) for name in ENDPOINT_VARIABLES}
-    found |= {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    secrets = set(situation.settings.server.api_keys)
+    secrets.add(_path(situation.settings.tracing.endpoint))
+    secrets |= {_path(environment.get(name, "")) for name in ENDPOINT_VARIABLES}
+    secrets |= {value for name, value in environment.items() if _SECRET_NAME.search(name)}
     for text in (*situation.arguments.set, _read(situation.arguments.config)):
-        found |= set(_in_settings(text))
+        secrets |= set(_in_settings(text))
     if file := situation.settings.server.api_key_file:
-        found |= set(_in_key_file(expanded(file)))
-    found.add(_read(expanded(constants.HF_TOKEN_PATH)).strip())
-    return {secret for secret in found if len(secret) >= _MIN_CHARS}
+        secrets |= set(_in_key_file(expand_home(file)))
+    secrets.add(_read(expand_home(constants.HF_TOKEN_PATH)).strip())
+    return {secret for secret in secrets if len(secret) >= _MIN_CHARS}
 
 
 def _in_settings(text: str) -> Iterator[str]:
@@ -106,8 +106,8 @@ def _in_settings(text: str) -> Iterator[str]:
 
 def _path(url: str) -> str:
     """The path of a URL, which need not be a valid one."""
-    found = _URL_PATH.match(url)
-    return found[1].strip("/") if found else ""
+    match = _URL_PATH.match(url)
+    return match[1].strip("/") if match else ""
 
 
 def _in_key_file(path: Path) -> Iterator[str]:

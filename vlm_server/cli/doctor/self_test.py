@@ -1,4 +1,4 @@
-"""The self-test: one question about a picture, to the running daemon or one started for it."""
+"""The self-test: one question about an image, to the running daemon or one started for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
-from vlm_server.cli.client.images import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, image_questions
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
@@ -31,7 +31,7 @@ def ask_running(situation: Situation) -> Finding:
         if host_header(server):
             advice = "add 127.0.0.1 to server.allowed_hosts: `ask` needs it, too"
             return warning(CHECK, "not done: the daemon refuses 127.0.0.1 as its name", advice)
-        return _of_running(url_of(server.host, server.port), admin_key(server))
+        return _ask_daemon(url_of(server.host, server.port), admin_key(server))
     if situation.fault:
         return ask_embedded(situation)
     path = situation.model.path
@@ -51,36 +51,36 @@ def ask_own_daemon(arguments: argparse.Namespace, start_seconds: float) -> Findi
     with tempfile.TemporaryFile() as log:
         try:
             key = admin_key(options.load_settings(arguments).server)
-            own = running_daemon(options.settings_arguments(arguments), _STOP_SECONDS, log)
-            with own as url, Daemon(url, key) as daemon:
+            new_daemon = running_daemon(options.settings_arguments(arguments), _STOP_SECONDS, log)
+            with new_daemon as url, Daemon(url, key) as daemon:
                 daemon.wait_ready(start_seconds)
-                return _asked(daemon, f"loaded in {time.monotonic() - began:.1f} s, ")
+                return _ask(daemon, f"loaded in {time.monotonic() - began:.1f} s, ")
         except VlmServerError as error:
-            said = _last_line(log)
-            text = f"{error}: {said}" if said else str(error)
+            last_line = _last_line(log)
+            text = f"{error}: {last_line}" if last_line else str(error)
             return problem(CHECK, text, "see the findings above; --report has more")
 
 
-def _of_running(url: str, key: str | None) -> Finding:
+def _ask_daemon(url: str, key: str | None) -> Finding:
     try:
         with Daemon(url, key) as daemon:
             if daemon.check_readiness().state != "ready":
                 return warning(CHECK, "not done: the daemon is not ready", "see `daemon`")
-            return _asked(daemon, "the running daemon ")
+            return _ask(daemon, "the running daemon ")
     except VlmServerError as error:
         return problem(CHECK, str(error), "see `daemon`, and its log")
 
 
-def _asked(daemon: Daemon, before: str) -> Finding:
+def _ask(daemon: Daemon, introduction: str) -> Finding:
     """Whether the answer is right. Raises CommandFailed if there is none."""
     began = time.monotonic()
     try:
-        answer = answer_about(next(picture_questions()), daemon, ANSWER_SECONDS)
+        answer = answer_about(next(image_questions()), daemon, ANSWER_SECONDS)
     except TimeoutError:
         raise CommandFailed(f"no answer within {ANSWER_SECONDS:.0f} s") from None
     seconds = time.monotonic() - began
-    shown = " ".join(answer.split())[:_MAX_SHOWN_CHARS]
-    text = f"{before}answered {shown!r} about a red circle in {seconds:.1f} s"
+    shown_answer = " ".join(answer.split())[:_MAX_SHOWN_CHARS]
+    text = f"{introduction}answered {shown_answer!r} about a red circle in {seconds:.1f} s"
     if _EXPECTED in answer.lower():
         return ok(CHECK, text)
     advice = "try others: `vlm-server models check`; small models may be wrong, broken ones always"

@@ -23,16 +23,16 @@ from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.hub.names import to_download
 from vlm_server.platform.private_folder import of_this_user
 from vlm_server.settings import Server, Settings
-from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
+from vlm_server.settings.paths import allow_or_move, expand_home, guarded_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def settings(situation: Situation) -> Finding:
     """Whether the settings are valid; all unknown names in a file are reported."""
-    changed = len(situation.sources)
+    num_changed = len(situation.sources)
     if not situation.fault:
-        where = f"{changed} set, from {situation.origin}" if changed else "all are defaults"
+        where = f"{num_changed} set, from {situation.origin}" if num_changed else "all are defaults"
         return ok("settings", f"valid; {where}")
     unknown = list(unknown_names(situation.arguments.config))
     return problem(
@@ -57,10 +57,10 @@ def unknown_names(path: Path | None) -> Iterator[str]:
         kind = type(sections[section].default)
         if not (isinstance(told, dict) and issubclass(kind, msgspec.Struct)):
             continue
-        known = [field.name for field in msgspec.structs.fields(kind)]
+        known_names = [field.name for field in msgspec.structs.fields(kind)]
         for key in told:
-            if key not in known:
-                yield f"there is no setting {section}.{key}{_nearest(key, known)}"
+            if key not in known_names:
+                yield f"there is no setting {section}.{key}{_nearest(key, known_names)}"
 
 
 def model(situation: Situation) -> Finding:
@@ -70,32 +70,34 @@ def model(situation: Situation) -> Finding:
     if situation.model_fault:
         advice = "mend model.path; `vlm-server models list` shows what is on this machine"
         return problem("model", situation.model_fault, advice)
-    named = situation.model
-    if not named.path:
+    checkpoint = situation.model
+    if not checkpoint.path:
         return ok("model", "the embedded one")
-    if to_download(named.path) is not None and not Path(named.path).is_dir():
-        advice = f"`vlm-server pull {named.path}` fetches it; `serve` does so by itself"
-        return warning("model", f"{named.path} is not on this machine", advice)
+    if to_download(checkpoint.path) is not None and not Path(checkpoint.path).is_dir():
+        advice = f"`vlm-server pull {checkpoint.path}` fetches it; `serve` does so by itself"
+        return warning("model", f"{checkpoint.path} is not on this machine", advice)
     try:
-        found = asyncio.run(examine(ExaminationRequest(named, situation.settings.memory)))
+        examination = asyncio.run(
+            examine(ExaminationRequest(checkpoint, situation.settings.memory))
+        )
     except ModelLoadError as error:
-        return problem("model", f"{named.name}: {error}", "see `device`")
-    if found.refusal:
+        return problem("model", f"{checkpoint.name}: {error}", "see `device`")
+    if examination.refusal:
         advice = "`vlm-server models check` says more"
-        return problem("model", f"{named.name}: {found.refusal}", advice)
+        return problem("model", f"{checkpoint.name}: {examination.refusal}", advice)
     text = (
-        f"{named.name} ({found.family}, {found.quantization or 'unquantized'}): "
-        f"{binary_size(found.weight_bytes)} of {binary_size(found.limit_bytes)}, "
-        f"{found.fitting_tokens} of {found.context_tokens} tokens fit"
+        f"{checkpoint.name} ({examination.family}, {examination.quantization or 'unquantized'}): "
+        f"{binary_size(examination.weight_bytes)} of {binary_size(examination.limit_bytes)}, "
+        f"{examination.fitting_tokens} of {examination.context_tokens} tokens fit"
     )
-    if not found.is_checked:
+    if not examination.is_checked:
         advice = "its answers may be wrong: compare them; docs/families.md lists what is checked"
         return warning("model", f"{text}; no test covers this family", advice)
     return ok("model", text)
 
 
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
+def _nearest(name: str, known_names: Any) -> str:
+    near = difflib.get_close_matches(name, list(known_names), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
@@ -108,7 +110,7 @@ def look_at_permissions(situation: Situation) -> list[Finding]:
     findings += guarded(situation)
     if situation.settings.server.api_key_file:
         findings.append(key_file(situation.settings.server))
-    token = expanded(constants.HF_TOKEN_PATH)
+    token = expand_home(constants.HF_TOKEN_PATH)
     if os.path.lexists(token):
         findings.append(secret_file("hub token", token))
     return findings
@@ -118,10 +120,13 @@ def guarded(situation: Situation) -> list[Finding]:
     """Warnings for files of the service in folders for which macOS asks the user's permission."""
     if not situation.service.path.exists():
         return []
-    read = situation.settings
-    models = [model.path for model in (read.model, *read.models.values()) if model.path]
-    named = [situation.arguments.config, *map(expanded, (*models, *read.model.search_paths))]
-    paths = [path for path in named if path is not None and guarded_folder(path)]
+    settings = situation.settings
+    models = [model.path for model in (settings.model, *settings.models.values()) if model.path]
+    paths_in_settings = [
+        situation.arguments.config,
+        *map(expand_home, (*models, *settings.model.search_paths)),
+    ]
+    paths = [path for path in paths_in_settings if path is not None and guarded_folder(path)]
     text = "macOS may not let the service read what is in {}"
     return [
         warning("guarded folder", text.format(guarded_folder(path)), f"{path}: {allow_or_move()}")

@@ -40,30 +40,32 @@ class Situation:
 def examine(arguments: argparse.Namespace) -> Situation:
     """The situation by the command line, else by the service. Never raises for settings."""
     bare = unread(arguments, "")
-    given, origin = bare.arguments, "no file"
-    if given.config is not None:
-        origin = str(given.config)
-    elif given.set:
+    used_arguments, origin = bare.arguments, "no file"
+    if used_arguments.config is not None:
+        origin = str(used_arguments.config)
+    elif used_arguments.set:
         origin = "the command line"
-    elif not _named(arguments):
+    elif not _model_options(arguments):
         with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
-            given = options.parse_settings(bare.service.read_words()[2:])
+            used_arguments = options.parse_settings(bare.service.read_words()[2:])
             origin = "the installed service"
-    return _read(replace(bare, arguments=given, origin=origin))
+    return _read(replace(bare, arguments=used_arguments, origin=origin))
 
 
 def unread(arguments: argparse.Namespace, fault: str) -> Situation:
     """Situation without settings; `fault` says why."""
     none = vars(options.parse_settings([]))
-    given = argparse.Namespace(**vars(arguments) | none | _named(arguments))
+    used_arguments = argparse.Namespace(**vars(arguments) | none | _model_options(arguments))
     try:
         home = Path.home()
     except RuntimeError:
         home = Path("/")
-    return Situation(given, "", home, manager_for(sys.platform, home, os.environ), fault=fault)
+    return Situation(
+        used_arguments, "", home, manager_for(sys.platform, home, os.environ), fault=fault
+    )
 
 
-def _named(arguments: argparse.Namespace) -> dict[str, Any]:
+def _model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of model and settings that were given."""
     names = vars(options.parse_settings([]))
     return {name: value for name in names if (value := getattr(arguments, name, None))}
@@ -72,13 +74,13 @@ def _named(arguments: argparse.Namespace) -> dict[str, Any]:
 def _read(bare: Situation) -> Situation:
     overrides = tuple(options.overrides(bare.arguments))
     try:
-        loaded, sources = settings.load_with_sources(bare.arguments.config, overrides)
+        loaded_settings, sources = settings.load_with_sources(bare.arguments.config, overrides)
     except ConfigError as error:
         return replace(bare, fault=str(error))
-    read = replace(bare, settings=loaded, sources=sources)
-    if not loaded.model.path:
-        return read
+    situation = replace(bare, settings=loaded_settings, sources=sources)
+    if not loaded_settings.model.path:
+        return situation
     try:
-        return replace(read, model=options.find_checkpoint(loaded.model))
+        return replace(situation, model=options.find_checkpoint(loaded_settings.model))
     except ConfigError as error:
-        return replace(read, model=loaded.model, model_fault=str(error))
+        return replace(situation, model=loaded_settings.model, model_fault=str(error))

@@ -168,11 +168,11 @@ async def look_after(process: _Process, server: HttpServer) -> None:
 
 async def announce(models: ModelPool, url: str, settings: Settings) -> None:
     """Print the address once models are ready. Raises ModelLoadError if one can't be loaded."""
-    started = time.monotonic()
+    started_at = time.monotonic()
     await models.wait_ready()
     log.has_started()
     if sys.stdout.isatty():
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - started_at
         _say(greeting.invitation(url, seconds, settings, sys.stdout))
     else:
         _say(greeting.greeting(url, models.names[0], settings))

@@ -80,8 +80,8 @@ def listen(server: Server, environment: MutableMapping[str, str], launchd: str |
     descriptors = _descriptors(environment) or (activate(launchd) if launchd else [])
     if not descriptors:
         return Listener((bind(server),))
-    kept = tuple(_adopt(descriptor) for descriptor in descriptors)
-    listener = Listener(tuple(sock.dup() for sock in kept), kept)
+    duplicates = tuple(_adopt(descriptor) for descriptor in descriptors)
+    listener = Listener(tuple(sock.dup() for sock in duplicates), duplicates)
     check_exposure(server, listener)
     return listener
 
@@ -122,10 +122,10 @@ def numeric(host: str) -> str:
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError:  # an empty part, or one too long
         raise socket.gaierror(socket.EAI_NONAME, "it is no host's name") from None
-    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+    return str(min(addresses, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def bind(server: Server) -> socket.socket:
@@ -231,7 +231,7 @@ def activate(name: str, library: Any = None) -> list[int]:
         return []
     if code:
         raise ConfigError(f"launchd does not hand over the socket {name!r}: {os.strerror(code)}")
-    found = [descriptors[index] for index in range(count.value)]
+    sockets_found = [descriptors[index] for index in range(count.value)]
     library.free.argtypes = [ctypes.c_void_p]
     library.free(ctypes.cast(descriptors, ctypes.c_void_p))
-    return found
+    return sockets_found

@@ -158,7 +158,7 @@ def start_again(listener: Listener) -> NoReturn:
 
 def _version(path: Path | None) -> Version | None:
     try:
-        found = path.stat() if path is not None else None
+        status = path.stat() if path is not None else None
     except OSError:  # between two versions, perhaps
-        found = None
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+        status = None
+    return (status.st_mtime_ns, status.st_size, status.st_ino) if status else None

@@ -44,17 +44,17 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         port=settings.server.port,
         drain_seconds=settings.server.drain_seconds,
     )
-    new = manager.render(command)
+    files = manager.render(command)
     if arguments.dry_run:
-        for path, content in new.items():
+        for path, content in files.items():
             print(f"# {path}\n{content.decode()}")
         return 0
-    with locked(manager):
+    with lock(manager):
         _check_address(manager, settings.server)
-        with undone_if_it_fails(manager):
-            moved = is_moved(manager, new)
-            write(new)
-            manager.load(is_moved=moved)
+        with undo_on_failure(manager):
+            moves = is_moved(manager, files)
+            write(files)
+            manager.load(is_moved=moves)
             print(f"Installed {manager.path}", flush=True)
             _wait(arguments, manager, settings)
     return 0
@@ -62,7 +62,7 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Start the service, or restart it, unless its settings are wrong. Raises VlmServerError."""
-    with locked(manager):
+    with lock(manager):
         settings = _settings_of(manager)
         getattr(manager, arguments.action)()
         _wait(arguments, manager, settings)
@@ -71,7 +71,7 @@ def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 def stop(_: argparse.Namespace, manager: ServiceManager) -> int:
     """Finish running answers, and stop. Raises CommandFailed."""
-    with locked(manager):
+    with lock(manager):
         _check_installed(manager)
         manager.stop()
     print("Stopped.")
@@ -80,7 +80,7 @@ def stop(_: argparse.Namespace, manager: ServiceManager) -> int:
 
 def uninstall(_: argparse.Namespace, manager: ServiceManager) -> int:
     """Stop the service and remove its files; does nothing if it is not installed."""
-    with locked(manager):
+    with lock(manager):
         was_installed = manager.path.exists()
         remove(manager)
     print(f"Removed {manager.path}" if was_installed else "The service was not installed.")
@@ -172,7 +172,7 @@ def _settings_of(manager: ServiceManager) -> Settings:
 
 
 @contextlib.contextmanager
-def locked(manager: ServiceManager) -> Iterator[None]:
+def lock(manager: ServiceManager) -> Iterator[None]:
     """A lock on the service, by the folder of its files. Raises CommandFailed if it is taken."""
     folder = manager.path.parent
     try:
@@ -193,22 +193,22 @@ def locked(manager: ServiceManager) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
+def undo_on_failure(manager: ServiceManager) -> Iterator[None]:
     """Restore the service's files and state if the block fails; a VlmServerError then says so."""
-    before = manager.files()
+    old_files = manager.files()
     was_running = manager.is_running()
     try:
         yield
     except VlmServerError as error:
-        raise CommandFailed(f"{error}\n{_undo(manager, before, was_running)}") from None
+        raise CommandFailed(f"{error}\n{_undo(manager, old_files, was_running)}") from None
     except BaseException:
-        _undo(manager, before, was_running)
+        _undo(manager, old_files, was_running)
         raise
 
 
-def write(new: Files) -> None:
+def write(files: Files) -> None:
     """Replace the files, each atomically, readable by their owner only. Raises CommandFailed."""
-    for path, content in new.items():
+    for path, content in files.items():
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,25 +228,25 @@ def remove(manager: ServiceManager) -> None:
     manager.forget()
 
 
-def is_moved(manager: ServiceManager, new: Files) -> bool:
-    """Whether the service manager listens on another address with the `new` files."""
-    before, path = manager.files(), manager.paths[-1]
-    return path not in before or before[path] != new.get(path)
+def is_moved(manager: ServiceManager, new_files: Files) -> bool:
+    """Whether the service manager listens on another address with the `new_files` files."""
+    old_files, path = manager.files(), manager.paths[-1]
+    return path not in old_files or old_files[path] != new_files.get(path)
 
 
-def _undo(manager: ServiceManager, before: Files, was_running: bool) -> str:
+def _undo(manager: ServiceManager, old_files: Files, was_running: bool) -> str:
     """Restore the service; returns a sentence about its state."""
-    if manager.path not in before:
+    if manager.path not in old_files:
         remove(manager)
         return "Nothing was installed."
-    moves = is_moved(manager, before)
-    added = set(manager.files()) - set(before)
-    if added:
+    moves = is_moved(manager, old_files)
+    added_paths = set(manager.files()) - set(old_files)
+    if added_paths:
         manager.unload()
-    for path in added:
+    for path in added_paths:
         path.unlink()
     try:
-        write(before)
+        write(old_files)
         if was_running:
             manager.load(is_moved=moves)
             return "The service that was installed before runs again."

@@ -126,8 +126,12 @@ class Launchd(ServiceManager):
     @property
     def _domain(self) -> str:
         """The domain of services: `gui` exists only with a login at the screen."""
-        first, other = (f"{name}/{os.getuid()}" for name in _DOMAINS)
-        return first if self.run(("launchctl", "print", first)).returncode == 0 else other
+        gui_domain, user_domain = (f"{name}/{os.getuid()}" for name in _DOMAINS)
+        return (
+            gui_domain
+            if self.run(("launchctl", "print", gui_domain)).returncode == 0
+            else user_domain
+        )
 
     def _find_loaded(self) -> _LoadedService | None:
         for name in _DOMAINS:
@@ -170,11 +174,11 @@ class Launchd(ServiceManager):
         """The resident bytes of the process and its descendants."""
         rows = self.run(("ps", "-axo", "pid=,ppid=,rss=")).stdout.splitlines()
         table = [[int(word) for word in row.split()] for row in rows if len(row.split()) == 3]
-        own, found = set[int](), {pid}
-        while found:
-            own |= found
-            found = {row[0] for row in table if row[1] in own} - own
-        return sum(row[2] << 10 for row in table if row[0] in own)
+        pids, new_pids = set[int](), {pid}
+        while new_pids:
+            pids |= new_pids
+            new_pids = {row[0] for row in table if row[1] in pids} - pids
+        return sum(row[2] << 10 for row in table if row[0] in pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +195,8 @@ class _LoadedService:
     @property
     def last_exit(self) -> str | None:
         """The end of its last process; None before."""
-        if found := _LAST_SIGNAL.search(self.text):
-            return found[1]
+        if match := _LAST_SIGNAL.search(self.text):
+            return match[1]
         code = self._number(_LAST_EXIT)
         return None if code is None else exit_text(code)
 
@@ -211,7 +215,7 @@ class _LoadedService:
         return "starting" if "state = spawn scheduled" in self.text else "stopped"
 
     def _number(self, pattern: re.Pattern[str]) -> int | None:
-        return int(found[1]) if (found := pattern.search(self.text)) else None
+        return int(match[1]) if (match := pattern.search(self.text)) else None
 
 
 def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True) -> bytes:
@@ -220,11 +224,11 @@ def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True
     Unless the installing user `has_screen`, a login by SSH starts it, too. launchd does not
     distinguish other statuses, so the daemon gives up with 0. launchd listens during restarts.
     """
-    own = ["--give-up-status", "0", "--log-file", str(log), "--launchd-socket", _SOCKET]
+    own_options = ["--give-up-status", "0", "--log-file", str(log), "--launchd-socket", _SOCKET]
     return plistlib.dumps(
         {
             "Label": LABEL,
-            "ProgramArguments": [*command.words, *own],
+            "ProgramArguments": [*command.words, *own_options],
             "Sockets": {
                 _SOCKET: {
                     "SockNodeName": command.host,

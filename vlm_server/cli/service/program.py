@@ -40,10 +40,10 @@ def installed_program() -> Path:
         sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")),
     ]
     caches = [*(str(Path.home() / name) for name in _CACHES), os.environ.get("XDG_CACHE_HOME", "")]
-    return lasting(found_in(folders), [*_TEMPORARY, *filter(None, caches)])
+    return permanent_program(find_program(folders), [*_TEMPORARY, *filter(None, caches)])
 
 
-def lasting(program: Path, folders: Iterable[str]) -> Path:
+def permanent_program(program: Path, folders: Iterable[str]) -> Path:
     """The permanent path of `program`. Raises CommandFailed in one of `folders`, or in a cache."""
     throw_away = throw_away_folder(program, folders)
     if throw_away is not None:
@@ -52,10 +52,10 @@ def lasting(program: Path, folders: Iterable[str]) -> Path:
             "vlm-server to stay, by 'uv tool install' or 'pipx install' of the same package, then "
             "run 'vlm-server service install' again"
         )
-    return stable(program)
+    return permanent_path(program)
 
 
-def found_in(folders: Iterable[str]) -> Path:
+def find_program(folders: Iterable[str]) -> Path:
     """`vlm-server` in the first of the folders that has it. Raises CommandFailed."""
     places = list(dict.fromkeys(folders))
     for folder in places:
@@ -82,10 +82,10 @@ def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
     return None
 
 
-def stable(program: Path) -> Path:
+def permanent_path(program: Path) -> Path:
     """The permanent path of `program`: the link in Homebrew's `opt`, not a version in `Cellar`."""
     parts = program.parts
     if "Cellar" not in parts or len(parts) < (at := parts.index("Cellar")) + 4:
         return program
-    kept = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
-    return kept if kept.exists() else program
+    stable_path = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
+    return stable_path if stable_path.exists() else program

@@ -11,7 +11,7 @@ from typing import Any
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client.chat import DaemonBusy
 from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
-from vlm_server.cli.client.images import answer_about, picture_questions
+from vlm_server.cli.client.images import answer_about, image_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager, join_address, split_address
@@ -65,8 +65,8 @@ def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
     if fault:
         return f"the settings can't be used: {fault}"
     if settings is not None and address and not is_at(settings.server, [split_address(address)]):
-        named = join_address(settings.server.host, settings.server.port)
-        return f"the settings say {named}: 'vlm-server service install' moves the service"
+        new_address = join_address(settings.server.host, settings.server.port)
+        return f"the settings say {new_address}: 'vlm-server service install' moves the service"
     return None
 
 
@@ -75,8 +75,8 @@ def _health(url: str | None) -> str:
     if url is None:
         return "no answer"
     with Daemon(url, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
-        found = _readiness(daemon)
-    return found.stage or found.state or "no answer"
+        readiness = _readiness(daemon)
+    return readiness.stage or readiness.state or "no answer"
 
 
 def _readiness(daemon: Daemon) -> Readiness:
@@ -87,7 +87,7 @@ def _readiness(daemon: Daemon) -> Readiness:
 
 
 def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[str], None]) -> str:
-    """The answer of the service to a question about a picture; `say` gets the stages of loading.
+    """The answer of the service to a question about an image; `say` gets the stages of loading.
 
     Raises CommandFailed if the service ends, or takes longer than `engine.start_timeout_seconds`,
     without downloads.
@@ -95,41 +95,41 @@ def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[
     seconds = settings.engine.start_timeout_seconds
     deadline = time.monotonic() + seconds
     latest = time.monotonic() + _GRACE_SECONDS
-    url, said = url_of(settings.server.host, settings.server.port), ""
+    url, last_stage = url_of(settings.server.host, settings.server.port), ""
     key = own_key(settings.server)
     with Daemon(url, key, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
         while True:
             _check_that_it_runs(manager, latest)
-            found = _readiness(daemon)
-            if found.state == "ready" and (answer := _answer(daemon)) is not None:
+            readiness = _readiness(daemon)
+            if readiness.state == "ready" and (answer := _answer(daemon)) is not None:
                 return answer
-            if found.state == "failed":
+            if readiness.state == "failed":
                 raise CommandFailed("the model can't be loaded")
-            if found.state == "downloading":
+            if readiness.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"no answer within {seconds:.0f} seconds")
-            stage = "" if found.state == "ready" else found.stage or found.state
-            if stage not in ("", said):
-                said = stage
+            stage = "" if readiness.state == "ready" else readiness.stage or readiness.state
+            if stage not in ("", last_stage):
+                last_stage = stage
                 say(stage)
             time.sleep(_POLL_SECONDS)
 
 
 def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
     """Raises CommandFailed if the service has ended, or has not started by `latest`."""
-    found = manager.state()
-    if found.state == "starting" and time.monotonic() < latest:
+    service_state = manager.state()
+    if service_state.state == "starting" and time.monotonic() < latest:
         return
-    if found.state != "running":
-        exit_text = f": it ended with {found.last_exit}" if found.last_exit else ""
+    if service_state.state != "running":
+        exit_text = f": it ended with {service_state.last_exit}" if service_state.last_exit else ""
         raise CommandFailed(f"the service is not running{exit_text}")
 
 
 def _answer(daemon: Daemon) -> str | None:
     """The answer to a test question; None if the daemon is too busy. Raises CommandFailed."""
     try:
-        return answer_about(next(picture_questions()), daemon, _ANSWER_SECONDS)
+        return answer_about(next(image_questions()), daemon, _ANSWER_SECONDS)
     except DaemonBusy:
         return None
     except TimeoutError:

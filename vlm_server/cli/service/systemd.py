@@ -75,8 +75,8 @@ class SystemdUser(ServiceManager):
     def read_address(self) -> str:
         path = self.paths[1]
         text = path.read_bytes().decode() if path.exists() else ""
-        found = re.search(r"^ListenStream=(.+)$", text, re.MULTILINE)
-        return found[1] if found else ""
+        match = re.search(r"^ListenStream=(.+)$", text, re.MULTILINE)
+        return match[1] if match else ""
 
     def load(self, *, is_moved: bool) -> None:
         self._check("daemon-reload")
@@ -114,22 +114,22 @@ class SystemdUser(ServiceManager):
         return self._run("is-active", "--quiet", UNIT).returncode == 0
 
     def is_listening(self) -> bool:
-        return any(self._run("is-active", "--quiet", each).returncode == 0 for each in self._units)
+        return any(self._run("is-active", "--quiet", unit).returncode == 0 for unit in self._units)
 
     def state(self) -> ServiceState:
         words = [word for name in _PROPERTIES for word in ("--property", name)]
         lines = self._run("show", UNIT, *words).stdout.splitlines()
-        shown = dict(line.split("=", 1) for line in lines if "=" in line)
-        pid, memory = shown.get("MainPID", ""), shown.get("MemoryCurrent", "")
-        state = _STATES.get(shown.get("ActiveState", ""), "stopped")
-        if shown.get("SubState") == "auto-restart":
+        properties = dict(line.split("=", 1) for line in lines if "=" in line)
+        pid, memory = properties.get("MainPID", ""), properties.get("MemoryCurrent", "")
+        state = _STATES.get(properties.get("ActiveState", ""), "stopped")
+        if properties.get("SubState") == "auto-restart":
             state = "restarting"
         return ServiceState(
             state=state,
             pid=int(pid) if pid.isdecimal() and pid != "0" else None,
-            since=shown.get("ActiveEnterTimestamp") or None,
+            since=properties.get("ActiveEnterTimestamp") or None,
             memory_bytes=int(memory) if memory.isdecimal() and len(memory) < 19 else None,
-            last_exit=_last_exit(shown),
+            last_exit=_last_exit(properties),
         )
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
@@ -148,14 +148,14 @@ class SystemdUser(ServiceManager):
         self.check("systemctl", "--user", *words)
 
 
-def _last_exit(shown: dict[str, str]) -> str | None:
+def _last_exit(properties: dict[str, str]) -> str | None:
     """The end of the last process, or the number of restarts."""
-    code, status = shown.get("ExecMainCode", _RUNNING), shown.get("ExecMainStatus", "")
+    code, status = properties.get("ExecMainCode", _RUNNING), properties.get("ExecMainStatus", "")
     if code == _EXITED and status.isdecimal():
         return exit_text(int(status))
     if code != _RUNNING:
         return f"ended by signal {status}"
-    count = shown.get("NRestarts", "0")
+    count = properties.get("NRestarts", "0")
     return f"started again {count} times after a crash" if count not in ("0", "") else None
 
 

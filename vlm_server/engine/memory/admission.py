@@ -32,7 +32,7 @@ class Admission:
         self._last_waiting: str | None = None
         """The request counted last as waiting, so that each wait is counted once."""
 
-    def decide(
+    def make_room_for(
         self, request: Request, admitted: Sequence[Request], *, some_are_ending: bool
     ) -> int | None:
         """Make room for `request` in addition to those `admitted` (`Governor.make_room`).
@@ -41,21 +41,21 @@ class Admission:
         hold. some_are_ending: whether ended requests still hold some. Raises MemoryExceeded if the
         request does not fit even alone.
         """
-        alone = self._resident([request])
-        if not self._governor.fits_alone(alone):
+        resident_bytes = self._resident([request])
+        if not self._governor.fits_alone(resident_bytes):
             self._governor.count_decision("refuse")
-            raise self._too_large(request, alone)
-        transient = self._transient(request, admitted)
-        theirs = [r.transient_bytes for r in admitted if r.state is not State.DECODE]
-        added = self._resident([request, *admitted]) - self._resident(admitted)
+            raise self._too_large(request, resident_bytes)
+        transient_bytes = self._transient(request, admitted)
+        peaks = [r.transient_bytes for r in admitted if r.state is not State.DECODE]
+        added_bytes = self._resident([request, *admitted]) - self._resident(admitted)
         has_room = self._governor.make_room(
-            added + request.disk_read_bytes + max([transient, *theirs]),
+            added_bytes + request.disk_read_bytes + max([transient_bytes, *peaks]),
             self.reserved_bytes(admitted),
             others_run=bool(admitted) or some_are_ending,
             some_are_ending=some_are_ending,
         )
         if has_room:
-            return transient
+            return transient_bytes
         if not some_are_ending and self._last_waiting != request.request_id:
             self._last_waiting = request.request_id
             self._governor.count_decision("wait")
@@ -79,30 +79,30 @@ class Admission:
         disk_read = request.disk_read
         if disk_read is None:
             return True
-        taken = disk_read.size_bytes + disk_read.transient_bytes
-        return self._resident([request]) + taken <= self._governor.free_bytes
+        read_bytes = disk_read.size_bytes + disk_read.transient_bytes
+        return self._resident([request]) + read_bytes <= self._governor.free_bytes
 
     def reserved_bytes(self, admitted: Sequence[Request]) -> int:
         """Bytes that `admitted` requests, and their disk reads, may still allocate."""
         decoding = [r for r in admitted if r.state is State.DECODE]
-        held = self._batch_bytes(decoding, lambda r: r.num_kv_tokens)
-        held += sum(
+        allocated_bytes = self._batch_bytes(decoding, lambda r: r.num_kv_tokens)
+        allocated_bytes += sum(
             self._kv_bytes(r.num_kv_tokens)
             for r in admitted
             if r.state is State.PREFILL and r.is_known_to_runner
         )
-        to_read = sum(r.disk_read_bytes for r in admitted)
-        return max(0, self._resident(admitted) - held) + to_read
+        disk_read_bytes = sum(r.disk_read_bytes for r in admitted)
+        return max(0, self._resident(admitted) - allocated_bytes) + disk_read_bytes
 
     def make_room_for_reserved(self, admitted: Sequence[Request]) -> None:
         """Evict cache entries that occupy memory reserved for `admitted`."""
-        if reserved := self.reserved_bytes(admitted):
-            self._governor.make_room_for_reserved(reserved)
+        if reserved_bytes := self.reserved_bytes(admitted):
+            self._governor.make_room_for_reserved(reserved_bytes)
 
     def fit_concurrently(self, requests: Iterable[Request], admitted: Sequence[Request]) -> bool:
         """Whether these requests may peak at the same time; each was admitted for its own peak."""
-        reserved = self.reserved_bytes(admitted)
-        return self._governor.has_room(reserved + sum(r.transient_bytes for r in requests))
+        reserved_bytes = self.reserved_bytes(admitted)
+        return self._governor.has_room(reserved_bytes + sum(r.transient_bytes for r in requests))
 
     def fits_encode(
         self, num_tokens: int, requests: Iterable[Request], admitted: Sequence[Request]
@@ -111,9 +111,9 @@ class Admission:
 
         Each request was admitted for one encode at a time, and for the features of all its media.
         """
-        needed = self._governor.estimator.bytes_for("encode", num_tokens)
-        needed += sum(r.transient_bytes for r in requests)
-        return self._governor.has_room(self.reserved_bytes(admitted) + needed)
+        needed_bytes = self._governor.estimator.bytes_for("encode", num_tokens)
+        needed_bytes += sum(r.transient_bytes for r in requests)
+        return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
     def fits_prefill(
         self, num_tokens: int, requests: Sequence[Request], admitted: Sequence[Request]
@@ -123,11 +123,11 @@ class Admission:
         num_tokens: the maximum number of tokens to prefill of each. Each request was admitted for
         its own prefill and for joining the running ones; the KV of the batch comes on top.
         """
-        needed = self._governor.estimator.bytes_for("prefill", len(requests) * num_tokens)
+        needed_bytes = self._governor.estimator.bytes_for("prefill", len(requests) * num_tokens)
         longest = max(r.prompt.num_tokens for r in requests)
-        needed += len(requests) * self._kv_bytes(longest)
-        needed += max(r.transient_bytes for r in requests)
-        return self._governor.has_room(self.reserved_bytes(admitted) + needed)
+        needed_bytes += len(requests) * self._kv_bytes(longest)
+        needed_bytes += max(r.transient_bytes for r in requests)
+        return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
     def _transient(self, request: Request, admitted: Sequence[Request]) -> int:
         """Bytes at its peak: during a disk read, an encode, a chunk, or joining the others.
@@ -135,23 +135,23 @@ class Admission:
         Joining copies all sequences once. The features of its media come on top, and a second time
         as part of the prompt's embeddings.
         """
-        prompt, cached = request.prompt, request.num_cached_tokens
+        prompt, num_cached = request.prompt, request.num_cached_tokens
         batch = [request, *admitted]
-        to_encode = request.encode_lengths
+        encode_lengths = request.encode_lengths
         chunk = max(
-            min(self._max_chunk_tokens, prompt.num_tokens - cached),
-            prompt.atomic_prefill_tokens - cached,
+            min(self._max_chunk_tokens, prompt.num_tokens - num_cached),
+            prompt.atomic_prefill_tokens - num_cached,
         )
         estimator = self._governor.estimator
-        joining = self._batch_bytes(batch, _width_when_joined) if _num_seqs(batch) > 1 else 0
-        worst = max(
-            estimator.bytes_for("encode", max(to_encode, default=0)),
+        join_bytes = self._batch_bytes(batch, _width_when_joined) if _num_seqs(batch) > 1 else 0
+        peak_bytes = max(
+            estimator.bytes_for("encode", max(encode_lengths, default=0)),
             estimator.bytes_for("prefill", chunk),
-            joining,
+            join_bytes,
             0 if request.disk_read is None else request.disk_read.transient_bytes,
         )
-        features = request.num_media_tokens + sum(to_encode)
-        return worst + features * estimator.feature_bytes
+        feature_tokens = request.num_media_tokens + sum(encode_lengths)
+        return peak_bytes + feature_tokens * estimator.feature_bytes
 
     def _resident(self, requests: Sequence[Request]) -> int:
         """Bytes of the batch's KV at the end of its longest request."""
@@ -177,11 +177,11 @@ def _num_seqs(requests: Sequence[Request]) -> int:
 
 def _final_width(request: Request) -> int:
     """The maximum number of tokens of its prompt and an answer."""
-    answer = request.max_tokens
-    wanted = request.sampling.max_tokens
-    if wanted is None or wanted > answer:
-        answer = min(answer, _UNBOUNDED_ANSWER_TOKENS)
-    return request.prompt.num_tokens + answer
+    answer_tokens = request.max_tokens
+    max_tokens = request.sampling.max_tokens
+    if max_tokens is None or max_tokens > answer_tokens:
+        answer_tokens = min(answer_tokens, _UNBOUNDED_ANSWER_TOKENS)
+    return request.prompt.num_tokens + answer_tokens
 
 
 def _width_when_joined(request: Request) -> int:

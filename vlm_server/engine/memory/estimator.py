@@ -30,7 +30,7 @@ class MemoryEstimator:
             "prefill": deque(maxlen=_NUM_RATES),
         }
         """Bytes per token."""
-        self._begun: dict[Work, tuple[int, int]] = {}
+        self._under_way: dict[Work, tuple[int, int]] = {}
         """Active bytes at the start of work under way, and their peak since, by its kind."""
         self._overlapping: set[Work] = set()
         """Kinds of work under way that did not run alone."""
@@ -57,24 +57,25 @@ class MemoryEstimator:
         """Start to measure work of this kind, until `end`."""
         self._fold()
         active = self._memory.read().active_bytes
-        self._begun[work] = (active, active)
-        if len(self._begun) > 1:
-            self._overlapping.update(self._begun)
+        self._under_way[work] = (active, active)
+        if len(self._under_way) > 1:
+            self._overlapping.update(self._under_way)
 
     def end(self, work: Work, num_tokens: int, *, is_typical: bool = True) -> None:
         """Learn from the peak of the work under way of this kind, if it `is_typical`."""
         self._fold()
-        before, peak = self._begun.pop(work)
+        start_bytes, peak_bytes = self._under_way.pop(work)
         is_alone = work not in self._overlapping
         self._overlapping.discard(work)
         if is_alone and is_typical and num_tokens >= _MIN_TOKENS:
-            stays = max(before, self._memory.read().active_bytes)
-            self._rates[work].append(max(0, peak - stays) / num_tokens)
+            resident_bytes = max(start_bytes, self._memory.read().active_bytes)
+            self._rates[work].append(max(0, peak_bytes - resident_bytes) / num_tokens)
 
     def _fold(self) -> None:
         """Add the peak since the last call to the peaks of all work under way."""
         peak = self._memory.read_peak()
         self._peak_bytes = max(self._peak_bytes, peak)
-        self._begun = {
-            work: (active, max(before, peak)) for work, (active, before) in self._begun.items()
+        self._under_way = {
+            work: (active, max(peak_before, peak))
+            for work, (active, peak_before) in self._under_way.items()
         }

@@ -99,8 +99,8 @@ class Governor:
         self._memory.set_limit(limit_bytes)
         self._caches.resize(max(0, limit_bytes - self._baseline_bytes))
         self._memory.synchronize()
-        if (missing := self._missing(reserved_bytes)) > 0:
-            self._evict(missing)
+        if (missing_bytes := self._missing(reserved_bytes)) > 0:
+            self._evict(missing_bytes)
         if self._is_over(reserved_bytes):
             self._clear("limit")
 
@@ -151,16 +151,18 @@ class Governor:
         if not self._baseline_bytes:
             return True
         for action in ("synchronize", "evict", "nothing"):
-            missing = self._missing(needed_bytes + reserved_bytes)
-            evictable = self._caches.evictable_bytes
-            if missing <= 0:
+            missing_bytes = self._missing(needed_bytes + reserved_bytes)
+            evictable_bytes = self._caches.evictable_bytes
+            if missing_bytes <= 0:
                 break
-            if some_are_ending or (others_run and (missing > evictable or action == "nothing")):
+            if some_are_ending or (
+                others_run and (missing_bytes > evictable_bytes or action == "nothing")
+            ):
                 return False
             if action == "synchronize":
                 self._memory.synchronize()
             elif action == "evict":
-                self._evict(min(missing, evictable))
+                self._evict(min(missing_bytes, evictable_bytes))
         if self._must_clear(needed_bytes):
             self._clear("admission")
         return True
@@ -172,17 +174,17 @@ class Governor:
         more is missing than the last wait freed.
         """
         self._calls_until_synchronize = max(0, self._calls_until_synchronize - 1)
-        missing = self._missing(reserved_bytes)
-        is_explained = self._calls_until_synchronize and missing <= self._in_flight_bytes
+        missing_bytes = self._missing(reserved_bytes)
+        is_explained = self._calls_until_synchronize and missing_bytes <= self._in_flight_bytes
         can_evict = self._baseline_bytes and self._caches.evictable_bytes
-        if missing <= 0 or is_explained or not can_evict:
+        if missing_bytes <= 0 or is_explained or not can_evict:
             return
         self._memory.synchronize()
-        left = self._missing(reserved_bytes)
-        self._in_flight_bytes = missing - left
+        remaining_bytes = self._missing(reserved_bytes)
+        self._in_flight_bytes = missing_bytes - remaining_bytes
         self._calls_until_synchronize = _SYNCHRONIZE_CALLS
-        if left > 0:
-            self._evict(left)
+        if remaining_bytes > 0:
+            self._evict(remaining_bytes)
 
     def _missing(self, num_bytes: int) -> int:
         """Bytes of `num_bytes` that do not fit besides the arrays; negative if there is room."""
@@ -223,8 +225,8 @@ class Governor:
         """
         self.estimator.end("prefill", num_tokens, is_typical=not joined_running)
         policy = self._settings.prefill_keep_alloc
-        needed = self.estimator.bytes_for("prefill", num_tokens)
-        if policy == "never" or (policy == "auto" and self._must_clear(needed)):
+        needed_bytes = self.estimator.bytes_for("prefill", num_tokens)
+        if policy == "never" or (policy == "auto" and self._must_clear(needed_bytes)):
             self._clear("prefill" if is_last else "chunk")
 
     def after_decode(self, num_seqs: int, *, awaits_first_token: bool) -> None:
@@ -304,20 +306,22 @@ class Governor:
     # ---- doing -----------------------------------------------------------------------
 
     def _clear(self, reason: _ClearReason) -> None:
-        before = self._memory.read().pool_bytes
-        started = time.perf_counter()
+        pool_bytes = self._memory.read().pool_bytes
+        started_at = time.perf_counter()
         self._memory.clear()
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started_at
         self._clear_seconds += seconds
         self._counts[f"clear_{reason}"] += 1
         milliseconds = 1000 * seconds
-        logger.info("cleared %d MiB of pool (%s) in %.1f ms", before // MIB, reason, milliseconds)
+        logger.info(
+            "cleared %d MiB of pool (%s) in %.1f ms", pool_bytes // MIB, reason, milliseconds
+        )
 
     def _evict(self, num_bytes: int) -> None:
         """Evict up to `num_bytes` from the caches, the least recently used entries first."""
-        if freed := self._caches.evict(num_bytes):
+        if freed_bytes := self._caches.evict(num_bytes):
             self._counts["evict"] += 1
-            logger.info("evicted %d MiB of the caches", freed // MIB)
+            logger.info("evicted %d MiB of the caches", freed_bytes // MIB)
 
     def _ask_driver(self) -> None:
         """Query the device memory in use by all programs, at most every `_DRIVER_SECONDS`."""

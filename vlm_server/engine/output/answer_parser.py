@@ -80,7 +80,7 @@ class AnswerParser:
         """The number of characters of announced raw text."""
         self._position = 0
         """The number of characters of raw text before `_held`."""
-        self._held = ""
+        self._held_text = ""
         """Text that may become a mark."""
         self._num_undecided_tokens = 0
         """The number of tokens of `_held`."""
@@ -115,7 +115,7 @@ class AnswerParser:
         self._pieces = []
         self._num_undecided_tokens += 1
         self._has_reasoning = self.is_in_reasoning
-        self._held += text
+        self._held_text += text
         self._read(is_last=False)
         self._count_token(text)
         return self._pieces
@@ -128,7 +128,7 @@ class AnswerParser:
         """
         self._pieces = []
         if self._waits_for(end_mark):
-            self._held += end_mark
+            self._held_text += end_mark
         self._read(is_last=True)
         if self._auto is not None and self._state is _State.CALL:
             self._end_call("", is_cut_off=self._auto.has_end_mark)
@@ -176,7 +176,7 @@ class AnswerParser:
         """Read the held text up to a possible mark; all of it, if it `is_last`."""
         while not self.is_ended:
             looked_for = self._marks
-            length, mark = looked_for.find(self._held, is_last=is_last)
+            length, mark = looked_for.find(self._held_text, is_last=is_last)
             self._take_text(length)
             if self._marks is not looked_for:  # the text before the mark makes it content
                 continue
@@ -214,13 +214,13 @@ class AnswerParser:
 
     def _end_call(self, end_mark: str, *, is_cut_off: bool = False) -> None:
         assert self._auto is not None
-        read = self._auto.end(end_mark, is_cut_off=is_cut_off)
-        self._is_after_mark = not isinstance(read, str)
+        calls = self._auto.end(end_mark, is_cut_off=is_cut_off)
+        self._is_after_mark = not isinstance(calls, str)
         self._enter(_State.CONTENT)
-        if isinstance(read, str):
-            self._add_content("".join(self._blanks) + read)
+        if isinstance(calls, str):
+            self._add_content("".join(self._blanks) + calls)
         else:
-            self._pieces += read
+            self._pieces += calls
             self._has_marks = True
             self._drops_blanks = False
         self._blanks = []
@@ -228,12 +228,12 @@ class AnswerParser:
     # ---- text ------------------------------------------------------------------------
 
     def _skip(self, length: int) -> str:
-        skipped, self._held = self._held[:length], self._held[length:]
+        skipped, self._held_text = self._held_text[:length], self._held_text[length:]
         self._position += length
         return skipped
 
     def _unskip(self, text: str) -> None:
-        self._held = text + self._held
+        self._held_text = text + self._held_text
         self._position -= len(text)
 
     def _take_text(self, length: int) -> None:
@@ -287,8 +287,8 @@ class AnswerParser:
         if self._has_reasoning:
             self.num_reasoning_tokens += self._num_undecided_tokens
             self._num_undecided_tokens = 0
-        elif len(self._held) <= len(text):
-            self._num_undecided_tokens = 1 if self._held else 0
+        elif len(self._held_text) <= len(text):
+            self._num_undecided_tokens = 1 if self._held_text else 0
 
 
 class _ControlSpans:

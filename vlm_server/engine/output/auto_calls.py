@@ -82,12 +82,12 @@ class AutoCallParser:
         """The collected calls; the generated text if they are invalid."""
         body = "".join(self._parts)
         self._begin()
-        read = [] if is_cut_off else self._read(body)
-        if not read:
+        calls = [] if is_cut_off else self._read(body)
+        if not calls:
             self._calls.num_broken += 1
             return self.start + body + end_mark
         deltas = []
-        for name, arguments in read:
+        for name, arguments in calls:
             if not self._calls.is_full:
                 deltas += [self._calls.begin(name), self._calls.append_arguments(arguments)]
                 self._calls.num_valid += 1
@@ -96,11 +96,11 @@ class AutoCallParser:
     def _read(self, body: str) -> Sequence[tuple[str, str]]:
         """Names and arguments of the calls; empty if any is invalid."""
         try:
-            read = list(self._format.parse(body, self._tools))
-            are_valid = all(map(self._is_valid, read))
+            calls = list(self._format.parse(body, self._tools))
+            are_valid = all(map(self._is_valid, calls))
         except Exception:  # noqa: BLE001 - parsers raise almost anything on broken calls
             return []
-        return read if are_valid else []
+        return calls if are_valid else []
 
     def _is_valid(self, call: tuple[str, str]) -> bool:
         """Whether a call is valid; may also raise an error if its arguments are no JSON."""
@@ -136,12 +136,12 @@ class JsonBody:
             if self._is_escaped:
                 at, self._is_escaped = at + 1, False
                 continue
-            found = (_IN_STRING if self.is_inside_string else _OUTSIDE).search(text, at)
-            before = text[at : found.start()] if found else text[at:]
-            self._is_at_start = self._is_at_start and not before.strip(BLANKS)
-            at = found.end() if found else len(text)
-            if found:
-                self._take(found[0])
+            match = (_IN_STRING if self.is_inside_string else _OUTSIDE).search(text, at)
+            text_before = text[at : match.start()] if match else text[at:]
+            self._is_at_start = self._is_at_start and not text_before.strip(BLANKS)
+            at = match.end() if match else len(text)
+            if match:
+                self._take(match[0])
         return len(text) if self.is_broken else at
 
     def _take(self, character: str) -> None:

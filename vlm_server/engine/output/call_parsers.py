@@ -83,11 +83,11 @@ def mistral(text: str, tools: Tools) -> ParsedCalls:
     if text[at : at + 1] in ("[", "{"):
         return _json_values(text)
     while at < len(text):
-        found = _MISTRAL.match(text, at)
-        if found is None:
+        match = _MISTRAL.match(text, at)
+        if match is None:
             raise ValueError("no call")
-        arguments, end = decoder.raw_decode(text, found.end())
-        calls.append((found["name"], arguments))
+        arguments, end = decoder.raw_decode(text, match.end())
+        calls.append((match["name"], arguments))
         at = skip_blanks(text, end)
         at += len("[TOOL_CALLS]") if text.startswith("[TOOL_CALLS]", at) else 0
     return calls
@@ -106,28 +106,28 @@ def kimi_k2(text: str, tools: Tools) -> ParsedCalls:
     while at < len(text):
         if not text.startswith(_KIMI_BEGIN, at):
             raise ValueError("no call")
-        found = _KIMI.match(text, at + len(_KIMI_BEGIN))
-        if found is None:
+        match = _KIMI.match(text, at + len(_KIMI_BEGIN))
+        if match is None:
             raise ValueError("a call has no name")
         arguments: Any = {}
-        at = found.end()
+        at = match.end()
         if not text.startswith(_KIMI_END, at):
             arguments, at = json.JSONDecoder().raw_decode(text, at)
         at = skip_blanks(text, at)
         if not text.startswith(_KIMI_END, at):
             raise ValueError("a call is cut short")
         at = skip_blanks(text, at + len(_KIMI_END))
-        calls.append((_tool_called(found["name"], tools), arguments))
+        calls.append((_tool_called(match["name"], tools), arguments))
     return calls
 
 
 def harmony(text: str, tools: Tools) -> ParsedCalls:
     """`functions.name`, perhaps a content type, a mark and JSON."""
     header, _, arguments = text.partition("<|message|>")
-    found = _HARMONY.match(header)
-    if found is None:
+    match = _HARMONY.match(header)
+    if match is None:
         raise ValueError("a call has no name")
-    return [(_tool_called(found["name"], tools), arguments)]
+    return [(_tool_called(match["name"], tools), arguments)]
 
 
 def _tool_called(name: str, tools: Tools) -> str:
@@ -208,11 +208,11 @@ class _GemmaReader:
         return self._at >= len(self._text)
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
             raise ValueError(f"unreadable at character {self._at}")
-        self._at = found.end()
-        return found
+        self._at = match.end()
+        return match
 
     def value(self, depth: int) -> Any:
         self.skip_space()
@@ -252,8 +252,8 @@ class _GemmaReader:
             if not self._takes(":"):
                 raise ValueError("a key without a value")
             return key
-        found = self.match(_GEMMA_KEY)
-        return found["bare"] if found["quoted"] is None else found["quoted"]
+        match = self.match(_GEMMA_KEY)
+        return match["bare"] if match["quoted"] is None else match["quoted"]
 
     def _quoted(self) -> str:
         end = self._text.find(_GEMMA_QUOTE, self._at)

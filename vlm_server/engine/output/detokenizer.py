@@ -56,19 +56,19 @@ class Detokenizer:
         self.num_control = 0
         return self._emit(len(self._ids), self._decode(self._ids))
 
-    def _emit(self, end: int, after: str) -> str:
-        """The text that the ids up to `end`, whose text is `after`, add to the emitted text.
+    def _emit(self, end: int, decoded_text: str) -> str:
+        """The text that the ids up to `end`, decoded as `decoded_text`, add to the emitted text.
 
         The window then begins with these ids.
         """
-        before = self._decode(self._ids[: self._num_emitted])
-        if len(after) <= len(before):
+        emitted_text = self._decode(self._ids[: self._num_emitted])
+        if len(decoded_text) <= len(emitted_text):
             if self._ids and self._is_control(self._ids[-1]):
                 self._ids.pop()  # it has no text, and does not wait for more ids
             return ""
         del self._ids[: self._num_emitted]
         self._num_emitted = end - self._num_emitted
-        return after[len(before) :]
+        return decoded_text[len(emitted_text) :]
 
     def _last_border(self, text: str) -> int:
         """The last index at which the ids of `text` can be split without splitting a character."""
@@ -92,17 +92,17 @@ class Detokenizer:
         return self._decoder.decode(ids, skip_special_tokens=not self._with_control)
 
 
-def logprobs(
-    decoder: Tokenizer, token_id: int, found: TokenLogprobs | None
+def decode_logprobs(
+    decoder: Tokenizer, token_id: int, token_logprobs: TokenLogprobs | None
 ) -> tuple[TokenLogprob, ...]:
     """Log probabilities of `token_id` and the likeliest tokens in its place, with their texts.
 
     Empty if not requested.
     """
-    if found is None:
+    if token_logprobs is None:
         return ()
-    token = _text(decoder, token_id, found.logprob)
-    return (TokenLogprob(token, tuple(_text(decoder, *top) for top in found.top)),)
+    token = _text(decoder, token_id, token_logprobs.logprob)
+    return (TokenLogprob(token, tuple(_text(decoder, *top) for top in token_logprobs.top)),)
 
 
 def _text(decoder: Tokenizer, token_id: int, logprob: float) -> TokenText:
@@ -118,8 +118,8 @@ def _bytes(token: str | None) -> bytes:
     """
     if token is None:
         return b""
-    if found := _ONE_BYTE.fullmatch(token):
-        return bytes.fromhex(found[1])
+    if match := _ONE_BYTE.fullmatch(token):
+        return bytes.fromhex(match[1])
     return bytes(_BYTE_OF[char] for char in token) if _BYTE_OF.keys() >= set(token) else b""
 
 

@@ -86,12 +86,14 @@ def tool_format(parser: ToolParser | None) -> ToolFormat | None:
     if parser is None:
         return None
     name = parser.name
-    known = _KNOWN.get(name, _Known(None))
-    parse = _normalised(known.parse or _mlx_vlms(name, parser.parse))
-    return ToolFormat(name, parser.start, parser.end, parse, known.is_json, known.brackets)
+    known_format = _KNOWN.get(name, _Known(None))
+    parse = _normalise(known_format.parse or _bound_length(name, parser.parse))
+    return ToolFormat(
+        name, parser.start, parser.end, parse, known_format.is_json, known_format.brackets
+    )
 
 
-def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:
+def _bound_length(name: str, parse: Callable[..., Any]) -> _Parse:
     """mlx-vlm's parser, whose time has no bound: long texts are refused."""
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
@@ -99,8 +101,8 @@ def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:
             raise ValueError("it is too long")
         if name == "minimax_m3":
             _check_invokes(text)
-        found = parse(text, list(tools))
-        calls = found if isinstance(found, list) else [found]
+        calls = parse(text, list(tools))
+        calls = calls if isinstance(calls, list) else [calls]
         return [(call["name"], call.get("arguments")) for call in calls]
 
     return parsed
@@ -108,12 +110,12 @@ def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:
 
 def _check_invokes(text: str) -> None:
     """Raises ValueError for a truncated call: mlx-vlm would skip it, after a long search."""
-    are_closing = [bool(found["closes"]) for found in _INVOKE.finditer(text)]
+    are_closing = [bool(match["closes"]) for match in _INVOKE.finditer(text)]
     if are_closing != [False, True] * (len(are_closing) // 2):
         raise ValueError("a call is cut short")
 
 
-def _normalised(parse: _Parse) -> ParseCalls:
+def _normalise(parse: _Parse) -> ParseCalls:
     """`parse` with arguments as the JSON of an object, and ValueError for every error."""
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -21,11 +21,11 @@ Piece = str | ReasoningPiece | ToolCallDelta
 
 def add_piece(pieces: list[Piece], piece: Piece) -> None:
     """Append `piece`; text is joined to preceding text of the same kind."""
-    last = pieces[-1] if pieces else None
-    if isinstance(piece, str) and isinstance(last, str):
-        pieces[-1] = last + piece
-    elif isinstance(piece, ReasoningPiece) and isinstance(last, ReasoningPiece):
-        pieces[-1] = ReasoningPiece(last.text + piece.text)
+    last_piece = pieces[-1] if pieces else None
+    if isinstance(piece, str) and isinstance(last_piece, str):
+        pieces[-1] = last_piece + piece
+    elif isinstance(piece, ReasoningPiece) and isinstance(last_piece, ReasoningPiece):
+        pieces[-1] = ReasoningPiece(last_piece.text + piece.text)
     else:
         pieces.append(piece)
 
@@ -39,7 +39,7 @@ class Marks:
     def __init__(self, *marks: str) -> None:
         longest_first = sorted(filter(None, marks), key=len, reverse=True)
         whole = "|".join(map(re.escape, longest_first)) or "(?!)"
-        begun = "|".join(filter(None, map(_begun, longest_first))) or "(?!)"
+        begun = "|".join(filter(None, map(_partial_pattern, longest_first))) or "(?!)"
         self._whole = re.compile(whole)
         self._whole_or_begun = re.compile(f"{begun}|(?P<whole>{whole})")
 
@@ -49,13 +49,13 @@ class Marks:
         Without a mark: (length of the text that can't become part of one, ""). If `is_last`, no
         text follows.
         """
-        found = (self._whole if is_last else self._whole_or_begun).search(text)
-        if found is None:
+        match = (self._whole if is_last else self._whole_or_begun).search(text)
+        if match is None:
             return len(text), ""
-        return found.start(), found[0] if is_last else found["whole"] or ""
+        return match.start(), match[0] if is_last else match["whole"] or ""
 
 
-def _begun(mark: str) -> str:
+def _partial_pattern(mark: str) -> str:
     """A pattern for the beginning of `mark`, but not all of it, at the end of a text."""
     pattern = ""
     for character in reversed(mark[:-1]):

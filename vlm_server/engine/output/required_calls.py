@@ -30,7 +30,7 @@ class RequiredCallParser:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._held = ""
+        self._held_text = ""
         """Text that is not read yet."""
         self._unsent: list[str] = []
         """Text that was read since the last delta."""
@@ -43,23 +43,23 @@ class RequiredCallParser:
     def push(self, text: str) -> list[Piece]:
         """The pieces that `text` completes."""
         self._pieces = []
-        self._held += text
+        self._held_text += text
         if not self._is_text:
             try:
                 next(self._reader)
             except _Unexpected:
                 self._give_up()
-        elif self._held:
-            add_piece(self._pieces, self._held)
-            self._held = ""
+        elif self._held_text:
+            add_piece(self._pieces, self._held_text)
+            self._held_text = ""
         return self._pieces
 
     def flush(self) -> list[Piece]:
         """The pieces left at the end of the text: half a call is text, unless a call was sent."""
         self._pieces = []
         if self._calls.num_begun:
-            self._unsent, self._held = [], ""
-        has_begun = bool(self._unsent or self._held or self._calls.num_begun)
+            self._unsent, self._held_text = [], ""
+        has_begun = bool(self._unsent or self._held_text or self._calls.num_begun)
         if self._is_incomplete and has_begun and not self._is_text:
             self._give_up()
         return self._pieces
@@ -67,8 +67,8 @@ class RequiredCallParser:
     def _give_up(self) -> None:
         self._is_text = True
         self._calls.num_broken += 1
-        text = "".join(self._unsent) + self._held
-        self._unsent, self._held = [], ""
+        text = "".join(self._unsent) + self._held_text
+        self._unsent, self._held_text = [], ""
         if text:
             add_piece(self._pieces, text)
 
@@ -87,10 +87,10 @@ class RequiredCallParser:
                 yield from self._skip_blanks()
             self._unsent.clear()
         if separator not in ",]":
-            self._held = separator + self._held
+            self._held_text = separator + self._held_text
             raise _Unexpected
-        while self._calls.is_full or not self._held.strip(BLANKS):
-            self._held = ""
+        while self._calls.is_full or not self._held_text.strip(BLANKS):
+            self._held_text = ""
             yield
         raise _Unexpected
 
@@ -110,36 +110,36 @@ class RequiredCallParser:
     def _read(self, *tokens: str) -> _NeedsText:
         for token in tokens:
             yield from self._skip_blanks()
-            while len(self._held) < len(token) and token.startswith(self._held):
+            while len(self._held_text) < len(token) and token.startswith(self._held_text):
                 yield
-            if not self._held.startswith(token):
+            if not self._held_text.startswith(token):
                 raise _Unexpected
             self._take(len(token))
 
     def _read_name(self) -> _NeedsText:
         yield from self._skip_blanks()
-        while (found := _STRING.match(self._held)) is None:
-            if self._held[0] != '"' or len(self._held) > self._longest_name:
+        while (match := _STRING.match(self._held_text)) is None:
+            if self._held_text[0] != '"' or len(self._held_text) > self._longest_name:
                 raise _Unexpected
             yield
         try:
-            name = json.loads(found[0])
+            name = json.loads(match[0])
         except ValueError:
             raise _Unexpected from None
         if not self._calls.may_call(name):
             raise _Unexpected
-        self._take(found.end())
+        self._take(match.end())
         self._unsent.clear()
         self._pieces.append(self._calls.begin(name))
 
     def _read_arguments(self) -> _NeedsText:
-        if self._held[0] != "{":
+        if self._held_text[0] != "{":
             raise _Unexpected
         self._unsent.clear()
         body = JsonBody(ends_with_value=True)
         while True:
-            arguments = self._held[: body.push(self._held)]
-            self._held = self._held[len(arguments) :]
+            arguments = self._held_text[: body.push(self._held_text)]
+            self._held_text = self._held_text[len(arguments) :]
             if arguments:
                 self._pieces.append(self._calls.append_arguments(arguments))
             if body.is_closed:
@@ -147,15 +147,15 @@ class RequiredCallParser:
             yield
 
     def _skip_blanks(self) -> _NeedsText:
-        while not (bare := self._held.lstrip(BLANKS)):
-            self._take(len(self._held))
+        while not (bare := self._held_text.lstrip(BLANKS)):
+            self._take(len(self._held_text))
             yield
-        self._take(len(self._held) - len(bare))
+        self._take(len(self._held_text) - len(bare))
 
     def _take(self, length: int) -> str:
-        taken, self._held = self._held[:length], self._held[length:]
-        self._unsent.append(taken)
-        return taken
+        text, self._held_text = self._held_text[:length], self._held_text[length:]
+        self._unsent.append(text)
+        return text
 
     @property
     def _longest_name(self) -> int:

@@ -13,7 +13,7 @@ class StopChecker:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
-        self._held = ""
+        self._held_text = ""
         self.reached: str | None = None
 
     @property
@@ -25,21 +25,23 @@ class StopChecker:
         """(text to emit, whether a stop string was reached)."""
         if not self._stops:
             return text, False
-        text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self._held = ""
+        text = self._held_text + text
+        matches = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
+        ]
+        if matches:
+            self._held_text = ""
             # The stop string that was complete first, independent of how the text was split.
-            _, start, self.reached = min(found)
+            _, start, self.reached = min(matches)
             return text[:start], True
         keep = self._possible_stop_length(text)
-        self._held = text[len(text) - keep :]
+        self._held_text = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
         """The text that was held back, at the end of the answer."""
-        held, self._held = self._held, ""
-        return held
+        text, self._held_text = self._held_text, ""
+        return text
 
     def _possible_stop_length(self, text: str) -> int:
         for length in range(min(len(text), self._longest - 1), 0, -1):

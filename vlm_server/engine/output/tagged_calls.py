@@ -23,8 +23,8 @@ _BLANKS = re.compile(r"\s*")
 
 def skip_blanks(text: str, at: int) -> int:
     """The index of the first character from `at` on that is no blank."""
-    found = _BLANKS.match(text, at)
-    return found.end() if found else at
+    match = _BLANKS.match(text, at)
+    return match.end() if match else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class _Elements:
         """(opening tag, text) of each element. Raises ValueError for other text."""
         at = skip_blanks(text, 0)
         while at < len(text):
-            found = self.opening.match(text, at)
-            if found is None:
+            match = self.opening.match(text, at)
+            if match is None:
                 raise ValueError(f"unreadable at character {at}")
-            end, at = self._end(text, found.end())
-            yield found, text[found.end() : end]
+            end, at = self._end(text, match.end())
+            yield match, text[match.end() : end]
 
     def _end(self, text: str, at: int) -> tuple[int, int]:
         """(end of the element's text, beginning of the next element)."""
@@ -70,12 +70,12 @@ def _without_line_breaks(value: str) -> str:
 
 def _arguments(name: str, items: Iterator[tuple[str, str]], tools: Tools) -> dict[str, Any]:
     root = _schema_of(name, tools)
-    schemas = _resolved(root, root).get("properties") or {}
+    schemas = _resolve(root, root).get("properties") or {}
     arguments: dict[str, Any] = {}
     for key, value in items:
         if key in arguments:
             raise ValueError(f"two arguments are called {key}")
-        arguments[key] = typed(value, schemas.get(key), root)
+        arguments[key] = convert(value, schemas.get(key), root)
     return arguments
 
 
@@ -146,12 +146,12 @@ _glm_arguments = _Elements("<arg_key>", _GLM_KEY, "</arg_value>")
 
 def glm(text: str, tools: Tools) -> ParsedCalls:
     """`name`, then pairs of keys and values."""
-    found = _GLM_NAME.match(text)
-    if found is None:
+    match = _GLM_NAME.match(text)
+    if match is None:
         raise ValueError("no call")
-    pairs = _glm_arguments.read(text[found.end() :])
+    pairs = _glm_arguments.read(text[match.end() :])
     items = ((opening["key"].strip(), value) for opening, value in pairs)
-    return [(found["name"], _arguments(found["name"], items, tools))]
+    return [(match["name"], _arguments(match["name"], items, tools))]
 
 
 # ---- the types of values -----------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _schema_of(name: str, tools: Tools) -> Mapping[str, Any]:
     return {}
 
 
-def typed(text: str, schema: Any, root: Any) -> Json:
+def convert(text: str, schema: Any, root: Any) -> Json:
     """The value of `text` in a type that `schema` allows, whose references start at `root`.
 
     Without a type, or for None as the schema, JSON is decoded; other text stays a string.
@@ -225,34 +225,34 @@ def _read(text: str, *, allow_python: bool) -> Json:
 
 def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
     """The JSON types of the values that `schema` allows; empty if it does not name any."""
-    schema = _resolved(schema, root)
+    schema = _resolve(schema, root)
     if depth > _MAX_DEPTH:
         return set()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return {named.lower()}
-    if isinstance(named, list):
-        return {kind.lower() for kind in named if isinstance(kind, str)}
+    types = schema.get("type")
+    if isinstance(types, str):
+        return {types.lower()}
+    if isinstance(types, list):
+        return {name.lower() for name in types if isinstance(name, str)}
     if "const" in schema:
         return {kind_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
         return {kind_of(value) for value in schema["enum"]}
-    found: set[str] = set()
+    kinds: set[str] = set()
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
         if isinstance(options, list):
             each_kinds = [_kinds(option, root, depth + 1) for option in options]
             if key != "allOf" and not all(each_kinds):
                 return set()
-            found = found.union(*each_kinds)
-    if not found and "properties" in schema:
+            kinds = kinds.union(*each_kinds)
+    if not kinds and "properties" in schema:
         return {"object"}
-    if not found and "items" in schema:
+    if not kinds and "items" in schema:
         return {"array"}
-    return found
+    return kinds
 
 
-def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
+def _resolve(schema: Any, root: Any) -> Mapping[str, Any]:
     """`schema`, or the target of its reference within `root`; empty if there is none."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):

@@ -121,7 +121,7 @@ class Request:
         if self._references is None:
             return []
         spans = self.prompt.spans
-        return [spans[index].end - spans[index].start for index in self._references.missing()]
+        return [spans[index].end - spans[index].start for index in self._references.missing_spans()]
 
     @property
     def is_begun(self) -> bool:
@@ -142,13 +142,13 @@ class Request:
 
     @property
     def progress(self) -> RequestProgress:
-        done, total = 0, 0
+        num_done, total = 0, 0
         if self.state is State.PREFILL:
-            done, total = self.num_prefilled, self.prompt.num_tokens
+            num_done, total = self.num_prefilled, self.prompt.num_tokens
         elif self.state is State.DECODE:
-            done = sum(choice.num_generated for choice in self.choices)
+            num_done = sum(choice.num_generated for choice in self.choices)
             total = self.max_tokens * len(self.choices)
-        return RequestProgress(self.request_id, self.state.value, done, total)
+        return RequestProgress(self.request_id, self.state.value, num_done, total)
 
     @property
     def usage(self) -> Usage:
@@ -175,12 +175,12 @@ class Request:
     def next_encode(self) -> EncodeWork:
         """The encode of the next of its media, while it is ENCODING."""
         assert self._references is not None
-        return self._encode_of(next(self._references.missing()))
+        return self._encode_of(next(self._references.missing_spans()))
 
     def media_to_encode(self) -> Iterator[EncodeWork]:
         """Encodes of its media, in order, up to one that is in a cache by now."""
         assert self._references is not None
-        for index in self._references.missing():
+        for index in self._references.missing_spans():
             if self._references.is_in_memory(index):
                 return
             yield self._encode_of(index)
@@ -246,7 +246,7 @@ class Request:
         """Take over the entries read; prepare it again if media lack features and pixels."""
         assert self._references is not None
         self._references.take_disk_read(result)
-        if any(index not in self._inputs for index in self._references.missing()):
+        if any(index not in self._inputs for index in self._references.missing_spans()):
             self.restart(use_disk=False)
             return
         self.disk_read = None

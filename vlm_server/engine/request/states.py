@@ -103,8 +103,8 @@ class Stopwatch:
         """
         if state.is_finished:
             return
-        waits = state in _DEVICE_STATES and not has_left_queue
-        phase = "queue" if waits else _PHASES.get(state, "queue")
+        is_queued = state in _DEVICE_STATES and not has_left_queue
+        phase = "queue" if is_queued else _PHASES.get(state, "queue")
         if phase != self._phase:
             now = self._clock()
             self._phases.append(Phase(self._phase, now - self._since))
@@ -112,5 +112,5 @@ class Stopwatch:
 
     def timeline(self) -> Timeline:
         """All phases so far; the last one ends now."""
-        last = Phase(self._phase, self._clock() - self._since)
-        return Timeline(self.began_at, (*self._phases, last))
+        last_phase = Phase(self._phase, self._clock() - self._since)
+        return Timeline(self.began_at, (*self._phases, last_phase))

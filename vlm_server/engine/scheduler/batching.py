@@ -63,9 +63,9 @@ class EncodeBatcher:
 
     def _next_images(self, first: EncodeWork, turns: Iterator[Request]) -> Iterator[EncodeWork]:
         """The images of the next `turns`, up to one that is a duplicate or of another size."""
-        own = self._requests[first.request_id].media_to_encode()
-        next(own, None)  # this is `first`, unless the disk reader has just put it into memory
-        media, hashes = {first.request_id: own}, {first.span.mm_hash}
+        items = self._requests[first.request_id].media_to_encode()
+        next(items, None)  # this is `first`, unless the disk reader has just put it into memory
+        media, hashes = {first.request_id: items}, {first.span.mm_hash}
         for turn in turns:
             work = next(media.setdefault(turn.request_id, turn.media_to_encode()), None)
             if work is None or work.size != first.size or work.span.mm_hash in hashes:
@@ -86,14 +86,14 @@ class EncodeBatcher:
 
         None if another request is begun already: at most two ever are.
         """
-        others = [
+        other_requests = [
             request
             for request in self._requests.in_state(State.ENCODING)
             if request.request_id != first.request_id
         ]
-        if any(r.is_begun for r in (*others, *self._requests.in_state(State.PREFILL))):
+        if any(r.is_begun for r in (*other_requests, *self._requests.in_state(State.PREFILL))):
             return None
-        work = next(others[0].media_to_encode(), None) if others else None
+        work = next(other_requests[0].media_to_encode(), None) if other_requests else None
         if work is None or work.size != first.size or work.span.mm_hash == first.span.mm_hash:
             return None
         return work
@@ -160,11 +160,11 @@ class PrefillBatcher:
             if turn.is_known_to_runner or turn.has_uncached_media:
                 return
             batch.append(turn)
-            cached = [r.num_cached_tokens for r in batch]
+            cached_lengths = [r.num_cached_tokens for r in batch]
             is_too_large = len(batch) * _longest(batch) > self._max_tokens
-            if is_too_large or max(cached) - min(cached) > _MAX_RECOMPUTED_TOKENS:
+            if is_too_large or max(cached_lengths) - min(cached_lengths) > _MAX_RECOMPUTED_TOKENS:
                 return
-            if not all(_is_causal_text_after(r, min(cached)) for r in batch):
+            if not all(_is_causal_text_after(r, min(cached_lengths)) for r in batch):
                 return
             yield turn
 

@@ -12,7 +12,7 @@ from vlm_server.interfaces import PreparedPrompt
 from vlm_server.protocol import SamplingParams
 
 TYPICAL_TOKENS = 4096
-"""Tokens of a typical prompt and its answer: a conversation with some pictures."""
+"""Tokens of a typical prompt and its answer: a conversation with some images."""
 _MIN_SEQS = 16
 """Applies however little memory there is: prompts may be short, and admission knows their size."""
 _MAX_SEQS = 256

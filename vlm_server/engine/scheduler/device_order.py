@@ -48,12 +48,14 @@ def fair_turn(candidates: Sequence[TurnCandidate], last: str | None, room: int =
     if oldest.request_id != last:
         return oldest.request_id
     room -= 0 if oldest.is_begun else oldest.num_seqs
-    others = [candidate for candidate in begun if candidate is not oldest] or [
+    alternatives = [candidate for candidate in begun if candidate is not oldest] or [
         candidate
         for candidate in candidates
         if candidate.num_tokens_left < oldest.num_tokens_left and candidate.num_seqs <= room
     ]
-    return min(others, key=lambda candidate: candidate.num_tokens_left, default=oldest).request_id
+    return min(
+        alternatives, key=lambda candidate: candidate.num_tokens_left, default=oldest
+    ).request_id
 
 
 class DeviceOrder:
@@ -138,14 +140,16 @@ class DeviceOrder:
         there may be room at any time.
         """
         turn, num_encoded = request, Counter[str]()
-        waiting = [
+        requests_with_media = [
             r for r in self._requests.values() if r.state is State.ENCODING or _has_media_chunk(r)
         ]
         while True:
             num_encoded[turn.request_id] += 1
-            candidates = [_encode_candidate(r, num_encoded[r.request_id]) for r in waiting]
+            candidates = [
+                _encode_candidate(r, num_encoded[r.request_id]) for r in requests_with_media
+            ]
             request_id = fair_turn(candidates, turn.request_id)
-            turn = next(r for r in waiting if r.request_id == request_id)
+            turn = next(r for r in requests_with_media if r.request_id == request_id)
             if len(turn.encode_lengths) <= num_encoded[turn.request_id]:
                 return
             yield turn
@@ -162,30 +166,30 @@ class DeviceOrder:
 
         Also assumes that each turn prefills the rest of its prompt.
         """
-        turn, done = request, list[Request]()
+        turn, prefilled = request, list[Request]()
         while True:
-            done.append(turn)
-            following = self._prefill_turn(turn.request_id, done)
-            if following is None:
+            prefilled.append(turn)
+            next_turn = self._prefill_turn(turn.request_id, prefilled)
+            if next_turn is None:
                 return
-            turn = following
+            turn = next_turn
             yield turn
 
-    def _prefill_turn(self, last: str | None, done: Collection[Request]) -> Request | None:
-        """The request to prefill after `last`, assuming that those in `done` are prefilled."""
+    def _prefill_turn(self, last_id: str | None, prefilled: Collection[Request]) -> Request | None:
+        """The request to prefill after `last_id`, once those in `prefilled` are done."""
         candidates = [
             _prefill_candidate(r)
             for r in self._requests.values()
             if r.state is State.PREFILL
-            and r not in done
+            and r not in prefilled
             and not (r.has_uncached_media and self._encoding)
         ]
         num_seqs = sum(
-            len(r.seqs) for r in self._requests.values() if r.is_known_to_runner or r in done
+            len(r.seqs) for r in self._requests.values() if r.is_known_to_runner or r in prefilled
         )
         num_begun_seqs = sum(candidate.num_seqs for candidate in candidates if candidate.is_begun)
         room = self._max_num_seqs - num_seqs + num_begun_seqs
-        request_id = fair_turn(candidates, last, room)
+        request_id = fair_turn(candidates, last_id, room)
         return None if request_id is None else self._requests[request_id]
 
     def start_disk_read(self, request: Request) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from vlm_server.engine.output.detokenizer import logprobs
+from vlm_server.engine.output.detokenizer import decode_logprobs
 from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.scheduler.stats import SchedulerStats
@@ -28,11 +28,11 @@ class OutputProcessor:
         """The deltas of a sequence's tokens; those after the end of its choice are dropped."""
         request.deadlines.record_token(now)
         token_ids, deltas = result.tokens[seq], list[Delta]()
-        found: Sequence[TokenLogprobs | None]
-        found = result.logprobs.get(seq) or [None] * len(token_ids)
+        logprobs: Sequence[TokenLogprobs | None]
+        logprobs = result.logprobs.get(seq) or [None] * len(token_ids)
         choice = request.choices[seq.choice]
         num_before = choice.num_generated
-        for token_id, logprob in zip(token_ids, found, strict=True):
+        for token_id, logprob in zip(token_ids, logprobs, strict=True):
             deltas += self._append_token(request, seq, token_id, logprob)
             if choice.finish_reason is not None:
                 break
@@ -52,8 +52,8 @@ class OutputProcessor:
         pieces = request.append_token(seq, token_id, self._eos_token_ids)
         choice = request.choices[seq.choice]
         deltas = [_delta(seq, piece) for piece in pieces]
-        if shown := logprobs(self._decoder, token_id, logprob):
-            deltas[0] = replace(deltas[0], logprobs=shown)
+        if answer_logprob := decode_logprobs(self._decoder, token_id, logprob):
+            deltas[0] = replace(deltas[0], logprobs=answer_logprob)
         if choice.finish_reason is not None:
             reason = choice.finish_reason
             deltas[-1] = replace(deltas[-1], finish_reason=reason, stop=choice.stop)

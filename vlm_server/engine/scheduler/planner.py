@@ -83,7 +83,7 @@ class Planner:
         encode = self._start_encode(during=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
-        new, prefills = self._start_prefills(num_decoding=len(decode))
+        new_requests, prefills = self._start_prefills(num_decoding=len(decode))
         on_device = self._device_order.on_device(prefills)
         encode_during_step = self._start_encode_during_step(prefills)
         requests = self._requests.values()
@@ -95,7 +95,7 @@ class Planner:
             finished_seqs=finished_seqs,
             stored_prompts=stored_prompts,
             stored_answers=stored_answers,
-            new=new,
+            new=new_requests,
             decode=decode,
             prefills=prefills,
             on_device=on_device,
@@ -196,7 +196,7 @@ class Planner:
                 request.restart(use_disk=False)
                 continue
             try:
-                transient_bytes = self._admission.decide(
+                transient_bytes = self._admission.make_room_for(
                     request, self._requests.admitted, some_are_ending=some_are_ending
                 )
             except MemoryExceeded as error:
@@ -209,7 +209,7 @@ class Planner:
 
     def _start_preparing(self) -> tuple[PrepareWork, ...]:
         prepare = list[PrepareWork]()
-        for request in self._preparer_order.next(self._requests.values()):
+        for request in self._preparer_order.next_to_prepare(self._requests.values()):
             self._preparer_order.start(request)
             prepare.append(request.start_prepare())
         return tuple(prepare)
@@ -265,8 +265,8 @@ class Planner:
             return (), (self._next_chunk(request, num_decoding),)
         batch = self._prefill_batch(request, others_decode=num_decoding > 0)
         num_seqs = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
-        new = tuple(request.start_in_runner() for request in batch)
-        return new, tuple(self._next_chunk(request, num_seqs) for request in batch)
+        new_requests = tuple(request.start_in_runner() for request in batch)
+        return new_requests, tuple(self._next_chunk(request, num_seqs) for request in batch)
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""

@@ -30,7 +30,7 @@ class _Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
+class _Preparation:
     """A preparation under way: its request's client and kinds, and the time of its start."""
 
     client: str
@@ -74,7 +74,7 @@ class PreparerOrder:
         self._max_begun = max_preparing + max_ready
         self._max_undecoded = max_preparing + min(max_ready, _MAX_READY)
         self._clock = clock
-        self._started: dict[str, _Started] = {}
+        self._preparations: dict[str, _Preparation] = {}
         """The preparations under way, by request id."""
         self._shares: dict[str, _Share] = {}
         """The shares of clients with a waiting request or a preparation under way."""
@@ -84,71 +84,77 @@ class PreparerOrder:
     @property
     def request_ids(self) -> frozenset[str]:
         """The ids of requests whose preparation is under way."""
-        return frozenset(self._started)
+        return frozenset(self._preparations)
 
-    def next(self, requests: Iterable[Request]) -> list[Request]:
+    def next_to_prepare(self, requests: Iterable[Request]) -> list[Request]:
         """The requests to `start` now. `requests`: all live ones, in their order."""
         tracked = list(requests)
         waiting = [request for request in tracked if request.state is State.WAITING]
         if not waiting:
             return []
         clients = {request.client for request in waiting}
-        clients |= {started.client for started in self._started.values()}
+        clients |= {preparation.client for preparation in self._preparations.values()}
         self._shares = {
             client: self._shares.get(client) or _Share(self._virtual_time) for client in clients
         }
-        rooms = self._rooms([r for r in tracked if r.state is not State.WAITING])
-        taken = list[Request]()
-        while able := _able(waiting, rooms):
-            request = self._choose(able)
+        rooms = self._free_places([r for r in tracked if r.state is not State.WAITING])
+        chosen = list[Request]()
+        while candidates := _fitting(waiting, rooms):
+            request = self._choose(candidates)
             waiting.remove(request)
-            taken.append(request)
+            chosen.append(request)
             for kind in _kinds(request):
                 rooms[kind] -= 1
-        return taken
+        return chosen
 
     def start(self, request: Request) -> None:
         """Record that a thread begins to prepare `request`."""
         client = request.client
         self._virtual_time = max(self._virtual_time, self._seconds(client))
-        self._started[request.request_id] = _Started(client, _kinds(request), self._clock())
+        self._preparations[request.request_id] = _Preparation(
+            client, _kinds(request), self._clock()
+        )
 
     def finish(self, request_id: str) -> None:
         """Record that a thread is done with a request."""
-        started = self._started.pop(request_id)
-        self._shares[started.client].seconds += self._clock() - started.since
+        preparation = self._preparations.pop(request_id)
+        self._shares[preparation.client].seconds += self._clock() - preparation.since
 
     def _seconds(self, client: str) -> float:
         """The thread time that a client has used until now, in seconds."""
-        own = [started for started in self._started.values() if started.client == client]
-        return self._shares[client].seconds + sum(self._clock() - s.since for s in own)
+        preparations = [
+            preparation
+            for preparation in self._preparations.values()
+            if preparation.client == client
+        ]
+        return self._shares[client].seconds + sum(self._clock() - s.since for s in preparations)
 
-    def _rooms(self, begun: list[Request]) -> dict[_Kind, int]:
-        """How many more of each kind may be prepared; `begun`: all but waiting requests."""
-        preparing = [started.kinds for started in self._started.values()]
+    def _free_places(self, begun_requests: list[Request]) -> dict[_Kind, int]:
+        """How many more of each kind may be prepared; `begun_requests`: all but waiting."""
+        preparing = [preparation.kinds for preparation in self._preparations.values()]
         rooms = {kind: limit - _count(kind, preparing) for kind, limit in self._limits.items()}
-        undecoded = [request for request in begun if request.state is not State.DECODE]
-        bounds = ((begun, self._max_begun), (undecoded, self._max_undecoded))
+        undecoded = [request for request in begun_requests if request.state is not State.DECODE]
+        bounds = ((begun_requests, self._max_begun), (undecoded, self._max_undecoded))
         for requests, bound in bounds:
             kinds = [_kinds(request) for request in requests]
             for kind in (_Kind.MEDIA, _Kind.SCHEMA):
                 rooms[kind] = min(rooms[kind], bound - _count(kind, kinds))
         return rooms
 
-    def _choose(self, able: list[Request]) -> Request:
-        client = min((request.client for request in able), key=self._seconds)
-        own = [request for request in able if request.client == client]
-        oldest, share = own[0], self._shares[client]
+    def _choose(self, candidates: list[Request]) -> Request:
+        client = min((request.client for request in candidates), key=self._seconds)
+        client_requests = [request for request in candidates if request.client == client]
+        oldest, share = client_requests[0], self._shares[client]
         kind = next((k for k in (_Kind.MEDIA, _Kind.SCHEMA) if k in _kinds(oldest)), None)
         if kind is None:
             return oldest
         is_turn_of_cheapest = share.is_turn_of_cheapest
         share.is_turn_of_cheapest = not is_turn_of_cheapest
-        alike = [request for request in own if kind in _kinds(request)]
+        alike = [request for request in client_requests if kind in _kinds(request)]
         return min(alike, key=_cost) if is_turn_of_cheapest else oldest
 
 
-def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
+def _fitting(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
     """The waiting requests that fit within the limits, in order."""
     return [r for r in waiting if all(rooms[kind] > 0 for kind in _kinds(r))]
 
@@ -163,11 +169,11 @@ def _count(kind: _Kind, kinds_of_requests: list[frozenset[_Kind]]) -> int:
 
 def _kinds(request: Request) -> frozenset[_Kind]:
     is_costly = request.has_video or request.num_pixels > COSTLY_PIXELS
-    found = {
+    has_kind = {
         _Kind.MEDIA: request.has_media,
         _Kind.COSTLY: request.has_media and is_costly,
         _Kind.CHEAP: request.has_media and not is_costly,
         _Kind.VIDEO: request.has_video,
         _Kind.SCHEMA: request.has_schema and not request.has_media,
     }
-    return frozenset(kind for kind, has_it in found.items() if has_it) or frozenset({_Kind.TEXT})
+    return frozenset(kind for kind, has_it in has_kind.items() if has_it) or frozenset({_Kind.TEXT})

@@ -84,11 +84,11 @@ class Scheduler:
         """`Accepted`; or `Failed`, while draining or for sampling parameters out of range."""
         if self._is_draining:
             error = EngineUnavailable("The server is shutting down.")
-            return [_failed(submit.request_id, error)]
+            return [_failed_event(submit.request_id, error)]
         try:
             self._config.check_sampling(submit.sampling)
         except InvalidRequest as error:
-            return [_failed(submit.request_id, error)]
+            return [_failed_event(submit.request_id, error)]
         sampling = self._config.with_defaults(submit.sampling)
         request = Request(submit, sampling, self._decoder, self._clock)
         request.num_pixels = self._pixels_to_decode(submit)
@@ -118,8 +118,7 @@ class Scheduler:
         if request.count_only:
             return self._count(request, outcome)
         try:
-            wanted = request.sampling.max_tokens
-            max_tokens = self._config.max_answer_tokens(outcome.prompt, wanted)
+            max_tokens = self._config.max_answer_tokens(outcome.prompt, request.sampling.max_tokens)
         except ContextLengthExceeded as error:
             outcome.references.release()
             return self._fail(request, error)
@@ -169,7 +168,7 @@ class Scheduler:
     def expire(self) -> list[Event]:
         """End the requests that have missed a deadline, in any state."""
         now = self._clock()
-        missed = [(r, r.deadlines.passed(now)) for r in self._requests.values()]
+        missed = [(r, r.deadlines.error_at(now)) for r in self._requests.values()]
         return [event for r, error in missed if error for event in self._fail(r, error)]
 
     def drain(self) -> None:
@@ -200,7 +199,7 @@ class Scheduler:
             events.append(Tokens(tuple(deltas)))
         for request in finished:
             self._end(request, request.state)
-            events.append(_finished(request))
+            events.append(_finished_event(request))
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail_or_retry(request, error)
@@ -279,13 +278,13 @@ class Scheduler:
         request.finish_count(prepared)
         self._end(request, request.state)
         prompt = prepared.prompt
-        return [_finished(request, tuple(prompt.token_ids.tolist()), prompt.text)]
+        return [_finished_event(request, tuple(prompt.token_ids.tolist()), prompt.text)]
 
     def _fail(
         self, request: Request, error: RequestError, *, kv_is_valid: bool = True
     ) -> list[Event]:
         self._end(request, State.FINISHED_FAILED, kv_is_valid=kv_is_valid)
-        return [_failed(request.request_id, error)]
+        return [_failed_event(request.request_id, error)]
 
     def _end_thread_work(self, request_id: str) -> Request | None:
         """Clear the cancellation of finished work; returns its request if that is still live."""
@@ -303,7 +302,7 @@ class Scheduler:
         self._counts.add_ended(request)
 
 
-def _finished(request: Request, token_ids: tuple[int, ...] = (), text: str = "") -> Finished:
+def _finished_event(request: Request, token_ids: tuple[int, ...] = (), text: str = "") -> Finished:
     """The terminal event of an answered request; with its prompt if only that was wanted."""
     return Finished(
         request.request_id,
@@ -316,5 +315,5 @@ def _finished(request: Request, token_ids: tuple[int, ...] = (), text: str = "")
     )
 
 
-def _failed(request_id: str, error: RequestError) -> Failed:
+def _failed_event(request_id: str, error: RequestError) -> Failed:
     return Failed(request_id, error.code, error.message, error.param)

@@ -48,8 +48,8 @@ class CallTimes(Generic[Kind]):
     def record(self, kind: Kind, seconds: float) -> None:
         """Record the time of a call, or its time per token; infinite for a failed call."""
         self._num_calls += 1
-        last = self._last.setdefault(kind, deque(maxlen=_NUM_TIMES))
-        last.append((self._num_calls, seconds))
+        last_times = self._last.setdefault(kind, deque(maxlen=_NUM_TIMES))
+        last_times.append((self._num_calls, seconds))
 
     def kinds(self) -> list[Kind]:
         """The kinds with a known time."""
@@ -138,7 +138,7 @@ class ChunkSizer:
         max_seconds = self._max_step_seconds if others_decode else _MAX_IDLE_CHUNK_SECONDS
         size = _FIRST_TOKENS
         if measured_sizes := self._times.kinds():
-            size = self._fitting(measured_sizes, max_seconds / _growth(num_before))
+            size = self._largest_fitting(measured_sizes, max_seconds / _growth(num_before))
         if not others_decode and 2 * size > self._max_chunk_tokens:
             size = self._max_chunk_tokens
         size = min(size, self._allowed_tokens)
@@ -146,11 +146,11 @@ class ChunkSizer:
             return num_left
         return size
 
-    def _fitting(self, measured_sizes: Sequence[int], max_seconds: float) -> int:
+    def _largest_fitting(self, measured_sizes: Sequence[int], max_seconds: float) -> int:
         """The largest size that takes at most `max_seconds`, or one whose half saves little."""
         size = _power_of_two(self._max_chunk_tokens + 1) // 2
         min_size = max(_MIN_TOKENS, min(measured_sizes) // 2)
-        while size > min_size and self._expected(size) > max_seconds:
+        while size > min_size and self._expected_seconds(size) > max_seconds:
             if size // 2 in measured_sizes and self._saves_little(size):
                 break
             size //= 2
@@ -158,13 +158,13 @@ class ChunkSizer:
 
     def _saves_little(self, size: int) -> bool:
         """Whether a chunk of half the size, which was measured, takes about as long."""
-        return self._expected(size // 2) > _WORTH_HALVING * self._expected(size)
+        return self._expected_seconds(size // 2) > _WORTH_HALVING * self._expected_seconds(size)
 
-    def _expected(self, size: int) -> float:
+    def _expected_seconds(self, size: int) -> float:
         best = self._times.best(size)
-        return best if self._times.is_measured(size) else min(best, self._extrapolated(size))
+        return best if self._times.is_measured(size) else min(best, self._extrapolate(size))
 
-    def _extrapolated(self, size: int) -> float:
+    def _extrapolate(self, size: int) -> float:
         """Seconds on the line through the two next smaller sizes; the minimum if there is none.
 
         With one smaller size, half its time is assumed to be fixed, so that a larger one is tried.
@@ -241,8 +241,8 @@ class EncodeSizer:
             seconds, doubled_seconds = self._times.best(kind), self._times.best(doubled)
             pays = doubled_seconds <= _WORTH_DOUBLING * seconds
             may_pay = pays or not self._times.is_measured(doubled)
-            expected = min(seconds, doubled_seconds) * doubled.num_images * num_tokens
-            if not (self._times.is_measured(kind) and may_pay and expected <= max_seconds):
+            expected_seconds = min(seconds, doubled_seconds) * doubled.num_images * num_tokens
+            if not (self._times.is_measured(kind) and may_pay and expected_seconds <= max_seconds):
                 break
             kind = doubled
         return kind.num_images
@@ -255,10 +255,10 @@ class EncodeSizer:
         can_try = self.choose_num_images(num_tokens, 2, max_seconds) == 2
         if num_tokens > _MAX_PAIRED_TOKENS or not can_try:
             return False
-        one, two = (_Encode(_power_of_two(num_tokens), number) for number in (1, 2))
-        if not self._times.is_measured(two):
+        single, pair = (_Encode(_power_of_two(num_tokens), number) for number in (1, 2))
+        if not self._times.is_measured(pair):
             return True  # try it
-        return 2 * self._times.best(two) <= _AS_LONG_AS_ONE * self._times.best(one)
+        return 2 * self._times.best(pair) <= _AS_LONG_AS_ONE * self._times.best(single)
 
 
 # ---- prompts of a batched prefill ------------------------------------------------------------
@@ -304,8 +304,8 @@ class PrefillSizer:
         tried with prompts of one size, if it would take at most `max_seconds` without any gain.
         """
         times = self._times
-        kind = first = _Prefill(_power_of_two(longest[0]), 1, others_decode)
-        in_time = min(_AS_LONG_AS_ONE * times.best(first), max_seconds)
+        kind = first_kind = _Prefill(_power_of_two(longest[0]), 1, others_decode)
+        in_time = min(_AS_LONG_AS_ONE * times.best(first_kind), max_seconds)
         while 2 * kind.num_prompts <= len(longest) and times.is_measured(kind):
             num_prompts = 2 * kind.num_prompts
             size = _power_of_two(longest[num_prompts - 1])
@@ -313,7 +313,7 @@ class PrefillSizer:
             if times.is_measured(doubled):
                 is_in_time = times.best(doubled) <= in_time
             else:
-                may_try = size == first.size and not self._is_hopeless(doubled)
+                may_try = size == first_kind.size and not self._is_hopeless(doubled)
                 is_in_time = may_try and 2 * times.best(kind) <= max_seconds
             if not is_in_time:
                 break
@@ -323,8 +323,10 @@ class PrefillSizer:
     def _is_hopeless(self, kind: _Prefill) -> bool:
         """Whether the same number of shorter prompts takes much longer than one prompt."""
         return any(
-            other.size < kind.size and other[1:] == kind[1:] and self._is_long(other)
-            for other in self._times.kinds()
+            measured_kind.size < kind.size
+            and measured_kind[1:] == kind[1:]
+            and self._is_long(measured_kind)
+            for measured_kind in self._times.kinds()
         )
 
     def _is_long(self, kind: _Prefill) -> bool:

@@ -58,7 +58,7 @@ def model_environment() -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def running(
+async def run_process(
     words: Sequence[str], environment: Mapping[str, str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process with pipes to its input and output, which is killed at the end."""
@@ -84,7 +84,7 @@ def exit_status(
 ) -> int | None:
     """The exit status of Python with these arguments; None if it can't start or end in time."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *arguments],
             env=environment,
             cwd=FOLDER,
@@ -95,4 +95,4 @@ def exit_status(
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.returncode
+    return process.returncode

@@ -49,12 +49,12 @@ def write(pipe: PipeWriter, body: Body, *, flag: bool = False) -> None:
     pipe.flush()
 
 
-def packed(body: bytes, *, flag: bool = False) -> bytes:
+def pack(body: bytes, *, flag: bool = False) -> bytes:
     """One message as bytes."""
     return _HEADER.pack(len(body), flag) + body
 
 
-def parsed(received: bytes | bytearray) -> tuple[bytes, bool, int] | None:
+def parse(received: bytes | bytearray) -> tuple[bytes, bool, int] | None:
     """The first message in `received`, its flag and all of its size; None if it is not whole."""
     if len(received) < _HEADER.size:
         return None
@@ -69,7 +69,7 @@ def read(pipe: PipeReader) -> tuple[bytearray, bool]:
     return _exactly(pipe, length), flag
 
 
-def described(size: int, data: Iterable[bytes | bytearray], description: bytes) -> Parts:
+def describe(size: int, data: Iterable[bytes | bytearray], description: bytes) -> Parts:
     """`data`, of `size` bytes in all, followed by its description."""
     last = description + _LENGTH.pack(len(description))
     return Parts(size + len(last), chain(data, [last]))

@@ -22,10 +22,10 @@ def socket_pair(held_bytes: int) -> tuple[socket.socket, socket.socket]:
     macOS's default is 8 KiB, less than a mask of a large vocabulary.
     """
     pair = socket.socketpair()
-    for each in pair:
+    for end in pair:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             with contextlib.suppress(OSError):
-                each.setsockopt(socket.SOL_SOCKET, option, held_bytes)
+                end.setsockopt(socket.SOL_SOCKET, option, held_bytes)
     return pair
 
 
@@ -73,7 +73,7 @@ class PassedSocket:
         self.connection.close()
 
 
-def received(channel: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:
+def receive(channel: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:
     """Messages of `size` bytes, each with the socket that came with it, until `channel` ends."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, size, 1)

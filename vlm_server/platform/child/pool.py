@@ -162,9 +162,9 @@ class ChildPool:
 
     def _end_spare(self) -> None:
         """End what has been idle for long, but for the one that worked last."""
-        before = time.monotonic() - _IDLE_SECONDS
+        oldest_use = time.monotonic() - _IDLE_SECONDS
         with self._changed:
-            spare = [entry for entry in self._idle[:-1] if entry[0] < before]
+            spare = [entry for entry in self._idle[:-1] if entry[0] < oldest_use]
             self._idle = [entry for entry in self._idle if entry not in spare]
             self._reaper = None
             self._watch_spare()
@@ -224,11 +224,11 @@ class _Child:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write to its input. Raises ChildTimeout, ChildFailed, OSError."""
-        rest = memoryview(data)
-        while rest:
+        remaining = memoryview(data)
+        while remaining:
             self._wait(self._stdin, select.POLLOUT)
             with contextlib.suppress(BlockingIOError):
-                rest = rest[os.write(self._stdin, rest) :]
+                remaining = remaining[os.write(self._stdin, remaining) :]
 
     def flush(self) -> None:
         """Do nothing: nothing is held back."""
@@ -248,9 +248,9 @@ class _Child:
         poll = select.poll()
         poll.register(pipe, event)
         longest = POLL_SECONDS if self._bound and self._bound.is_needed else threading.TIMEOUT_MAX
-        while (left := self._deadline - time.monotonic()) > 0:
+        while (seconds_left := self._deadline - time.monotonic()) > 0:
             if self._bound and self._bound.is_exceeded():
                 raise ChildFailed("took more memory than it may")
-            if poll.poll(1000 * min(left, longest)):
+            if poll.poll(1000 * min(seconds_left, longest)):
                 return
         raise ChildTimeout

@@ -47,13 +47,13 @@ def serve(answer: Callable[[bytearray], messages.Body], limits: ChildLimits) -> 
     while True:
         job = received.get()
         _limit_job(limits)
-        made = answer(job)
+        answer_parts = answer(job)
         del job
         try:
-            messages.write(answers, made, flag=_peak_bytes() > limits.retire_bytes)
+            messages.write(answers, answer_parts, flag=_peak_bytes() > limits.retire_bytes)
         except BrokenPipeError:
             return
-        del made
+        del answer_parts
 
 
 def _receive(jobs: FileIO, received: SimpleQueue[bytearray]) -> None:
@@ -74,8 +74,8 @@ def _limit_memory(limits: ChildLimits) -> None:
 
 def _limit_job(limits: ChildLimits) -> None:
     """Limit the CPU time of a job, in case the pool's process has died."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = math.ceil(used.ru_utime + used.ru_stime + limits.job_seconds) + 1
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = math.ceil(usage.ru_utime + usage.ru_stime + limits.job_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
 

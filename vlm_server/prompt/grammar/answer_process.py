@@ -30,38 +30,38 @@ class AnswerProcess:
         self.process = process
         self._seconds_left = follow_seconds
         self._num_open = num_open
-        self._asked = deque[Follow]()
+        self._pending = deque[Follow]()
         """Requests for masks without a reply, in order."""
         self.replies = defaultdict[int, list[tuple[Follow, Masks]]](list)
         """Replies not yet taken by a matcher, by choice, in order of request."""
         self.fault: str | None = None
         """The reason why the process ended; all answers of the request fail with it."""
 
-    def ask(self, asked: Follow) -> None:
+    def ask(self, follow: Follow) -> None:
         """Request masks."""
-        self._asked.append(asked)
+        self._pending.append(follow)
         try:
-            self.process.send(messages.packed(msgspec.msgpack.encode(asked)))
+            self.process.send(messages.pack(msgspec.msgpack.encode(follow)))
         except OSError:
             self._fail(_TOO_LARGE)
 
     def waits_for(self, choice: int) -> bool:
-        return any(asked.choice == choice for asked in self._asked)
+        return any(follow.choice == choice for follow in self._pending)
 
     def read(self, seconds: float) -> bool:
         """Receive the next reply within `seconds`; returns whether it, or a failure, arrived."""
-        if not self._asked:
+        if not self._pending:
             return False
         try:
-            received = self.process.receive(seconds)
-            if received is None:
+            message = self.process.receive(seconds)
+            if message is None:
                 return False
-            reply = msgspec.msgpack.decode(received[0], type=Masks)
+            reply = msgspec.msgpack.decode(message[0], type=Masks)
         except (OSError, EOFError, msgspec.DecodeError):
             self._fail(_TOO_LARGE)
             return True
-        asked = self._asked.popleft()
-        self.replies[asked.choice].append((asked, reply))
+        follow = self._pending.popleft()
+        self.replies[follow.choice].append((follow, reply))
         self._seconds_left -= max(reply.cpu_seconds - _FREE_SECONDS * len(reply.masks), 0.0)
         if self._seconds_left < 0:
             self._fail(_TOO_SLOW)
@@ -71,15 +71,15 @@ class AnswerProcess:
         """Close one answer; the last one ends the process."""
         self._num_open -= 1
         if self._num_open == 0:
-            if self._asked:
+            if self._pending:
                 self.process.kill()
             self.process.close()
-            self._asked.clear()
+            self._pending.clear()
 
     def _fail(self, fault: str) -> None:
         self.fault = self.fault or fault
         self.process.kill()
-        self._asked.clear()
+        self._pending.clear()
 
 
 class RemoteMatcher:
@@ -92,12 +92,12 @@ class RemoteMatcher:
         answers: AnswerProcess,
         choice: int,
         constraint: Constraint,
-        first: NDArray[np.bool_],
+        first_mask: NDArray[np.bool_],
     ) -> None:
         self._answers = answers
         self._choice = choice
         self._constraint = constraint
-        self._allowed = first
+        self._allowed = first_mask
         self._is_closed = False
         self._ahead: list[NDArray[np.bool_]] = []
         self.forced: tuple[int, ...] = ()
@@ -120,8 +120,8 @@ class RemoteMatcher:
         """Whether `allowed` and `draft_masks` are known, within `seconds`."""
         answers, deadline = self._answers, time.monotonic() + seconds
         while answers.waits_for(self._choice):
-            left = deadline - time.monotonic()
-            if not answers.read(max(left, 0.0)) and left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if not answers.read(max(seconds_left, 0.0)) and seconds_left <= 0:
                 return False
         self._take_replies()
         return True
@@ -140,9 +140,9 @@ class RemoteMatcher:
         return self._ahead
 
     def _take_replies(self) -> None:
-        for asked, reply in self._answers.replies.pop(self._choice, ()):
-            masks = [unpacked(mask, len(self._allowed)) for mask in reply.masks if mask]
-            if asked.are_drafts:
+        for follow, reply in self._answers.replies.pop(self._choice, ()):
+            masks = [unpack(mask, len(self._allowed)) for mask in reply.masks if mask]
+            if follow.are_drafts:
                 self._ahead += masks
                 continue
             self._ahead, self.forced = [], reply.forced
@@ -161,7 +161,7 @@ class RemoteMatcher:
             self._answers.close_one()
 
 
-def unpacked(mask: bytes, vocabulary_size: int) -> NDArray[np.bool_]:
+def unpack(mask: bytes, vocabulary_size: int) -> NDArray[np.bool_]:
     """(vocabulary,) bool: the bits of `mask`."""
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
     return bits[:vocabulary_size].view(np.bool_)

@@ -85,12 +85,12 @@ class Constraints:
 
     def constraint_on(self, submit: Submit) -> Constraint | None:
         """The constraint on an answer, if any. Raises InvalidRequest if it can't be enforced."""
-        found = self._find(submit)
+        constraint = self._find(submit)
         for name in ("min_tokens", "ignore_eos"):
-            if found is not None and getattr(submit.sampling, name):
+            if constraint is not None and getattr(submit.sampling, name):
                 message = "can't be combined with a schema, nor with forced or strict tools"
                 raise InvalidRequest(f"`{name}` {message}", name)
-        return found
+        return constraint
 
     def _find(self, submit: Submit) -> Constraint | None:
         schema, tools = submit.sampling.json_schema, submit.tools
@@ -123,16 +123,16 @@ def _mark(spec: ModelSpec, text: str) -> Mark:
     llguidance treats any added token in angle brackets as a control token, such as Qwen's
     `<tool_call>`, although the tokenizer does not.
     """
-    added = spec.backend.get_added_tokens_decoder()
+    added_tokens = spec.backend.get_added_tokens_decoder()
     special = {
         token.content: token_id
-        for token_id, token in added.items()
+        for token_id, token in added_tokens.items()
         if token.special or (token.content.startswith("<") and token.content.endswith(">"))
     }
     mark: list[int | str] = []
     while text:
-        found = [(text.find(name), -len(name), name) for name in special if name in text]
-        start, _, name = min(found, default=(len(text), 0, ""))
+        matches = [(text.find(name), -len(name), name) for name in special if name in text]
+        start, _, name = min(matches, default=(len(text), 0, ""))
         mark += [text[:start]] if start else []
         mark += [special[name]] if name else []
         text = text[start + len(name) :]

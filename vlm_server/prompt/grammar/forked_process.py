@@ -64,14 +64,14 @@ _LONG_NICENESS = 5
 class ForkedProcess:
     """A forked process at the other end of a socket; it sends its process id first."""
 
-    def __init__(self, passed: PassedSocket, memory_bytes: int) -> None:
+    def __init__(self, passed_socket: PassedSocket, memory_bytes: int) -> None:
         """memory_bytes: bound on the memory that the process may add."""
-        self._passed = passed
+        self._passed = passed_socket
         self._memory_bytes = memory_bytes
         self._bound: MemoryBound | None = None
-        self._socket = passed.connection
+        self._socket = passed_socket.connection
         self._socket.setblocking(False)
-        weakref.finalize(self, passed.close)
+        weakref.finalize(self, passed_socket.close)
         self._received = bytearray()
         self._pid = 0
         self._niceness = 0
@@ -94,26 +94,26 @@ class ForkedProcess:
 
     def send(self, message: bytes) -> None:
         """Send `message`. Raises OSError, also if the process does not read it in time."""
-        rest = memoryview(message)
-        while rest:
+        remaining = memoryview(message)
+        while remaining:
             try:
-                rest = rest[self._socket.send(rest) :]
+                remaining = remaining[self._socket.send(remaining) :]
             except BlockingIOError:
                 if not self._passed.wait(select.POLLOUT, _GRACE_SECONDS):
                     raise TimeoutError from None
 
-    def begin(self, count: int, passed: PassedSocket) -> None:
-        """Make the process fork one that follows `count` answers over `passed`. Raises OSError."""
-        passed.send(self._socket, COUNT.pack(count))
+    def begin(self, count: int, passed_socket: PassedSocket) -> None:
+        """Fork a process that follows `count` answers over `passed_socket`. Raises OSError."""
+        passed_socket.send(self._socket, COUNT.pack(count))
 
     def receive(self, seconds: float) -> tuple[bytes, bool] | None:
         """The next message and its flag, if it comes in time. Raises OSError or EOFError."""
         deadline = time.monotonic() + seconds
-        while (parsed := messages.parsed(self._received)) is None:
-            left = max(deadline - time.monotonic(), 0.0)
-            if not self._read(min(left, POLL_SECONDS)) and left == 0:
+        while (message := messages.parse(self._received)) is None:
+            seconds_left = max(deadline - time.monotonic(), 0.0)
+            if not self._read(min(seconds_left, POLL_SECONDS)) and seconds_left == 0:
                 return None
-        body, flag, size = parsed
+        body, flag, size = message
         del self._received[:size]
         return body, flag
 

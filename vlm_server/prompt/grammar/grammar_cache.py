@@ -68,8 +68,8 @@ class Grammars:
             message = "this model's tokenizer can't be held to JSON"
             raise InvalidRequest(message, constraint.param.partition(".")[0]) from None
         except SchemaError as error:
-            refused = time.monotonic(), str(error)
-            self._refusals.put(key, refused, _REFUSAL_BYTES).release()
+            refusal = time.monotonic(), str(error)
+            self._refusals.put(key, refusal, _REFUSAL_BYTES).release()
             raise constraint.refusal(str(error)) from None
         self._kept.put(key, grammar, grammar.size_bytes).release()
         return grammar
@@ -117,5 +117,5 @@ def _spelling(normalizer: dict[str, Any] | None) -> dict[str, Any]:
     steps = [normalizer] if normalizer else []
     if normalizer and normalizer["type"] == "Sequence":
         steps = normalizer["normalizers"]
-    kept = [step for step in steps if step["type"] in ("Prepend", "Replace")]
-    return {"type": "Sequence", "normalizers": kept}
+    spelling_steps = [step for step in steps if step["type"] in ("Prepend", "Replace")]
+    return {"type": "Sequence", "normalizers": spelling_steps}

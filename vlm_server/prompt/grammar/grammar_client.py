@@ -22,7 +22,7 @@ from vlm_server.errors import InternalError
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
-from vlm_server.prompt.grammar.answer_process import AnswerProcess, RemoteMatcher, unpacked
+from vlm_server.prompt.grammar.answer_process import AnswerProcess, RemoteMatcher, unpack
 from vlm_server.prompt.grammar.constraints import Constraint, encode
 from vlm_server.prompt.grammar.forked_process import Compiled, ForkedProcess, SchemaError
 
@@ -67,7 +67,7 @@ class GrammarClient:
 
         def start() -> None:
             with contextlib.suppress(InternalError, GrammarsUnavailable):  # raised by `compile`
-                self._running()
+                self._control_socket()
 
         threading.Thread(target=start, name="grammar-server", daemon=True).start()
 
@@ -80,8 +80,8 @@ class GrammarClient:
         except BaseException:
             process.close()
             raise
-        first = unpacked(compiled.mask, self._vocabulary_size)
-        return CompiledGrammar(process, constraint, first, compiled.size_bytes, self._limits)
+        first_mask = unpack(compiled.mask, self._vocabulary_size)
+        return CompiledGrammar(process, constraint, first_mask, compiled.size_bytes, self._limits)
 
     def close(self) -> None:
         """End the process. Compiled grammars live on."""
@@ -93,20 +93,20 @@ class GrammarClient:
         self, process: ForkedProcess, described: bytes, cancellation: Cancellation
     ) -> Compiled:
         seconds = self._limits.compile_seconds
-        started = time.monotonic()
+        started_at = time.monotonic()
         try:
             process.greet()
         except (OSError, EOFError):  # no fault of the schema's
             raise InternalError("Schemas can't be compiled.") from None
         try:
             cancellation.on_cancel(process.kill)
-            process.send(messages.packed(described))
+            process.send(messages.pack(described))
             answer, flag = process.receive_late(seconds)
         except (OSError, EOFError):
             process.kill()
             if cancellation.is_cancelled:
                 raise InternalError("The request was cancelled.") from None
-            if time.monotonic() - started >= seconds:
+            if time.monotonic() - started_at >= seconds:
                 raise SchemaError(f"it takes more than {seconds:g} seconds") from None
             raise SchemaError("it takes too much memory, or is nested too deeply") from None
         finally:
@@ -118,19 +118,19 @@ class GrammarClient:
     def _connect(self) -> PassedSocket:
         """A socket with its other end passed to the process."""
         for _ in range(2):  # the process may have been killed since its last use
-            control = self._running()
-            passed = PassedSocket()
+            control = self._control_socket()
+            passed_socket = PassedSocket()
             try:
-                passed.send(control, b"\0")
-                return passed
+                passed_socket.send(control, b"\0")
+                return passed_socket
             except OSError:
-                passed.close()
+                passed_socket.close()
                 with self._lock:
                     if self._control is control:
                         self._control = None
         raise InternalError("Schemas can't be compiled.")
 
-    def _running(self) -> socket.socket:
+    def _control_socket(self) -> socket.socket:
         """The socket of the process, once it knows the vocabulary. Raises as `compile` does."""
         with self._lock:
             if self._unavailable is not None:
@@ -141,24 +141,24 @@ class GrammarClient:
             return self._control
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        own_socket, child_socket = socket.socketpair()
+        with child_socket:
             process = subprocess.Popen(
                 launch.command("vlm_server.prompt.grammar.grammar_process"),
-                stdin=theirs.fileno(),
+                stdin=child_socket.fileno(),
                 env=launch.environment(),
                 cwd="/",
                 start_new_session=True,  # a terminal's Ctrl-C is for the front alone
             )
-        self._end = weakref.finalize(self, _end, ours, process)
+        self._end = weakref.finalize(self, _end, own_socket, process)
         described = self._describe() | {
             "memory_bytes": self._limits.memory_bytes,
             "seconds": self._limits.compile_seconds,
         }
-        ours.settimeout(_START_SECONDS)
+        own_socket.settimeout(_START_SECONDS)
         try:
-            ours.sendall(messages.packed(json.dumps(described).encode()))
-            with ours.makefile("rb", buffering=0) as reader:
+            own_socket.sendall(messages.pack(json.dumps(described).encode()))
+            with own_socket.makefile("rb", buffering=0) as reader:
                 reason, flag = messages.read(reader)
         except (OSError, EOFError):
             self._end()
@@ -168,7 +168,7 @@ class GrammarClient:
             self._unavailable = reason.decode(errors="replace")
             logger.warning("JSON schemas can't be enforced: %s", self._unavailable)
             raise GrammarsUnavailable(self._unavailable)
-        return ours
+        return own_socket
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,10 +188,10 @@ class CompiledGrammar:
 
     def begin(self, count: int) -> list[RemoteMatcher]:
         """Matchers of the `count` answers of a request, which one process follows."""
-        passed = PassedSocket()
+        passed_socket = PassedSocket()
         with contextlib.suppress(OSError):  # the first token then fails
-            self.process.begin(count, passed)
-        process = ForkedProcess(passed, self.limits.memory_bytes)
+            self.process.begin(count, passed_socket)
+        process = ForkedProcess(passed_socket, self.limits.memory_bytes)
         answers = AnswerProcess(process, self.limits.follow_seconds, count)
         return [RemoteMatcher(answers, i, self.constraint, self.first) for i in range(count)]
 

@@ -59,16 +59,16 @@ def main() -> None:
     try:
         tokenizer = LLTokenizer(start["tokenizer"], n_vocab=start["size"], eos_token=start["ends"])
     except BaseException as error:  # a panic of Rust's is no Exception  # noqa: BLE001
-        control.sendall(messages.packed(str(error).encode()))
+        control.sendall(messages.pack(str(error).encode()))
         return
     del start
     gc.collect()
     gc.freeze()  # else the forks would write into the pages that they share
     gc.disable()
-    control.sendall(messages.packed(b"", flag=True))
+    control.sendall(messages.pack(b"", flag=True))
 
     serve = partial(_serve_grammar, tokenizer=tokenizer, memory_bytes=memory_bytes, seconds=seconds)
-    for _, connection in passing.received(control, 1):
+    for _, connection in passing.receive(control, 1):
         _fork(serve, connection, control)
 
 
@@ -83,11 +83,11 @@ def _serve_grammar(
             matcher = compile_constraint(tokenizer, decode(described))
             mask = matcher.compute_bitmask()
     except SchemaError as error:
-        connection.sendall(messages.packed(str(error).encode()))
+        connection.sendall(messages.pack(str(error).encode()))
         return
     compiled = msgspec.msgpack.encode(Compiled(_private_bytes(), mask))
-    connection.sendall(messages.packed(compiled, flag=True))
-    for request, answers in passing.received(connection, COUNT.size):
+    connection.sendall(messages.pack(compiled, flag=True))
+    for request, answers in passing.receive(connection, COUNT.size):
         (count,) = COUNT.unpack(request)
         _fork(partial(_follow, start=matcher, count=count, seconds=seconds), answers, connection)
 
@@ -97,33 +97,33 @@ def _follow(connection: socket.socket, *, start: LLMatcher, count: int, seconds:
     matchers: list[LLMatcher | None] = [None] * count
     reader = _reader(connection)
     while True:
-        asked = msgspec.msgpack.decode(messages.read(reader)[0], type=Follow)
-        started = time.process_time()
+        follow = msgspec.msgpack.decode(messages.read(reader)[0], type=Follow)
+        started_at = time.process_time()
         with _alarm(seconds):
-            matcher = matchers[asked.choice] or start.deep_copy()
-            matchers[asked.choice] = matcher
-            masks, forced = _masks(matcher, asked)
-        reply = Masks(masks, tuple(forced), time.process_time() - started)
-        connection.sendall(messages.packed(msgspec.msgpack.encode(reply)))
+            matcher = matchers[follow.choice] or start.deep_copy()
+            matchers[follow.choice] = matcher
+            masks, forced = _masks(matcher, follow)
+        reply = Masks(masks, tuple(forced), time.process_time() - started_at)
+        connection.sendall(messages.pack(msgspec.msgpack.encode(reply)))
 
 
-def _masks(matcher: LLMatcher, asked: Follow) -> tuple[list[bytes], list[int]]:
+def _masks(matcher: LLMatcher, follow: Follow) -> tuple[list[bytes], list[int]]:
     """The masks and the forced tokens of a reply."""
     masks: list[bytes] = []
-    if not asked.are_drafts:
-        for token_id in asked.token_ids:
+    if not follow.are_drafts:
+        for token_id in follow.token_ids:
             matcher.consume_token(token_id)
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             return [b""], []
         return [mask], matcher.compute_ff_tokens()[:_MAX_FORCED]
-    for token_id in asked.token_ids:
+    for token_id in follow.token_ids:
         if matcher.is_error() or matcher.try_consume_tokens([token_id]) != 1:
             break
         masks.append(matcher.compute_bitmask())
     if masks:
         matcher.rollback(len(masks))
-    return masks + [b""] * (len(asked.token_ids) - len(masks)), []
+    return masks + [b""] * (len(follow.token_ids) - len(masks)), []
 
 
 def _fork(

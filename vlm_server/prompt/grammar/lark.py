@@ -38,10 +38,10 @@ def arguments_schema(parameters: Any) -> dict[str, Any]:
     types = parameters.get("type", "object")
     if types != "object" and not (isinstance(types, list) and "object" in types):
         raise SchemaError("its parameters are not of the type `object`")
-    named, required = parameters.get("properties"), parameters.get("required")
+    properties, required = parameters.get("properties"), parameters.get("required")
     schema = parameters | {"type": "object"}
-    if isinstance(named, dict) and _OPEN_ENDED.isdisjoint(parameters):
-        is_complete = not isinstance(required, list) or all(name in named for name in required)
+    if isinstance(properties, dict) and _OPEN_ENDED.isdisjoint(parameters):
+        is_complete = not isinstance(required, list) or all(name in properties for name in required)
         schema |= {"additionalProperties": False} if is_complete else {}
     return schema
 
@@ -56,8 +56,10 @@ def callable_tools(tools: Tools) -> Iterator[tuple[str, Any]]:
 
 def required_calls(constraint: RequiredCalls, options: dict[str, Any]) -> str:
     """The grammar of an answer of calls only. options: those of its JSON grammars."""
-    more = f' (", " object){{0,{MAX_CALLS - 1}}}' if constraint.tools.parallel else ""
-    return "\n".join([f'start: "[" object{more} "]"', *_objects(constraint.tools, None, options)])
+    more_calls = f' (", " object){{0,{MAX_CALLS - 1}}}' if constraint.tools.parallel else ""
+    return "\n".join(
+        [f'start: "[" object{more_calls} "]"', *_objects(constraint.tools, None, options)]
+    )
 
 
 def auto_calls(constraint: AutoCalls, options: dict[str, Any]) -> str:
@@ -66,21 +68,21 @@ def auto_calls(constraint: AutoCalls, options: dict[str, Any]) -> str:
     if constraint.schema is None:
         rules = [f"start: called{'*' if tools.parallel else '?'} TEXT", *_text_before(syntax)]
     else:
-        more = rf" (/\n?/ called){{0,{MAX_CALLS - 1}}}" if tools.parallel else ""
+        more_calls = rf" (/\n?/ called){{0,{MAX_CALLS - 1}}}" if tools.parallel else ""
         schema = json.loads(constraint.schema)
-        rules = [f"start: answer | called{more}", f"answer: {_json(schema, options)}"]
-        rules += [f"head: {_spelled(syntax.start)}"]
+        rules = [f"start: answer | called{more_calls}", f"answer: {_json(schema, options)}"]
+        rules += [f"head: {_spell(syntax.start)}"]
     rules += [r"ANY: /(.|\n)*/"]
     if not syntax.is_json:
         return "\n".join([*rules, "called: head body", *_any_body(syntax.end)])
-    rules += [f"called: head {_BLANK} object {_BLANK} {_spelled(syntax.end)}"]
+    rules += [f"called: head {_BLANK} object {_BLANK} {_spell(syntax.end)}"]
     return "\n".join([*rules, *_objects(tools, frozenset(tools.strict), options)])
 
 
 def _text_before(syntax: CallSyntax) -> list[str]:
     """Rules of `head`, free text and the mark after it, and `TEXT`, free text without the mark."""
     text = f"TEXT: ANY & ~(ANY {json.dumps(syntax.start_text, ensure_ascii=False)} ANY)"
-    mark = _spelled(syntax.start)
+    mark = _spell(syntax.start)
     if isinstance(syntax.start[0], int):
         return [f"head: TEXT {mark}", text]
     return [f"head[lazy]: ANY {mark}", text]
@@ -91,15 +93,15 @@ def _any_body(end: Mark) -> list[str]:
     if not end:
         return ["body: (<[*]>)*"]
     if isinstance(end[0], int):
-        return [f"body: (<[^{end[0]}]>)* {_spelled(end)}"]
-    return [f"body[lazy]: ANY {_spelled(end)}"]
+        return [f"body: (<[^{end[0]}]>)* {_spell(end)}"]
+    return [f"body[lazy]: ANY {_spell(end)}"]
 
 
 def _objects(tools: Tools, strict: frozenset[str] | None, options: dict[str, Any]) -> list[str]:
     """The rules of `object`: a call of one of `tools`. strict: those with enforced schemas."""
-    listed = list(callable_tools(tools))
-    rules = ["object: " + " | ".join(f"tool_{i}" for i in range(len(listed)))]
-    for i, (name, parameters) in enumerate(listed):
+    callables = list(callable_tools(tools))
+    rules = ["object: " + " | ".join(f"tool_{i}" for i in range(len(callables)))]
+    for i, (name, parameters) in enumerate(callables):
         begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
         is_held = strict is None or name in strict
         schema = arguments_schema(parameters) if is_held else {"type": "object"}
@@ -117,6 +119,6 @@ def _json(schema: Any, options: dict[str, Any]) -> str:
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
-def _spelled(mark: Mark) -> str:
+def _spell(mark: Mark) -> str:
     parts = (f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in mark)
     return " ".join(parts)

@@ -92,10 +92,10 @@ def _inside(
     """Yields the masks of at most `num_left` tokens of reasoning; returns how many are left."""
     recent: list[int] = []
     while num_left > 0:
-        token_id = yield marks.everything if inner is None else marks.inside(recent)
+        token_id = yield marks.everything if inner is None else marks.mask_inside(recent)
         num_left -= 1
         recent = [*recent, token_id][-marks.window :]
-        rest = marks.after_end(recent)
+        rest = marks.text_after_end(recent)
         if rest is not None:
             if inner is not None and not rest:
                 # Blanks that the template writes after reasoning come before a grammar's text.

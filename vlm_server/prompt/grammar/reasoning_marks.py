@@ -43,7 +43,7 @@ class ReasoningMarks:
             return bool(self._start)
         return None if self._start.startswith(text) else False
 
-    def after_end(self, token_ids: Sequence[int]) -> str | None:
+    def text_after_end(self, token_ids: Sequence[int]) -> str | None:
         """The text of `token_ids` after the end mark; None without one."""
         _, mark, rest = self._text(token_ids).partition(self._end)
         return rest if mark else None
@@ -54,7 +54,7 @@ class ReasoningMarks:
         allowed[self.start_ids[0]] = True
         return allowed
 
-    def inside(self, token_ids: Sequence[int]) -> Mask:
+    def mask_inside(self, token_ids: Sequence[int]) -> Mask:
         """The mask inside reasoning, after `token_ids`: no end token, nothing past the end mark."""
         text = self._text(token_ids)
         for rest, mask in self._not_beyond.items():

@@ -121,7 +121,7 @@ class Decoders:
         budget.take_pixels(image.width * image.height, image.param)
         job = msgspec.msgpack.encode(image)
         for _ in range(_TRIES):
-            started = time.monotonic()
+            started_at = time.monotonic()
             if not budget.seconds_left:
                 raise budget.late_error(image.param)
             try:
@@ -133,13 +133,13 @@ class Decoders:
                 logger.warning("the process that decodes a %s image died: %s", image.format, error)
                 continue
             finally:
-                budget.take_seconds(time.monotonic() - started)
+                budget.take_seconds(time.monotonic() - started_at)
                 with suppress(ChildFailed):  # start one for the next image
                     self._images.warm_up()
             if isinstance(frames, Undecodable):
                 raise InvalidImage(frames.reason, image.param)
             return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
-        raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
+        raise InvalidImage(f"the {image.format} image can't be decoded", image.param)
 
     def video(self, video: Video, limits: VideoSettings, cancellation: Cancellation) -> Clip:
         """The complete frames of `video` at the rate and size of `limits`.
@@ -177,8 +177,8 @@ def _pool(kind: str, size: int, memory_bytes: int, seconds: float) -> ChildPool:
 def _upright(frames: Frames, pixels: memoryview) -> NDArray[np.uint8]:
     """Raises ValueError if some frames are to be turned to another shape than others."""
     shape = (len(frames.seconds), frames.height, frames.width, 3)
-    stored = np.frombuffer(pixels, np.uint8).reshape(shape)
+    stored_pixels = np.frombuffer(pixels, np.uint8).reshape(shape)
     if not any(frames.quarter_turns):
-        return stored
-    turned = zip(stored, frames.quarter_turns, strict=True)
+        return stored_pixels
+    turned = zip(stored_pixels, frames.quarter_turns, strict=True)
     return np.stack([np.rot90(frame, turns) for frame, turns in turned])

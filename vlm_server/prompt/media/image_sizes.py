@@ -1,6 +1,6 @@
-"""The size at which a picture is shown to the model, if a request or the settings ask for one.
+"""The size at which an image is shown to the model, if a request or the settings ask for one.
 
-In families of dynamic resolution, processors resize pictures by a rule (`PixelRule`). This module
+In families of dynamic resolution, processors resize images by a rule (`PixelRule`). This module
 applies the rule first, with narrower bounds, so that the processor keeps the size.
 """
 
@@ -25,19 +25,21 @@ MIN_PIXELS_PARAM = "mm_processor_kwargs.min_pixels"
 
 @dataclass(frozen=True, slots=True)
 class PixelBounds:
-    """Width times height of a picture as the model sees it; `max_pixels` None is no bound."""
+    """Width times height of an image as the model sees it; `max_pixels` None is no bound."""
 
     min_pixels: int
     max_pixels: int | None
 
 
-class PictureSizes:
-    """The sizes of one model's pictures. Thread-safe."""
+class ImageSizes:
+    """The sizes of one model's images. Thread-safe."""
 
     def __init__(self, rule: PixelRule | None, settings: ImageSettings) -> None:
         """`rule`: of the model's processor; None if its sizes are fixed, or not known."""
         self._rule = rule
-        self._own = PixelBounds(rule.min_pixels, rule.max_pixels) if rule else PixelBounds(0, None)
+        self._own_bounds = (
+            PixelBounds(rule.min_pixels, rule.max_pixels) if rule else PixelBounds(0, None)
+        )
         """The processor's own bounds."""
         self._ceiling = settings.max_pixels or None
         self._min_tokens = settings.min_tokens
@@ -46,54 +48,54 @@ class PictureSizes:
         """Raises InvalidRequest for a size that this model can't show."""
         if image.min_pixels is not None and self._rule is None:
             raise InvalidRequest(
-                "This model's processor has sizes of its own: a picture can't be made larger.",
+                "This model's processor has sizes of its own: an image can't be made larger.",
                 MIN_PIXELS_PARAM,
             )
 
     def bounds(self, image: Image) -> PixelBounds | None:
         """The bounds to which `image` is scaled before processing; None if it is not scaled."""
-        bounds, size = self._asked(image), (image.width, image.height)
-        if bounds == self._own:
+        bounds, size = self._bounds_for(image), (image.width, image.height)
+        if bounds == self._own_bounds:
             return None
         if image.max_side_pixels is not None and max(size) > image.max_side_pixels:
             return bounds  # the decoder will know its size
-        return None if self._size(size, bounds) == self._left_alone(size) else bounds
+        return None if self._size(size, bounds) == self._processor_size(size) else bounds
 
     def scale(self, pixels: NDArray[np.uint8], bounds: PixelBounds | None) -> NDArray[np.uint8]:
-        """An upright picture, (height, width, 3), at the size that `bounds` ask for."""
+        """An upright image, (height, width, 3), at the size that `bounds` ask for."""
         height, width = pixels.shape[:2]
         size = width, height
-        wanted = size if bounds is None else self._size(size, bounds)
-        if wanted == size:
+        target = size if bounds is None else self._size(size, bounds)
+        if target == size:
             return pixels
-        picture = PillowImage.fromarray(pixels)
-        return np.asarray(picture.resize(wanted, PillowImage.Resampling.BICUBIC))
+        image = PillowImage.fromarray(pixels)
+        return np.asarray(image.resize(target, PillowImage.Resampling.BICUBIC))
 
-    def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The size to which the processor itself scales a picture."""
+    def _processor_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The size to which the processor itself scales an image."""
         if self._rule is None or max(size) > _MAX_ASPECT * min(size):
             return size
         return _smart_resize(size, self._rule)
 
-    def _asked(self, image: Image) -> PixelBounds:
-        own = self._own
-        ceilings = (own.max_pixels, self._ceiling, image.max_pixels)
+    def _bounds_for(self, image: Image) -> PixelBounds:
+        own_bounds = self._own_bounds
+        ceilings = (own_bounds.max_pixels, self._ceiling, image.max_pixels)
         max_pixels = min((ceiling for ceiling in ceilings if ceiling is not None), default=None)
         if max_pixels is None or self._rule is None:
             return PixelBounds(0, max_pixels)
-        max_pixels = max(max_pixels, own.min_pixels)
-        min_pixels = max(own.min_pixels, self._min_pixels(image, self._rule))
+        max_pixels = max(max_pixels, own_bounds.min_pixels)
+        min_pixels = max(own_bounds.min_pixels, self._min_pixels(image, self._rule))
         return PixelBounds(min(min_pixels, max_pixels), max_pixels)
 
     def _min_pixels(self, image: Image, rule: PixelRule) -> int:
-        """The least pixels wanted; 0 for a request for a small picture (`detail` low)."""
+        """The least pixels wanted; 0 for a request for a small image (`detail` low)."""
         if image.min_pixels is not None:
             return image.min_pixels
         if image.max_side_pixels is not None:
             return 0
         grounding = rule.grounding_tokens if image.for_grounding else 0
         if grounding > rule.max_tokens:
-            grounding = 0  # the checkpoint was made for smaller pictures
+            grounding = 0  # the checkpoint was made for smaller images
         return max(grounding, self._min_tokens) * rule.factor**2
 
     def _size(self, size: tuple[int, int], bounds: PixelBounds) -> tuple[int, int]:
@@ -102,8 +104,8 @@ class PictureSizes:
         if bounds.max_pixels is None:
             return size
         if (rule := self._rule) is not None:
-            wanted = bounds.min_pixels, bounds.max_pixels
-            return fit(size, rule.factor, *wanted, floor_pixels=rule.min_pixels)
+            pixel_bounds = bounds.min_pixels, bounds.max_pixels
+            return fit(size, rule.factor, *pixel_bounds, floor_pixels=rule.min_pixels)
         if math.prod(size) <= bounds.max_pixels:
             return size
         scale = math.sqrt(bounds.max_pixels / math.prod(size))
@@ -154,14 +156,14 @@ def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
 def _nearest(size: tuple[int, int], min_pixels: int, max_pixels: int) -> tuple[int, int] | None:
     """The sides of the aspect nearest to `size` with a product within the bounds, if any."""
     aspect = max(size) / min(size)
-    found: list[tuple[float, int, int]] = []
+    candidates: list[tuple[float, int, int]] = []
     for short in range(1, math.isqrt(max(max_pixels, 0)) + 1):
-        first = max(short, math.ceil(min_pixels / short))
-        last = min(max_pixels // short, short * _MAX_ASPECT)
-        if first <= last:
-            long = min(max(round(short * aspect), first), last)
-            found.append((abs(math.log(long / short / aspect)), long, short))
-    if not found:
+        min_long = max(short, math.ceil(min_pixels / short))
+        max_long = min(max_pixels // short, short * _MAX_ASPECT)
+        if min_long <= max_long:
+            long = min(max(round(short * aspect), min_long), max_long)
+            candidates.append((abs(math.log(long / short / aspect)), long, short))
+    if not candidates:
         return None
-    _, long, short = min(found)
+    _, long, short = min(candidates)
     return (long, short) if size[0] >= size[1] else (short, long)

@@ -52,7 +52,7 @@ def decode_job(job: bytearray) -> Parts:
     try:
         decoded = decode_rgb(msgspec.msgpack.decode(job, type=Image))
     except MemoryError:
-        raise InvalidImage("decoding the picture takes too much memory") from None
+        raise InvalidImage("decoding the image takes too much memory") from None
     return pack(Frames(decoded.width, decoded.height), _bands(decoded))
 
 
@@ -73,22 +73,22 @@ def decode_rgb(image: Image) -> PillowImage.Image:
         with _open(image) as opened:
             _check_size(opened, image)
             if isinstance(opened, PngImageFile) and not is_covered(opened):
-                raise InvalidImage("the PNG picture has pixels for a part of it", image.param)
+                raise InvalidImage("the PNG image has pixels for a part of it", image.param)
             if isinstance(opened, TiffImageFile) and not _has_known_range(opened):
-                raise InvalidImage("the TIFF picture's pixels are of a rare kind", image.param)
+                raise InvalidImage("the TIFF image's pixels are of a rare kind", image.param)
             opened.load()
             _check_size(opened, image)  # HEIC readers replace the header's size
             if isinstance(opened, PngImageFile):
                 if not has_all_rows(image.data, opened):
-                    raise InvalidImage("the PNG picture ends before its last row", image.param)
+                    raise InvalidImage("the PNG image ends before its last row", image.param)
                 match_depth(image.data, opened)
             if isinstance(opened, JpegImageFile) and not has_all_blocks(image.data, opened):
-                raise InvalidImage("the JPEG picture ends before its last block", image.param)
+                raise InvalidImage("the JPEG image ends before its last block", image.param)
             decoded = _flatten(_upright(opened))
     except InvalidImage:
         raise
     except _UNREADABLE:
-        raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
+        raise InvalidImage(f"the {image.format} image can't be decoded", image.param) from None
     if image.max_side_pixels is not None:
         decoded = decoded.copy()  # detached from the file, which might be decoded at another size
         decoded.thumbnail((image.max_side_pixels, image.max_side_pixels))
@@ -108,13 +108,13 @@ def _open(image: Image) -> PillowImage.Image:
 
 
 def _check_size(opened: PillowImage.Image, image: Image) -> None:
-    """Raises InvalidImage unless the picture has the size in its header, which the budget used."""
+    """Raises InvalidImage unless the image has the size in its header, which the budget used."""
     if image.format in _TRANSFORMED:
         is_planned = opened.width * opened.height <= image.width * image.height
     else:
         is_planned = opened.size == (image.width, image.height)
     if not is_planned:
-        raise InvalidImage("the picture's size is not what its header said", image.param)
+        raise InvalidImage("the image's size is not what its header said", image.param)
 
 
 def _upright(image: PillowImage.Image) -> PillowImage.Image:

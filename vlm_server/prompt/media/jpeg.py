@@ -27,17 +27,17 @@ _ROWS = 256
 """The height of the bands in which images are compared, without a copy of all pixels."""
 
 
-def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
+def has_all_blocks(data: bytes, image: JpegImageFile) -> bool:
     """Whether a JPEG has all scans, up to their last block. loaded: the image decoded by Pillow.
 
     Most images of one scan show it by their last pixel; others are decoded a second time.
     """
-    walk = _Walk(loaded)
+    walk = _Walk(image)
     walk.run(data)
     if not walk.has_all_coefficients:
         return False
-    return (len(walk.scan_ends) == 1 and not _ends_grey(loaded)) or _uses_no_more(
-        _lengthened(data, walk.scan_ends), loaded
+    return (len(walk.scan_ends) == 1 and not _ends_grey(image)) or _uses_no_more(
+        _lengthen_scans(data, walk.scan_ends), image
     )
 
 
@@ -53,12 +53,12 @@ class _Component:
 class _Walk:
     """A walk along the markers of a JPEG, from its start to its own end."""
 
-    def __init__(self, loaded: JpegImageFile) -> None:
+    def __init__(self, image: JpegImageFile) -> None:
         self.scan_ends: list[int] = []
         """The end of the compressed data of each scan."""
-        self._components = {name: _Component(h, v) for name, h, v, _ in loaded.layer}
-        self._size = loaded.size
-        self._is_progressive = "progressive" in loaded.info
+        self._components = {name: _Component(h, v) for name, h, v, _ in image.layer}
+        self._size = image.size
+        self._is_progressive = "progressive" in image.info
         self._restart_interval = 0
         self._lacks_restarts = False
 
@@ -70,8 +70,8 @@ class _Walk:
 
     def run(self, data: bytes) -> None:
         position = 2
-        while found := _MARKER.search(data, position):
-            marker, position = data[found.end() - 1], found.end()
+        while match := _MARKER.search(data, position):
+            marker, position = data[match.end() - 1], match.end()
             if marker in (_EOI, _SOI):
                 return
             if marker in _NO_LENGTH:
@@ -100,9 +100,9 @@ class _Walk:
         end = ending.start() if ending else len(data)
         self.scan_ends.append(start + len(data[start:end].rstrip(b"\xff")))  # fill bytes
         if self._restart_interval and scanned:
-            expected = -(-self._num_units(scanned) // self._restart_interval) - 1
-            came = len(_RESTART.findall(data, start, end))
-            self._lacks_restarts = self._lacks_restarts or came < expected
+            expected_restarts = -(-self._num_units(scanned) // self._restart_interval) - 1
+            num_restarts = len(_RESTART.findall(data, start, end))
+            self._lacks_restarts = self._lacks_restarts or num_restarts < expected_restarts
         return end
 
     def _num_units(self, scanned: list[_Component]) -> int:
@@ -117,28 +117,28 @@ class _Walk:
         return -(-width // (_BLOCK * across)) * -(-height // (_BLOCK * down))
 
 
-def _ends_grey(loaded: JpegImageFile) -> bool:
+def _ends_grey(image: JpegImageFile) -> bool:
     """Whether the last pixel has the brightness of a missing block."""
-    width, height = loaded.size
-    last = loaded.crop((width - 1, height - 1, width, height)).tobytes()
-    red, green, blue = (3 * last)[:3]  # grey has one byte
+    width, height = image.size
+    last_pixel = image.crop((width - 1, height - 1, width, height)).tobytes()
+    red, green, blue = (3 * last_pixel)[:3]  # grey has one byte
     low, high = _GREY_LUMA
     return low <= 0.299 * red + 0.587 * green + 0.114 * blue <= high
 
 
-def _lengthened(data: bytes, scan_ends: list[int]) -> bytes:
+def _lengthen_scans(data: bytes, scan_ends: list[int]) -> bytes:
     """`data` up to the end of the last scan, with bytes appended to each scan."""
     starts = [0, *scan_ends]
     parts = [data[start:end] + _MORE for start, end in zip(starts, scan_ends, strict=False)]
     return b"".join(parts) + bytes((0xFF, _EOI))
 
 
-def _uses_no_more(longer: bytes, loaded: JpegImageFile) -> bool:
-    """Whether the `longer` data decode to `loaded`: it was complete."""
-    width, height = loaded.size
+def _uses_no_more(longer: bytes, image: JpegImageFile) -> bool:
+    """Whether the `longer` data decode to `image`: it was complete."""
+    width, height = image.size
     bands = [(0, top, width, min(top + _ROWS, height)) for top in range(0, height, _ROWS)]
     try:
-        with JpegImageFile(io.BytesIO(longer)) as image:
-            return all(image.crop(band).tobytes() == loaded.crop(band).tobytes() for band in bands)
+        with JpegImageFile(io.BytesIO(longer)) as other:
+            return all(other.crop(band).tobytes() == image.crop(band).tobytes() for band in bands)
     except OSError:
         return True  # inconclusive

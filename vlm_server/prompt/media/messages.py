@@ -49,7 +49,7 @@ _decoder: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Descrip
 def pack(description: Description, pixels: Iterable[bytes] = ()) -> messages.Parts:
     """An answer: `unpack` returns its parts."""
     size = description.num_bytes if isinstance(description, Frames) else 0
-    return messages.described(size, pixels, msgspec.msgpack.encode(description))
+    return messages.describe(size, pixels, msgspec.msgpack.encode(description))
 
 
 def unpack(answer: bytearray) -> tuple[Description, memoryview]:

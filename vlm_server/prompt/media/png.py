@@ -34,19 +34,19 @@ def is_covered(opened: PngImageFile) -> bool:
     return all(tile.extents == (0, 0, *opened.size) for tile in opened.tile)
 
 
-def match_depth(data: bytes, loaded: PngImageFile) -> None:
+def match_depth(data: bytes, image: PngImageFile) -> None:
     """Convert the transparent colour to the depth of the decoded pixels.
 
     Pillow leaves it as in the file. 16-bit RGB is reduced to its upper bytes, so the image gets an
     alpha channel instead; 16-bit grey stays.
     """
-    depth, color = data[_DEPTH], loaded.info.get("transparency")
+    depth, color = data[_DEPTH], image.info.get("transparency")
     if isinstance(color, tuple) and depth == _DEEP:
-        loaded.putalpha(_opacity(data, loaded, color))
-        del loaded.info["transparency"]
-    elif isinstance(color, int) and loaded.mode == "L":
+        image.putalpha(_opacity(data, image, color))
+        del image.info["transparency"]
+    elif isinstance(color, int) and image.mode == "L":
         largest = (1 << depth) - 1
-        loaded.info["transparency"] = (color & largest) * 255 // largest
+        image.info["transparency"] = (color & largest) * 255 // largest
 
 
 def _opacity(data: bytes, upper: PngImageFile, transparent: tuple[int, ...]) -> PillowImage.Image:
@@ -55,58 +55,58 @@ def _opacity(data: bytes, upper: PngImageFile, transparent: tuple[int, ...]) -> 
     upper: the image as Pillow reads it, by upper bytes. Read in the other byte order, it has the
     lower ones.
     """
-    others = _differing(upper, [value >> 8 for value in transparent])
+    others = _mark_other_colors(upper, [value >> 8 for value in transparent])
     if others.getextrema() != (255, 255):
         with PngImageFile(io.BytesIO(data)) as lower:
             lower.tile = [tile._replace(args=_LOWER_BYTES) for tile in lower.tile]
             lower.load()
             others = ImageChops.lighter(
-                others, _differing(lower, [value & 0xFF for value in transparent])
+                others, _mark_other_colors(lower, [value & 0xFF for value in transparent])
             )
     return others
 
 
-def _differing(image: PillowImage.Image, color: Sequence[int]) -> PillowImage.Image:
+def _mark_other_colors(image: PillowImage.Image, color: Sequence[int]) -> PillowImage.Image:
     """255 where an RGB image has another colour than `color`, else 0."""
     table = [0 if level == value else 255 for value in color for level in range(256)]
     red, green, blue = image.point(table).split()
     return ImageChops.lighter(ImageChops.lighter(red, green), blue)
 
 
-def has_all_rows(data: bytes, loaded: PngImageFile) -> bool:
+def has_all_rows(data: bytes, image: PngImageFile) -> bool:
     """Whether the compressed data of a PNG have every byte that its header asks for.
 
     loaded: the image decoded by Pillow. Raises zlib.error or struct.error for unreadable data.
     """
-    return _shows_its_last_row(loaded) or _counts_all_rows(data)
+    return _shows_its_last_row(image) or _counts_all_rows(data)
 
 
-def _shows_its_last_row(loaded: PngImageFile) -> bool:
+def _shows_its_last_row(image: PngImageFile) -> bool:
     """Whether the last row is not black, as missing ones are.
 
     False for interlaced images, with rows in another order, and animated ones, with more data.
     """
-    if loaded.info.get("interlace") or loaded.is_animated:
+    if image.info.get("interlace") or image.is_animated:
         return False
-    width, height = loaded.size
-    return loaded.crop((0, height - 1, width, height)).getbbox(alpha_only=False) is not None
+    width, height = image.size
+    return image.crop((0, height - 1, width, height)).getbbox(alpha_only=False) is not None
 
 
 def _counts_all_rows(data: bytes) -> bool:
     """`has_all_rows`, by inflating all data."""
     width, height, depth, color_type, interlaced = struct.unpack_from(">IIBBxxB", data, 16)
     bits = _CHANNELS[color_type] * depth
-    expected: int = sum(
+    expected_bytes: int = sum(
         rows * (1 + (columns * bits + 7) // 8)  # each row begins with its filter's byte
         for columns, rows in _passes(width, height, bool(interlaced))
         if columns
     )
     inflater = zlib.decompressobj()
-    for part in _compressed(data):
-        while part and expected > 0:
-            expected -= len(inflater.decompress(part, _STEP_BYTES))
+    for part in _idat_contents(data):
+        while part and expected_bytes > 0:
+            expected_bytes -= len(inflater.decompress(part, _STEP_BYTES))
             part = inflater.unconsumed_tail
-    return expected <= 0
+    return expected_bytes <= 0
 
 
 def _passes(width: int, height: int, interlaced: bool) -> Iterator[tuple[int, int]]:
@@ -115,7 +115,7 @@ def _passes(width: int, height: int, interlaced: bool) -> Iterator[tuple[int, in
         yield -(-(width - column) // column_step), -(-(height - row) // row_step)
 
 
-def _compressed(data: bytes) -> Iterator[bytes]:
+def _idat_contents(data: bytes) -> Iterator[bytes]:
     """The contents of the IDAT chunks."""
     position = _SIGNATURE_BYTES
     while position + 8 <= len(data):

@@ -18,7 +18,7 @@ from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.prompt.media.messages import Undecodable, pack
 
 _RETIRE_BYTES = {"image": 256 << 20, "video": 0}
-_FAILED = {"image": "the picture can't be decoded", "video": "The video can't be decoded."}
+_FAILED = {"image": "the image can't be decoded", "video": "The video can't be decoded."}
 
 
 def main() -> None:
@@ -34,14 +34,14 @@ def main() -> None:
     serve(lambda job: _answer(decode_job, job, _FAILED[kind]), limits)
 
 
-def _answer(decode: Callable[[bytearray], Parts], job: bytearray, failed: str) -> Parts:
+def _answer(decode: Callable[[bytearray], Parts], job: bytearray, failure: str) -> Parts:
     try:
         return decode(job)
     except RequestError as error:
         return pack(Undecodable(error.message))
     except Exception:  # hostile bytes raise almost anything
         logging.getLogger(__name__).debug("decoding failed", exc_info=True)
-        return pack(Undecodable(failed))
+        return pack(Undecodable(failure))
 
 
 if __name__ == "__main__":

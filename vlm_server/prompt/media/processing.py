@@ -67,9 +67,9 @@ def process_image(
 ) -> Processed:
     """Process an image of (height, width, 3) RGB. Raises InvalidImage, naming `param`."""
     height, width = pixels.shape[:2]
-    what = f"picture of {width}x{height} pixels"
-    with _named_failures(what, InvalidImage, param):
-        return _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
+    description = f"image of {width}x{height} pixels"
+    with _named_failures(description, InvalidImage, param):
+        return _as_one_unit(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
 
 
 def process_video(
@@ -77,32 +77,32 @@ def process_video(
 ) -> Processed:
     """Process the frames of a video. Raises InvalidVideo, naming `param`."""
     height, width = clip.frames.shape[1:3]
-    what = f"video of {width}x{height} pixels"
-    with _named_failures(what, InvalidVideo, param):
-        made = spec.process_video(clip.frames, clip.seconds, placeholder)
-        whole = _whole(spec, made, token_id)
+    description = f"video of {width}x{height} pixels"
+    with _named_failures(description, InvalidVideo, param):
+        media = spec.process_video(clip.frames, clip.seconds, placeholder)
+        whole = _as_one_unit(spec, media, token_id)
     video = _in_units(whole)
     return replace(video, layout=replace(video.layout, sampled=clip.sampled))
 
 
 @contextmanager
 def _named_failures(
-    what: str, refusal: type[InvalidImage | InvalidVideo], param: str
+    description: str, refusal: type[InvalidImage | InvalidVideo], param: str
 ) -> Iterator[None]:
     """Raises `refusal` for any exception in the block.
 
-    The exception is logged in one line only, since clients can send any number of bad pictures.
+    The exception is logged in one line only, since clients can send any number of bad images.
     """
     try:
         yield
     except Exception as error:
-        logger.info("the processor failed on a %s: %s", what, _in_one_line(error))
+        logger.info("the processor failed on a %s: %s", description, _in_one_line(error))
         logger.debug("the processor failed", exc_info=error)
-        message = f"the model's processor can't take this {what}{_why(error)}"
+        message = f"the model's processor can't take this {description}{_reason(error)}"
         raise refusal(message, param) from error
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """The reason for the client: processors raise ValueError for bad input."""
     reason = _in_one_line(error) if isinstance(error, ValueError) else ""
     return f": {reason}" if reason else ""
@@ -112,26 +112,26 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
-def _whole(spec: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed:
+def _as_one_unit(spec: ModelSpec, media: ProcessedMedia, token_id: int) -> Processed:
     """The processor's output as one unit. Raises ValueError without a token of the media item."""
-    media = np.flatnonzero(made.token_ids == token_id)
-    if not len(media):
+    positions = np.flatnonzero(media.token_ids == token_id)
+    if not len(positions):
         raise ValueError("it returns nothing for it")
-    first, last = int(media[0]), int(media[-1]) + 1
-    token_ids = made.token_ids[first:last]
-    grids = {name: made.inputs[name] for name in GRIDS if name in made.inputs}
+    first, end = int(positions[0]), int(positions[-1]) + 1
+    token_ids = media.token_ids[first:end]
+    grids = {name: media.inputs[name] for name in GRIDS if name in media.inputs}
     layout = TokenLayout(
         token_id=token_id,
         token_ids=token_ids,
-        prefix=_text_of(spec, made.token_ids[:first]),
-        suffix=_text_of(spec, made.token_ids[last:]),
+        prefix=_text_of(spec, media.token_ids[:first]),
+        suffix=_text_of(spec, media.token_ids[end:]),
         positions=None
         if spec.mrope is None
         else media_positions(spec.mrope, token_ids, token_id, grids),
-        units=((0, last - first),),
-        size=made.size,
+        units=((0, end - first),),
+        size=media.size,
     )
-    return Processed(layout, (made.inputs,))
+    return Processed(layout, (media.inputs,))
 
 
 def _text_of(spec: ModelSpec, token_ids: NDArray[np.int32]) -> str:
@@ -144,19 +144,19 @@ def _in_units(video: Processed) -> Processed:
 
     In Qwen's towers a frame group attends to itself alone, so units give the same features.
     """
-    layout, (whole,) = video.layout, video.inputs
-    pixels, grid = whole["pixel_values_videos"], whole["video_grid_thw"]
+    layout, (arrays,) = video.layout, video.inputs
+    pixels, grid = arrays["pixel_values_videos"], arrays["video_grid_thw"]
     groups, height, width = (int(side) for side in grid.reshape(3))
     tokens = np.flatnonzero(layout.token_ids == layout.token_id).reshape(groups, -1)
     step = max(1, _UNIT_TOKENS // tokens.shape[1])
     units, inputs = list[tuple[int, int]](), list[MediaInputs]()
-    for first in range(0, groups, step):
-        last = min(first + step, groups)
-        units.append((int(tokens[first, 0]), int(tokens[last - 1, -1]) + 1))
+    for start in range(0, groups, step):
+        end = min(start + step, groups)
+        units.append((int(tokens[start, 0]), int(tokens[end - 1, -1]) + 1))
         inputs.append(
             {
-                "pixel_values_videos": pixels[first * height * width : last * height * width],
-                "video_grid_thw": np.array([[last - first, height, width]], dtype=grid.dtype),
+                "pixel_values_videos": pixels[start * height * width : end * height * width],
+                "video_grid_thw": np.array([[end - start, height, width]], dtype=grid.dtype),
             }
         )
     return Processed(replace(layout, units=tuple(units)), tuple(inputs))

@@ -22,7 +22,7 @@ from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, SampledFrames
-from vlm_server.prompt.media.image_sizes import PictureSizes
+from vlm_server.prompt.media.image_sizes import ImageSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.template.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
@@ -70,7 +70,7 @@ class MediaProcessor:
         self._caches = caches
         self._processor = threading.Lock()
         self._locks = _KeyLocks()
-        self._sizes = PictureSizes(spec.pixel_rule, decoders.image_limits)
+        self._sizes = ImageSizes(spec.pixel_rule, decoders.image_limits)
 
     def begin(self, cancellation: Cancellation) -> DecodeBudget:
         """The decode budget of one request."""
@@ -113,8 +113,8 @@ class MediaProcessor:
             self._caches.token_layouts.put(key, sampled, 100 * len(sampled.seconds)).release()
 
         def frame(number: int) -> Processed:
-            made = self._image(decoded().frames[number], video.param, cancellation)
-            return replace(made, layout=replace(made.layout, sampled=sampled))
+            processed = self._image(decoded().frames[number], video.param, cancellation)
+            return replace(processed, layout=replace(processed.layout, sampled=sampled))
 
         for number, time in enumerate(sampled.seconds):
             load = partial(frame, number)
@@ -159,20 +159,22 @@ class MediaProcessor:
         *,
         is_image: bool = False,
     ) -> MediaItem:
-        once = cache(partial(self._processed, key, load, cancellation))
+        once = cache(partial(self._load_processed, key, load, cancellation))
         layout: TokenLayout | None = self._caches.token_layouts.get(key)
         return MediaItem(key, layout or once().layout, param, once, is_image)
 
-    def _processed(
+    def _load_processed(
         self, key: str, load: Callable[[], Processed], cancellation: Cancellation
     ) -> Processed:
         with self._locks.hold(key, cancellation):
-            made: Processed | None = self._caches.pixels.get(key)
-            if made is None:
-                made = load()
-                self._caches.pixels.put(key, made, made.size_bytes).release()
-                self._caches.token_layouts.put(key, made.layout, made.layout.size_bytes).release()
-        return made
+            processed: Processed | None = self._caches.pixels.get(key)
+            if processed is None:
+                processed = load()
+                self._caches.pixels.put(key, processed, processed.size_bytes).release()
+                self._caches.token_layouts.put(
+                    key, processed.layout, processed.layout.size_bytes
+                ).release()
+        return processed
 
     def _image_key(self, image: Image, salt: str) -> str:
         bound = image.max_side_pixels
@@ -182,8 +184,8 @@ class MediaProcessor:
 
     def _video_key(self, video: Video, salt: str, limits: VideoSettings) -> str:
         """The cache key of the sampled frames. A GIF as an image has another key."""
-        chosen = (limits.fps, limits.max_frames, limits.max_side_pixels)
-        return self._key("video", salt, video.content_hash, *chosen)
+        sampling = (limits.fps, limits.max_frames, limits.max_side_pixels)
+        return self._key("video", salt, video.content_hash, *sampling)
 
     def _key(self, *parts: str | float | None) -> str:
         text = "\0".join(map(str, parts))

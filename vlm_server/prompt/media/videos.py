@@ -61,12 +61,12 @@ def decode_job(job: bytearray) -> Parts:
                 f"The video is longer than {limits.max_seconds:g} seconds (video.max_seconds)."
             )
         try:
-            return _sampled(stream, timeline, limits, is_cut=is_cut or video.is_cut)
+            return _decode_samples(stream, timeline, limits, is_cut=is_cut or video.is_cut)
         except (InvalidVideo, av.FFmpegError):
             if len(packets) < 2:
                 raise
             stream.codec_context.flush_buffers()
-            return _sampled(stream, _timeline(packets[:-1], stream), limits, is_cut=True)
+            return _decode_samples(stream, _timeline(packets[:-1], stream), limits, is_cut=True)
 
 
 def _read_packets(
@@ -90,7 +90,7 @@ def _read_packets(
     return packets, is_cut
 
 
-def _sampled(
+def _decode_samples(
     stream: VideoStream, timeline: _Timeline, limits: VideoSettings, *, is_cut: bool
 ) -> Parts:
     """The sampled frames, all with the width and height of the first."""
@@ -98,11 +98,11 @@ def _sampled(
     decoder = _Decoder(stream, timeline)
     size: tuple[int, int] | None = None
     turns, pixels = list[int](), list[bytes]()
-    for index, same in groupby(frame.index for frame in samples):
+    for index, duplicates in groupby(frame.index for frame in samples):
         frame = decoder.frame_at(timeline.shown[index])
         _check_size(frame.width, frame.height, limits)
-        size = size or _fitted(frame, limits)
-        count = len(list(same))
+        size = size or _fit(frame, limits)
+        count = len(list(duplicates))
         turns += [round(frame.rotation / 90) % 4] * count
         pixels += [_rgb(frame, *size)] * count
     assert size is not None
@@ -129,7 +129,7 @@ class _Timeline:
 
         A frame decoded after a key frame but shown before it needs the previous key frame.
         """
-        return next((number for shown, number in reversed(self.keys) if shown <= time), 0)
+        return next((number for shown_at, number in reversed(self.keys) if shown_at <= time), 0)
 
 
 def _video_stream(container: InputContainer) -> VideoStream:
@@ -152,12 +152,14 @@ def _check_size(width: int, height: int, limits: VideoSettings) -> None:
 
 
 def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timeline:
-    seen = [packet for packet in packets if packet.pts is not None and not packet.is_discard]
+    packets_with_frames = [
+        packet for packet in packets if packet.pts is not None and not packet.is_discard
+    ]
     unit = stream.time_base
-    if not seen or unit is None:
+    if not packets_with_frames or unit is None:
         raise InvalidVideo("The video has no frames.")
-    last = max(seen, key=_pts)
-    shown = sorted({_pts(packet) for packet in seen})
+    last_packet = max(packets_with_frames, key=_pts)
+    shown_times = sorted({_pts(packet) for packet in packets_with_frames})
     return _Timeline(
         packets=packets,
         keys=[
@@ -165,9 +167,9 @@ def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timel
             for number, packet in enumerate(packets)
             if packet.is_keyframe and packet.pts is not None
         ],
-        shown=shown,
-        times=[float((time - shown[0]) * unit) for time in shown],
-        duration=float((shown[-1] - shown[0] + (last.duration or 0)) * unit),
+        shown=shown_times,
+        times=[float((time - shown_times[0]) * unit) for time in shown_times],
+        duration=float((shown_times[-1] - shown_times[0] + (last_packet.duration or 0)) * unit),
     )
 
 
@@ -194,13 +196,13 @@ class _Decoder:
             self._pending.clear()
             self._next_packet = start
         while not _is_shown_by(self._newest, time):
-            self._newest = self._following()
+            self._newest = self._next_frame()
         assert self._newest is not None
         if self._newest.is_corrupt:
             raise InvalidVideo("The video is damaged.")
         return self._newest
 
-    def _following(self) -> VideoFrame:
+    def _next_frame(self) -> VideoFrame:
         """The next frame in presentation order."""
         packets = self._timeline.packets
         while not self._pending:
@@ -217,7 +219,7 @@ def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
     return frame is not None and frame.pts is not None and frame.pts >= time
 
 
-def _fitted(frame: VideoFrame, limits: VideoSettings) -> tuple[int, int]:
+def _fit(frame: VideoFrame, limits: VideoSettings) -> tuple[int, int]:
     """The (width, height) to scale a frame to."""
     scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
     return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
@@ -250,8 +252,8 @@ def sample(
     may be sampled more than once. The number of samples is even, or 1 for a still; at most
     `max_frames`.
     """
-    wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
-    count = min(wanted, max_frames)
+    num_wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
+    count = min(num_wanted, max_frames)
     count -= count % 2
     if count < 2 or len(times) == 1:
         return (FrameSample(0.0, 0),)

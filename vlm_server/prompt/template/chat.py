@@ -61,16 +61,19 @@ def _variables(options: TemplateOptions) -> Mapping[str, Any]:
     """The template variables of a request; `enable_thinking` under both of its names."""
     param = "chat_template_kwargs"
     try:
-        own = json.loads(options.variables)
+        variables = json.loads(options.variables)
     except ValueError:
-        own = None
-    if not isinstance(own, dict):
+        variables = None
+    if not isinstance(variables, dict):
         raise InvalidRequest(f"`{param}` must be an object.", param)
-    if taken := sorted(RESERVED & own.keys()):
-        raise InvalidRequest(f"`{param}` can't set `{taken[0]}`.", param)
+    if reserved := sorted(RESERVED & variables.keys()):
+        raise InvalidRequest(f"`{param}` can't set `{reserved[0]}`.", param)
     if options.enable_thinking is None:
-        return own
-    return {"enable_thinking": options.enable_thinking, "thinking": options.enable_thinking} | own
+        return variables
+    return {
+        "enable_thinking": options.enable_thinking,
+        "thinking": options.enable_thinking,
+    } | variables
 
 
 def arguments_of(text: str) -> dict[str, Any]:
@@ -95,15 +98,15 @@ def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
 
     Tool results stay separate, and so does the assistant's text after a call.
     """
-    joined = list[Message]()
+    turns = list[Message]()
     for message in messages:
-        last = joined[-1] if joined else None
-        is_after_call = bool(last and last.tool_calls and message.content)
-        if last and last.role == message.role != "tool" and not is_after_call:
-            joined[-1] = _one_turn(last, message)
+        last_turn = turns[-1] if turns else None
+        is_after_call = bool(last_turn and last_turn.tool_calls and message.content)
+        if last_turn and last_turn.role == message.role != "tool" and not is_after_call:
+            turns[-1] = _one_turn(last_turn, message)
         else:
-            joined.append(message)
-    return tuple(joined)
+            turns.append(message)
+    return tuple(turns)
 
 
 def _one_turn(first: Message, second: Message) -> Message:
@@ -127,10 +130,12 @@ def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:
 
     Templates trim parts, and a control token split between two parts is whole once rendered.
     """
-    return tuple(replace(message, content=tuple(_joined(message.content))) for message in messages)
+    return tuple(
+        replace(message, content=tuple(_join_texts(message.content))) for message in messages
+    )
 
 
-def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
+def _join_texts(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
     for is_text, group in groupby(parts, lambda part: isinstance(part, TextPart)):
         if is_text:
             yield TextPart("".join(part.text for part in group if isinstance(part, TextPart)))
@@ -151,14 +156,16 @@ def strings_in(value: Any) -> Iterator[str]:
             yield from strings_in(inner)
 
 
-def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+def clean_values(value: Any, clean: Callable[[str], str]) -> Any:
     """A JSON value with its strings cleaned by `clean`, except those that templates look for."""
     if isinstance(value, str):
         return value if value in _STRUCTURE else clean(value)
     if isinstance(value, Mapping):
-        return {cleaned(key, clean): cleaned(inner, clean) for key, inner in value.items()}
+        return {
+            clean_values(key, clean): clean_values(inner, clean) for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [cleaned(inner, clean) for inner in value]
+        return [clean_values(inner, clean) for inner in value]
     return value
 
 

@@ -162,9 +162,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             _check_format(left)
         if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, Sized) and isinstance(other, int):
-                    _check_size(len(one) * other)
+            for factor, other_factor in ((left, right), (right, left)):
+                if isinstance(factor, Sized) and isinstance(other_factor, int):
+                    _check_size(len(factor) * other_factor)
         if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             _check_size(len(left) + len(right))
         result = super().call_binop(context, operator, left, right)
@@ -281,17 +281,17 @@ def _check_value(value: Any) -> None:
         return
     if not isinstance(value, list | tuple | Mapping):
         return
-    waiting, size, num_parts = [value], 0, 0
-    while waiting:
-        part = waiting.pop()
+    remaining, size, num_parts = [value], 0, 0
+    while remaining:
+        part = remaining.pop()
         num_parts += 1
         if isinstance(part, str):
             size += len(part)
         elif isinstance(part, Mapping):
-            waiting += [*part.keys(), *part.values()]
+            remaining += [*part.keys(), *part.values()]
         elif isinstance(part, list | tuple):
-            waiting += part
-        if size > _MAX_CHARACTERS or num_parts + len(waiting) > _MAX_PARTS:
+            remaining += part
+        if size > _MAX_CHARACTERS or num_parts + len(remaining) > _MAX_PARTS:
             raise jinja2.TemplateRuntimeError("it makes too long a text")
 
 

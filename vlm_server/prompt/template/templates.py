@@ -19,7 +19,7 @@ from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.prompt.template.chat import (
     Chat,
     arguments_of,
-    cleaned,
+    clean_values,
     field_of,
     fold_system,
     join_texts,
@@ -52,7 +52,7 @@ Clean = Callable[[str], str]
 def template_of(spec: ModelSpec) -> Apply:
     """The renderer of a model's prompts. Raises ModelLoadError for an unreadable template."""
     if spec.chat_template is not None:
-        return sandboxed(spec.chat_template, spec.template_variables)
+        return load_sandboxed(spec.chat_template, spec.template_variables)
 
     def write(
         messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, _: Mapping[str, Any]
@@ -65,7 +65,7 @@ def template_of(spec: ModelSpec) -> Apply:
     return write
 
 
-def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
+def load_sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
     """The renderer of a template, as in transformers. Raises ModelLoadError if it can't be read."""
     try:
         template = SandboxedTemplate(source)
@@ -73,12 +73,14 @@ def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
         raise ModelLoadError(str(error)) from None
 
     def apply(
-        messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, own: Mapping[str, Any]
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        own_variables: Mapping[str, Any],
     ) -> str:
         return template.render(
             **_DEFAULTS
             | dict(variables)
-            | dict(own)
+            | dict(own_variables)
             | {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         )
 
@@ -138,12 +140,12 @@ class ChatTemplate:
         Raises InvalidRequest if the template refuses the messages, or can't leave the last one
         open.
         """
-        if taken := sorted(self._names & chat.variables.keys()):
+        if reserved := sorted(self._names & chat.variables.keys()):
             param = "chat_template_kwargs"
-            raise InvalidRequest(f"`{param}` can't set `{taken[0]}`.", param)
-        variables = cleaned(chat.variables, clean)
+            raise InvalidRequest(f"`{param}` can't set `{reserved[0]}`.", param)
+        variables = clean_values(chat.variables, clean)
         if chat.tools:
-            variables["tools"] = cleaned(chat.tools, clean)
+            variables["tools"] = clean_values(chat.tools, clean)
         if chat.continue_final:
             return self._render_open(chat, clean, variables)
         return self._render(chat.messages, clean, variables)
@@ -172,17 +174,17 @@ class ChatTemplate:
     # ---- messages --------------------------------------------------------------------------
 
     def _message(self, message: Message, clean: Clean) -> dict[str, Any]:
-        made: dict[str, Any] = {"role": message.role, "content": self._content(message, clean)}
+        fields: dict[str, Any] = {"role": message.role, "content": self._content(message, clean)}
         if message.reasoning:
             names = ("reasoning_content", "reasoning", "thinking")
-            made |= dict.fromkeys(names, clean(message.reasoning))
+            fields |= dict.fromkeys(names, clean(message.reasoning))
         if message.tool_calls and self._traits.calls is not None:
             style = self._traits.calls
-            made["tool_calls"] = [_call(call, style, clean) for call in message.tool_calls]
+            fields["tool_calls"] = [_call(call, style, clean) for call in message.tool_calls]
         if message.role == "tool":
-            named = {"tool_call_id": message.tool_call_id, "name": message.name}
-            made |= {key: clean(value) for key, value in named.items() if value}
-        return made
+            names_of_call = {"tool_call_id": message.tool_call_id, "name": message.name}
+            fields |= {key: clean(value) for key, value in names_of_call.items() if value}
+        return fields
 
     def _content(self, message: Message, clean: Clean) -> str | list[Any]:
         if message.role not in self._traits.roles_with_parts or not message.content:
@@ -199,20 +201,24 @@ class ChatTemplate:
 
     def _render_open(self, chat: Chat, clean: Clean, variables: Mapping[str, Any]) -> str:
         """The prompt, cut off after the last message's text."""
-        last = chat.messages[-1]
-        if last.role != "assistant" or last.tool_calls:
-            raise InvalidRequest("only an assistant's text can be continued", last.param)
+        last_message = chat.messages[-1]
+        if last_message.role != "assistant" or last_message.tool_calls:
+            raise InvalidRequest("only an assistant's text can be continued", last_message.param)
         longest = max((len(run) for text in chat.texts() for run in _ENDS.findall(text)), default=0)
         end = _END * (longest + 1)
-        opened = msgspec.structs.replace(last, content=(*last.content, TextPart(end)))
-        messages = join_texts([*chat.messages[:-1], opened])
-        before, found, _ = self._render(messages, clean, variables, False).rpartition(end)
-        text = clean("".join(part.text for part in last.content if isinstance(part, TextPart)))
-        if not found or not before.endswith(text[-_TAIL_CHARACTERS:].lstrip()):
+        open_message = msgspec.structs.replace(
+            last_message, content=(*last_message.content, TextPart(end))
+        )
+        messages = join_texts([*chat.messages[:-1], open_message])
+        prompt, mark, _ = self._render(messages, clean, variables, False).rpartition(end)
+        text = clean(
+            "".join(part.text for part in last_message.content if isinstance(part, TextPart))
+        )
+        if not mark or not prompt.endswith(text[-_TAIL_CHARACTERS:].lstrip()):
             raise InvalidRequest(
-                "this model's chat template can't continue the last message", last.param
+                "this model's chat template can't continue the last message", last_message.param
             )
-        return before
+        return prompt
 
     def _render(
         self,
@@ -221,12 +227,14 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
     ) -> str:
-        made = [self._message(message, clean) for message in messages]
+        rendered_messages = [self._message(message, clean) for message in messages]
         try:
-            return self._apply(made, add_generation_prompt, variables)
+            return self._apply(rendered_messages, add_generation_prompt, variables)
         except TemplateRefusal as error:
-            refused = messages[self._num_taken(made, variables, str(error))].param
-            raise _refusal(f"`{refused}`", error, refused) from None
+            refused_param = messages[
+                self._num_taken(rendered_messages, variables, str(error))
+            ].param
+            raise _refusal(f"`{refused_param}`", error, refused_param) from None
         except Exception as error:  # noqa: BLE001 - templates are programs of their own
             raise _refusal("the conversation", error, field_of(messages)) from None
 
@@ -245,13 +253,13 @@ class ChatTemplate:
         return bisect_left(range(1, len(messages)), True, key=is_refused)
 
 
-def _refusal(what: str, error: Exception, param: str) -> InvalidRequest:
+def _refusal(subject: str, error: Exception, param: str) -> InvalidRequest:
     reason = re.sub(r"\s+", " ", str(error))[:200]
-    return InvalidRequest(f"this model's chat template refuses {what}: {reason}", param)
+    return InvalidRequest(f"this model's chat template refuses {subject}: {reason}", param)
 
 
 def _call(call: ToolCall, style: CallStyle, clean: Clean) -> dict[str, Any]:
-    arguments = cleaned(arguments_of(call.arguments), clean)
+    arguments = clean_values(arguments_of(call.arguments), clean)
     function = {"name": clean(call.name), "arguments": arguments}
     if style.as_text:
         function["arguments"] = json.dumps(arguments, ensure_ascii=False)

@@ -1,6 +1,6 @@
 """Tool calls and results, arranged as a chat template can render them.
 
-Pictures keep their order, even if they are moved to another turn.
+Images keep their order, even if they are moved to another turn.
 """
 
 from __future__ import annotations
@@ -44,37 +44,41 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message,
     turn with an open call. Adjacent results are sorted by call: many templates show neither ids nor
     names.
     """
-    given = {call.id for message in messages for call in message.tool_calls}
-    given |= {message.tool_call_id for message in messages}
-    waiting = defaultdict[tuple[str, str], list[_WaitingCall]](list)
+    known_ids = {call.id for message in messages for call in message.tool_calls}
+    known_ids |= {message.tool_call_id for message in messages}
+    open_calls = defaultdict[tuple[str, str], list[_WaitingCall]](list)
     """Calls without a result, by id, by name, and all: newest turn last, in it oldest call last."""
     num_calls = 0
-    named: list[Message] = []
+    named_messages: list[Message] = []
     results: list[tuple[int, Message]] = []
     for message in messages:
-        made = []
+        turn_calls = []
         for index, call in enumerate(message.tool_calls, num_calls):
-            made.append(_WaitingCall(call, make_id(_with_id(call, index, given), index), index))
-        num_calls += len(made)
-        for open_call in reversed(made):
+            turn_calls.append(
+                _WaitingCall(call, make_id(_with_id(call, index, known_ids), index), index)
+            )
+        num_calls += len(turn_calls)
+        for open_call in reversed(turn_calls):
             for key in {("id", open_call.call.id), ("name", open_call.call.name), _ANY}:
-                waiting[key].append(open_call)
-        if made:
-            calls = tuple(replace(open_call.call, id=open_call.new_id) for open_call in made)
+                open_calls[key].append(open_call)
+        if turn_calls:
+            calls = tuple(replace(open_call.call, id=open_call.new_id) for open_call in turn_calls)
             message = replace(message, tool_calls=calls)
         if message.role == "tool":
-            found = _take(waiting[_key_of(message)])
-            if found is None:  # no such call in the conversation
+            answered_call = _take(open_calls[_key_of(message)])
+            if answered_call is None:  # no such call in the conversation
                 call = ToolCall(message.tool_call_id, message.name, "{}")
-                new_id = make_id(_with_id(call, num_calls, given), num_calls)
-                found = _WaitingCall(call, new_id, num_calls)
-            result = replace(message, tool_call_id=found.new_id, name=found.call.name)
-            results.append((found.index, result))
+                new_id = make_id(_with_id(call, num_calls, known_ids), num_calls)
+                answered_call = _WaitingCall(call, new_id, num_calls)
+            result = replace(
+                message, tool_call_id=answered_call.new_id, name=answered_call.call.name
+            )
+            results.append((answered_call.index, result))
             continue
-        named += _in_order(results)
+        named_messages += _in_order(results)
         results.clear()
-        named.append(message)
-    return (*named, *_in_order(results))
+        named_messages.append(message)
+    return (*named_messages, *_in_order(results))
 
 
 def _in_order(results: Iterable[tuple[int, Message]]) -> Iterator[Message]:
@@ -82,21 +86,21 @@ def _in_order(results: Iterable[tuple[int, Message]]) -> Iterator[Message]:
     return (result for _, result in sorted(results, key=itemgetter(0)))
 
 
-def _with_id(call: ToolCall, index: int, given: Container[str]) -> ToolCall:
+def _with_id(call: ToolCall, index: int, known_ids: Container[str]) -> ToolCall:
     """`call` with a unique id."""
     new_id = call.id or given_id(call, index)
-    while not call.id and new_id in given:
+    while not call.id and new_id in known_ids:
         new_id += "_"
     return replace(call, id=new_id)
 
 
-def _take(waiting: list[_WaitingCall]) -> _WaitingCall | None:
+def _take(open_calls: list[_WaitingCall]) -> _WaitingCall | None:
     """Remove and return the next call without a result; None if there is none."""
-    while waiting:
-        found = waiting.pop()
-        if not found.is_taken:
-            found.is_taken = True
-            return found
+    while open_calls:
+        open_call = open_calls.pop()
+        if not open_call.is_taken:
+            open_call.is_taken = True
+            return open_call
     return None
 
 
@@ -121,30 +125,30 @@ def _key_of(result: Message) -> tuple[str, str]:
 
 def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:
     """Messages with the media of tool results moved to the next user turn, and pointers to them."""
-    moved: list[ContentPart] = []
+    media: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
-            yield replace(message, content=tuple(_pointers(message.content, moved)))
+            yield replace(message, content=tuple(_pointers(message.content, media)))
             continue
-        if moved and message.role == "user":
-            message = replace(message, content=(*moved, *message.content))
-        elif moved:
-            yield Message("user", tuple(moved))
-        moved.clear()
+        if media and message.role == "user":
+            message = replace(message, content=(*media, *message.content))
+        elif media:
+            yield Message("user", tuple(media))
+        media.clear()
         yield message
-    if moved:
-        yield Message("user", tuple(moved))
+    if media:
+        yield Message("user", tuple(media))
 
 
-def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterator[ContentPart]:
-    """`parts` as texts only; media are added to `moved`."""
+def _pointers(parts: Sequence[ContentPart], media: list[ContentPart]) -> Iterator[ContentPart]:
+    """`parts` as texts only; media are added to `media`."""
     for part in parts:
         if isinstance(part, TextPart):
             yield part
             continue
-        moved.append(part)
+        media.append(part)
         kind = "video" if isinstance(part, VideoPart) else "image"
-        yield TextPart(f"[{kind} {len(moved)}, shown below]")
+        yield TextPart(f"[{kind} {len(media)}, shown below]")
 
 
 def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
@@ -183,8 +187,8 @@ def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _calls_text(calls: Sequence[ToolCall]) -> str:
-    made = [{"name": call.name, "arguments": arguments_of(call.arguments)} for call in calls]
-    return json.dumps(made, ensure_ascii=False)
+    calls_json = [{"name": call.name, "arguments": arguments_of(call.arguments)} for call in calls]
+    return json.dumps(calls_json, ensure_ascii=False)
 
 
 def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -201,12 +205,12 @@ def with_instruction(
     messages: Sequence[Message], text: str, *, takes_system: bool
 ) -> Iterator[Message]:
     """`messages` with `text` in the system message, else in the first message."""
-    first, *others = messages
-    if first.role == "system":
-        yield replace(first, content=(*first.content, TextPart("\n\n" + text)))
+    first_message, *other_messages = messages
+    if first_message.role == "system":
+        yield replace(first_message, content=(*first_message.content, TextPart("\n\n" + text)))
     elif takes_system:
         yield Message("system", (TextPart(text),))
-        yield first
+        yield first_message
     else:
-        yield replace(first, content=(TextPart(text + "\n\n"), *first.content))
-    yield from others
+        yield replace(first_message, content=(TextPart(text + "\n\n"), *first_message.content))
+    yield from other_messages

@@ -59,15 +59,17 @@ class TemplateProbe:
 
     def run(self, image_placeholders: Sequence[str], video_token: str | None) -> TemplateTraits:
         """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
-        asked = self._shown({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
-        found = next((name for name in image_placeholders if name in asked), None)
-        placeholder = found or image_placeholders[0]
-        roles = {"user"} if found else set[str]()
-        if found:
+        prompt = self._render_parts({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
+        image_placeholder = next((name for name in image_placeholders if name in prompt), None)
+        placeholder = image_placeholder or image_placeholders[0]
+        roles = {"user"} if image_placeholder else set[str]()
+        if image_placeholder:
             self._user = {"role": "user", "content": PROBE_PARTS}
-        if self._shown({"role": "system", "content": PROBE_PARTS}, self._user):
+        if self._render_parts({"role": "system", "content": PROBE_PARTS}, self._user):
             roles.add("system")
-        if self._shown(self._user, {"role": "assistant", "content": PROBE_PARTS}, self._user):
+        if self._render_parts(
+            self._user, {"role": "assistant", "content": PROBE_PARTS}, self._user
+        ):
             roles.add("assistant")
         calls = self._find_calls()
         if calls is not None and self._shows_image_in_result(calls, placeholder):
@@ -76,7 +78,8 @@ class TemplateProbe:
             placeholder=placeholder,
             video_placeholder=self._find_video_placeholder(video_token),
             roles_with_parts=frozenset(roles),
-            takes_system=_RESULT in self._render([self._as("system", roles, _RESULT), self._user]),
+            takes_system=_RESULT
+            in self._render([self._message("system", roles, _RESULT), self._user]),
             takes_late_system=self._render(self._with_late_system(roles)).count(_RESULT) > 1,
             takes_tools=_TOOL in self._render([self._user], {"tools": _TOOLS}),
             calls=calls,
@@ -88,13 +91,13 @@ class TemplateProbe:
         """`video_token` with the marks that templates of Qwen's families write around it."""
         if video_token is None:
             return None
-        marked = f"<|vision_start|>{video_token}<|vision_end|>"
-        asked = self._shown({"role": "user", "content": [{"type": "video"}, *PROBE_PARTS]})
-        return marked if marked in asked else None
+        marked_token = f"<|vision_start|>{video_token}<|vision_end|>"
+        prompt = self._render_parts({"role": "user", "content": [{"type": "video"}, *PROBE_PARTS]})
+        return marked_token if marked_token in prompt else None
 
     def _with_late_system(self, roles: set[str]) -> list[Mapping[str, Any]]:
-        answer = self._as("assistant", roles, "answer")
-        system = self._as("system", roles, _RESULT)
+        answer = self._message("assistant", roles, "answer")
+        system = self._message("system", roles, _RESULT)
         return [self._user, system, self._user, answer, system, self._user]
 
     def _find_calls(self) -> CallStyle | None:
@@ -127,17 +130,17 @@ class TemplateProbe:
             {"role": "tool", "content": result, "tool_call_id": made_id, "name": _TOOL},
         ]
 
-    def _as(self, role: str, roles: set[str], text: str) -> Mapping[str, Any]:
+    def _message(self, role: str, roles: set[str], text: str) -> Mapping[str, Any]:
         return {
             "role": role,
             "content": [{"type": "text", "text": text}] if role in roles else text,
         }
 
-    def _shown(self, *messages: Mapping[str, Any]) -> str:
+    def _render_parts(self, *messages: Mapping[str, Any]) -> str:
         """The rendered `messages`; empty if the template can't take parts as they are."""
         prompt = self._render(messages)
-        wanted = sum(message["content"] in (PROBE, PROBE_PARTS) for message in messages) or 1
-        return "" if _is_repr(prompt) or prompt.count(PROBE) < wanted else prompt
+        min_count = sum(message["content"] in (PROBE, PROBE_PARTS) for message in messages) or 1
+        return "" if _is_repr(prompt) or prompt.count(PROBE) < min_count else prompt
 
     def _render(self, messages: _Messages, variables: Mapping[str, Any] | None = None) -> str:
         """The rendered `messages`; empty if the template refuses them."""

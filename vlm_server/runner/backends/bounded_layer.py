@@ -23,11 +23,11 @@ VIEW_TOKENS = KVCache.step
 
 def first_columns(layer: Any) -> tuple[mx.array, mx.array]:
     """Views of the first columns of a layer's keys and values, whose shape is always the same."""
-    known = vars(layer).get("columns")
-    if known is None or known[0] is not layer.keys:
+    columns = vars(layer).get("columns")
+    if columns is None or columns[0] is not layer.keys:
         keys, values = layer.keys, layer.values
-        known = layer.columns = keys, keys[:, :, :VIEW_TOKENS], values[:, :, :VIEW_TOKENS]
-    return known[1], known[2]
+        columns = layer.columns = keys, keys[:, :, :VIEW_TOKENS], values[:, :, :VIEW_TOKENS]
+    return columns[1], columns[2]
 
 
 def forget_columns(cache: list[Any]) -> None:

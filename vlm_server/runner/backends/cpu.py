@@ -98,11 +98,11 @@ def attention_on_cpu(
     transposed, outputs = keys.swapaxes(-1, -2), []
     for start in range(0, num_queries, at_once):
         end = min(start + at_once, num_queries)
-        seen = num_keys - num_queries + end if is_causal else num_keys
+        num_seen = num_keys - num_queries + end if is_causal else num_keys
         block = (queries[:, :, start:end] * scale).reshape(rows, groups, -1, size)
-        scores = (block @ transposed[..., :seen]).astype(mx.float32)
+        scores = (block @ transposed[..., :num_seen]).astype(mx.float32)
         sums = _softmax_in_place(scores, end - start if is_causal else 0)
-        output = (scores @ values[:, :, :seen]) / mx.array(sums)
+        output = (scores @ values[:, :, :num_seen]) / mx.array(sums)
         outputs.append(output.reshape(rows, heads, end - start, -1))
         mx.async_eval(outputs[-1])  # type: ignore[no-untyped-call]  # else all scores were kept
     return mx.concatenate(outputs, axis=2).astype(values.dtype)
@@ -117,8 +117,10 @@ def _softmax_in_place(scores: mx.array, num_causal: int) -> NDArray[np.float32]:
     numbers = share(scores)
     if num_causal > 1:
         *outer, _, columns = numbers.shape
-        own = numbers.reshape(*outer, -1, num_causal, columns)[..., columns - num_causal :]
-        own += np.triu(np.full((num_causal, num_causal), -np.inf, dtype=np.float32), 1)
+        causal_scores = numbers.reshape(*outer, -1, num_causal, columns)[
+            ..., columns - num_causal :
+        ]
+        causal_scores += np.triu(np.full((num_causal, num_causal), -np.inf, dtype=np.float32), 1)
     with np.errstate(invalid="ignore"):  # of a model whose numbers overflow
         numbers -= numbers.max(axis=-1, keepdims=True)
         np.exp(numbers, out=numbers)

@@ -39,7 +39,7 @@ class DequantizingLinear(QuantizedLinear):  # type: ignore[misc]
     def __call__(self, x: mx.array) -> mx.array:
         if x.size <= _FEW_ROWS * x.shape[-1]:
             return super().__call__(x)  # type: ignore[no-any-return]
-        rows = x.reshape(-1, x.shape[-1]) @ _dequantized(self).T
+        rows = x.reshape(-1, x.shape[-1]) @ _dequantize_layer(self).T
         rows = rows + self.bias if "bias" in self else rows
         return rows.reshape(*x.shape[:-1], -1)
 
@@ -47,15 +47,19 @@ class DequantizingLinear(QuantizedLinear):  # type: ignore[misc]
 def dequantize(model: Any, free_bytes: int) -> None:
     """Replace the quantized layers of a loaded model by dense ones, if these take a part of
     `free_bytes` alone; else let its linear layers dequantize their weights for many rows."""
-    layers = [each for each in model.modules() if type(each) in _DENSE and each.mode == "affine"]
-    added = sum(_dense_bytes(layer) - _packed_bytes(layer) for layer in layers)
-    if added > free_bytes // _SHARE_OF_FREE:
+    layers = [
+        module for module in model.modules() if type(module) in _DENSE and module.mode == "affine"
+    ]
+    added_bytes = sum(_dense_bytes(layer) - _packed_bytes(layer) for layer in layers)
+    if added_bytes > free_bytes // _SHARE_OF_FREE:
         dequantize_for_many_rows(model)
         return
     if layers:
-        logger.info("dequantized the weights: %d MiB more, and faster on this device", added >> 20)
+        logger.info(
+            "dequantized the weights: %d MiB more, and faster on this device", added_bytes >> 20
+        )
     for layer in layers:
-        weight = _dequantized(layer)
+        weight = _dequantize_layer(layer)
         for name in ("scales", "biases"):
             layer.pop(name)
         for name in ("bits", "group_size", "mode"):
@@ -71,7 +75,7 @@ def dequantize_for_many_rows(model: Any) -> None:
             layer.__class__ = DequantizingLinear
 
 
-def _dequantized(layer: Any) -> mx.array:
+def _dequantize_layer(layer: Any) -> mx.array:
     return mx.dequantize(
         layer.weight,
         layer.scales,

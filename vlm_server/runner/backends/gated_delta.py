@@ -31,8 +31,8 @@ def gated_delta_in_chunks(
     rows, count, heads, _ = v.shape
     dtype, sharing = q.dtype, heads // q.shape[2]
     q, k = mx.repeat(q, sharing, axis=2), mx.repeat(k, sharing, axis=2)
-    q, k, v = _chunked(q), _chunked(k), _chunked(v)
-    g, beta = _chunked(g[..., None], padding=1), _chunked(beta[..., None])
+    q, k, v = _split_chunks(q), _split_chunks(k), _split_chunks(v)
+    g, beta = _split_chunks(g[..., None], padding=1), _split_chunks(beta[..., None])
     size = g.shape[-2]
     lower = mx.tril(mx.ones((size, size), mx.bool_))
     strictly_lower = mx.tril(lower, -1)
@@ -43,7 +43,7 @@ def gated_delta_in_chunks(
     keys = k.swapaxes(-1, -2)
     system = mx.where(strictly_lower, beta * decay * (k @ keys), 0) + mx.eye(size)
     inverse = mx.linalg.tri_inv(system, stream=mx.cpu)
-    own = inverse @ (beta * v)
+    values_of_chunk = inverse @ (beta * v)
     of_state = inverse @ (beta * since_start * k)
     scores = decay * (q @ keys)
     from_state = since_start * q
@@ -51,16 +51,16 @@ def gated_delta_in_chunks(
     outputs = []  # decay[i, j]: of what token j wrote, when token i reads
     for chunk in range(q.shape[2]):
         here = (slice(None), slice(None), chunk)
-        before = state.swapaxes(-1, -2)
-        updates = own[here] - of_state[here] @ before
-        outputs.append(from_state[here] @ before + scores[here] @ updates)
+        old_state = state.swapaxes(-1, -2)
+        updates = values_of_chunk[here] - of_state[here] @ old_state
+        outputs.append(from_state[here] @ old_state + scores[here] @ updates)
         grown = (to_end[here] * updates).swapaxes(-1, -2) @ k[here]
         state = since_start[here][..., -1:, :] * state + grown
-    made = mx.stack(outputs, axis=2).reshape(rows, heads, -1, v.shape[-1])[:, :, :count]
-    return made.swapaxes(1, 2).astype(dtype), state
+    outputs_by_token = mx.stack(outputs, axis=2).reshape(rows, heads, -1, v.shape[-1])[:, :, :count]
+    return outputs_by_token.swapaxes(1, 2).astype(dtype), state
 
 
-def _chunked(x: mx.array, padding: float = 0) -> mx.array:
+def _split_chunks(x: mx.array, padding: float = 0) -> mx.array:
     """(rows, tokens, heads, size) as (rows, heads, chunks, tokens of a chunk, size) float32.
 
     The last chunk is filled up with `padding`: tokens that update nothing and decay nothing.

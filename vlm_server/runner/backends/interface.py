@@ -66,15 +66,15 @@ class Attention(ABC):
     def attend_mixed(self, queries: mx.array, layer: MixedLayer, scale: float) -> mx.array:
         """Attention of all tokens of a mixed step, (tokens, heads, 1, head size), to their keys."""
         assert layer.new is not None
-        (mine, theirs), (keys, prompt_keys), (values, prompt_values) = (
+        (decode_queries, prompt_queries), (keys, prompt_keys), (values, prompt_values) = (
             layer.split(array) for array in (queries, *layer.new)
         )
         layer.prompt.update_and_fetch(prompt_keys, prompt_values)
-        of_prompt = self.attend_bounded(theirs, layer.prompt, scale).transpose(2, 1, 0, 3)
+        of_prompt = self.attend_bounded(prompt_queries, layer.prompt, scale).transpose(2, 1, 0, 3)
         if layer.rows is None:
             return of_prompt
         layer.rows.update_and_fetch(keys, values)
-        return mx.concatenate([self.attend_bounded(mine, layer.rows, scale), of_prompt])
+        return mx.concatenate([self.attend_bounded(decode_queries, layer.rows, scale), of_prompt])
 
     def is_precompiled(self, num_queries: int, num_keys: int, head_size: int) -> bool:
         """Whether a prompt's last queries can attend to `num_keys` without planning first.
@@ -109,7 +109,7 @@ class Backend(ABC):
     would take as long as the encode.
     """
     is_filled_by_a_tile = True
-    """Whether encoding a picture's tiles one by one takes no longer than in one call."""
+    """Whether encoding an image's tiles one by one takes no longer than in one call."""
     prefill_padding_tokens = 1
     """Long prefill chunks are padded to multiples of this; 1 for no padding."""
     mixed_step_tokens = 0
@@ -167,15 +167,15 @@ class Backend(ABC):
 
         Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast product for such rows.
         """
-        missing = -mlp.down_proj.weight.shape[1] % _ALIGNED
+        num_padding = -mlp.down_proj.weight.shape[1] % _ALIGNED
         is_quantized = "scales" in mlp.down_proj
-        if not missing or is_quantized:
+        if not num_padding or is_quantized:
             return
         for proj in (mlp.gate_proj, mlp.up_proj):
-            proj.weight = mx.pad(proj.weight, [(0, missing), (0, 0)])
+            proj.weight = mx.pad(proj.weight, [(0, num_padding), (0, 0)])
             if "bias" in proj:
-                proj.bias = mx.pad(proj.bias, (0, missing))
-        mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
+                proj.bias = mx.pad(proj.bias, (0, num_padding))
+        mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, num_padding)])
 
     def gated_mlp(self, mlp: Any, x: mx.array) -> mx.array:
         """A tower's SwiGLU of `x`, (..., hidden)."""

@@ -44,15 +44,15 @@ class MetalAttention(Attention):
         step, blocks = _queries_at_once(queries, keys), []
         for start in range(0, num_queries, step):
             end = min(start + step, num_queries)
-            most = num_keys - num_queries + end if is_causal else num_keys
+            num_seen = num_keys - num_queries + end if is_causal else num_keys
             part = mask
             if isinstance(mask, mx.array) and mask.shape[-2] > 1:
                 part = mask[..., start:end, :]
             blocks.append(
                 mx.fast.scaled_dot_product_attention(
                     queries[:, :, start:end],
-                    keys[:, :, :most],
-                    values[:, :, :most],
+                    keys[:, :, :num_seen],
+                    values[:, :, :num_seen],
                     scale=scale,
                     mask=part,
                 )

@@ -30,7 +30,7 @@ class Run:
     source: int = 0
 
 
-def arranged(sources: Sequence[KeysAndValues], runs: Sequence[Run], capacity: int) -> KeysAndValues:
+def arrange(sources: Sequence[KeysAndValues], runs: Sequence[Run], capacity: int) -> KeysAndValues:
     """New arrays with the rows of `runs` of one or two sources, and `capacity` columns.
 
     Columns outside runs are zeros or unused columns of a source.
@@ -38,7 +38,7 @@ def arranged(sources: Sequence[KeysAndValues], runs: Sequence[Run], capacity: in
     if kernels.takes_rows(sources):
         return kernels.arrange_rows(sources, _places(tuple(runs), capacity), capacity)
     keys, values = zip(*sources, strict=True)
-    return _arranged(keys, runs, capacity), _arranged(values, runs, capacity)
+    return _arrange(keys, runs, capacity), _arrange(values, runs, capacity)
 
 
 @lru_cache(maxsize=8)
@@ -54,7 +54,7 @@ def _places(runs: tuple[Run, ...], capacity: int) -> mx.array:
     )
 
 
-def _arranged(sources: Sequence[mx.array], runs: Sequence[Run], capacity: int) -> mx.array:
+def _arrange(sources: Sequence[mx.array], runs: Sequence[Run], capacity: int) -> mx.array:
     pieces = {run: _piece(sources[run.source], run, capacity) for run in dict.fromkeys(runs)}
     if len(runs) == 1:
         return mx.contiguous(pieces[runs[0]])
@@ -63,7 +63,7 @@ def _arranged(sources: Sequence[mx.array], runs: Sequence[Run], capacity: int) -
 
 def _piece(array: mx.array, run: Run, capacity: int) -> mx.array:
     rows = array[run.row : run.row + run.num_rows, :, run.start : run.start + run.count]
-    after = capacity - run.to - run.count
-    if run.to == after == 0:
+    num_after = capacity - run.to - run.count
+    if run.to == num_after == 0:
         return rows
-    return mx.pad(rows, [(0, 0), (0, 0), (run.to, after), (0, 0)])
+    return mx.pad(rows, [(0, 0), (0, 0), (run.to, num_after), (0, 0)])

@@ -31,7 +31,7 @@ from vlm_server.runner.decode.sequence import (
 )
 from vlm_server.runner.decode.speculation import Speculation
 from vlm_server.runner.decode.wide_step import PlainStep, WideStep, token_ids_of
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import SequenceState, snapshot
@@ -99,7 +99,7 @@ class DecodeBatch:
     @property
     def num_guided(self) -> int:
         """Sequences that follow a grammar."""
-        return len(self._guided())
+        return len(self._with_matchers())
 
     def join(self, prompts: Mapping[str, PromptKV], logits: mx.array) -> Sampled:
         """Add a sequence for each choice of prefilled requests; returns their first tokens.
@@ -126,19 +126,19 @@ class DecodeBatch:
         self, seqs: list[DecodingSequence], prompts: list[PromptKV], logits: mx.array
     ) -> Sampled:
         rows = [row for row, prompt_kv in enumerate(prompts) for _ in range(prompt_kv.sampling.n)]
-        first, logprobs = sample_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
+        first_tokens, logprobs = sample_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
         if len(prompts) == 1:
-            cache = batch_cache.joined(self._cache, len(self._seqs), prompts[0].cache, len(seqs))
+            cache = batch_cache.join(self._cache, len(self._seqs), prompts[0].cache, len(seqs))
         else:
-            cache = batch_cache.joined_rows(self._cache, len(self._seqs), prompts[0].cache, rows)
+            cache = batch_cache.join_rows(self._cache, len(self._seqs), prompts[0].cache, rows)
         newest = self._newest
-        tokens = first if newest is None else mx.concatenate([newest.tokens, first])
-        mx.eval(first, tokens, [layer.state for layer in cache])
+        tokens = first_tokens if newest is None else mx.concatenate([newest.tokens, first_tokens])
+        mx.eval(first_tokens, tokens, [layer.state for layer in cache])
         sampled = Sampled(logprobs=by_sequence(logprobs))
         self._cache = cache
         self._newest = NewTokens(tokens, [] if newest is None else newest.logprobs)
         self._seqs += seqs
-        for seq, token in zip(seqs, read(first).tolist(), strict=True):
+        for seq, token in zip(seqs, to_numpy(first_tokens).tolist(), strict=True):
             seq.append([token])
             sampled.tokens[seq.id] = [token]
         return sampled
@@ -161,9 +161,13 @@ class DecodeBatch:
             if seq.id == seq_id:
                 answer = np.fromiter(seq.token_ids, dtype=np.int32)
                 token_ids = np.concatenate([seq.prompt.token_ids, answer])
-                now = snapshot(self._cache, row if len(self._seqs) > 1 else None)
-                waits = self._loaded.errors.are_late
-                state = SequenceState(self._cache, {len(token_ids): now}, row, waits_for_copy=waits)
+                layer_states = snapshot(self._cache, row if len(self._seqs) > 1 else None)
+                state = SequenceState(
+                    self._cache,
+                    {len(token_ids): layer_states},
+                    row,
+                    waits_for_copy=self._loaded.errors.are_late,
+                )
                 key = PromptKey(token_ids, seq.prompt.spans)
                 return PrefixEntry(key, state, seq.prompt.cache_salt)
         return None
@@ -191,7 +195,7 @@ class DecodeBatch:
         other._step = PlainStep(self._step.logits[mx.array(rows)])
         other._cache = self._cache
         if len(rows) < len(self._seqs):
-            other._cache = batch_cache.detached(self._cache, rows)
+            other._cache = batch_cache.detach_rows(self._cache, rows)
             mx.eval(other.pending_arrays)
         self._keep([i for i in range(len(self._seqs)) if i not in rows])
         return other
@@ -200,7 +204,7 @@ class DecodeBatch:
         """Add all sequences of `other`, while both are `IDLE`."""
         assert self._state is other._state is _State.IDLE
         newest = [batch._newest for batch in (self, other) if batch._newest is not None]
-        self._cache = batch_cache.reattached(
+        self._cache = batch_cache.reattach_rows(
             self._cache, len(self._seqs), other._cache, len(other._seqs)
         )
         self._newest = NewTokens(
@@ -239,11 +243,11 @@ class DecodeBatch:
     def late_requests(self, seconds: float) -> list[str]:
         """Requests whose masks for the next tokens are not known within `seconds`."""
         deadline = time.monotonic() + seconds
-        late = dict[str, None]()
-        for seq, matcher in self._guided():
+        request_ids = dict[str, None]()
+        for seq, matcher in self._with_matchers():
             if not matcher.wait(max(deadline - time.monotonic(), 0.0)):
-                late[seq.id.request_id] = None
-        return list(late)
+                request_ids[seq.id.request_id] = None
+        return list(request_ids)
 
     def sample(self) -> None:
         """Begin to sample the next tokens. No grammar may be late."""
@@ -253,7 +257,7 @@ class DecodeBatch:
         if isinstance(self._step, WideStep):
             self._step.sample()
         elif self._step is not None:  # else all sequences were detached
-            for seq, _ in self._guided():
+            for seq, _ in self._with_matchers():
                 seq.sampler.take_mask()
             tokens, logprobs = sample_next(self._step.logits, self._seqs, self._loaded.ranks)
             self._newest, self._step = NewTokens(tokens, logprobs), None
@@ -269,7 +273,7 @@ class DecodeBatch:
 
     def lower_priority(self) -> None:
         """Lower the priority of the processes that follow the grammars here."""
-        for _, matcher in self._guided():
+        for _, matcher in self._with_matchers():
             matcher.lower_priority()
 
     def result(self) -> Sampled:
@@ -282,7 +286,7 @@ class DecodeBatch:
             return sampled
         self._move("result")
         (seqs, newest), self._unread = self._unread, None
-        for seq, token in zip(seqs, read(newest.tokens).tolist(), strict=True):
+        for seq, token in zip(seqs, to_numpy(newest.tokens).tolist(), strict=True):
             seq.token_ids.append(token)
             if not seq.newest_token_on_host:
                 seq.append([token])
@@ -300,9 +304,9 @@ class DecodeBatch:
 
     def _move(self, call: str) -> None:
         """Enter the state that `call` leads to."""
-        after = _NEXT_STATE.get((self._state, call))
-        assert after is not None, f"{call} of a batch that is {self._state.value}"
-        self._state = after
+        next_state = _NEXT_STATE.get((self._state, call))
+        assert next_state is not None, f"{call} of a batch that is {self._state.value}"
+        self._state = next_state
 
     def _new_drafts(self) -> tuple[mx.array, list[list[int]]] | None:
         """The token ids of a wide step and the drafts among them; None if a plain one is better.
@@ -312,10 +316,10 @@ class DecodeBatch:
         if self._newest is None or not self._speculation.can_gain(self._seqs):
             return None
         tokens = self._append_newest(self._newest)
-        found = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
-        if found is None:
+        choice = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
+        if choice is None:
             return None
-        width, drafts = found
+        width, drafts = choice
         return token_ids_of(tokens, width, drafts), drafts
 
     def _accept(self, wide: WideStep, sampled: Sampled) -> None:
@@ -323,19 +327,19 @@ class DecodeBatch:
 
         The next plain step reports that: the tokens before it may have ended the answer.
         """
-        last = []
-        taken, logprobs = wide.result(self._cache)
-        for seq, tokens in zip(self._seqs, taken, strict=True):
+        last_tokens = []
+        rows, logprobs = wide.result(self._cache)
+        for seq, tokens in zip(self._seqs, rows, strict=True):
             seq.append(tokens)
             seq.newest_token_reported = tokens[-1] != NO_TOKEN
             seq.token_ids += tokens[:-1]
-            last.append(tokens[-1])
+            last_tokens.append(tokens[-1])
             if reported := tokens if seq.newest_token_reported else tokens[:-1]:
                 sampled.tokens.setdefault(seq.id, []).extend(reported)
             if seq.id in logprobs:
                 sampled.logprobs.setdefault(seq.id, []).extend(logprobs[seq.id][: len(reported)])
         sampled.drafts = wide.counts
-        self._newest = NewTokens(mx.array(last, dtype=mx.int32), [])
+        self._newest = NewTokens(mx.array(last_tokens, dtype=mx.int32), [])
         if self._speculation.needs_even_rows:
             batch_cache.even_out(self._cache)
 
@@ -345,14 +349,14 @@ class DecodeBatch:
         if not rows:
             self._cache, self._newest, self._step = [], None, None
             return
-        self._cache = batch_cache.filtered(self._cache, rows)
+        self._cache = batch_cache.filter_rows(self._cache, rows)
         if self._newest is not None:
             self._newest.keep(rows)
         if self._step is not None:
             assert isinstance(self._step, PlainStep)
             self._step.keep(rows)
 
-    def _guided(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
+    def _with_matchers(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
         return [(seq, seq.sampler.matcher) for seq in self._seqs if seq.sampler.matcher is not None]
 
     def _new_seqs(
@@ -379,13 +383,13 @@ class DecodeBatch:
 
     def _advance_grammars(self, newest: NewTokens, logits: mx.array) -> None:
         """Advance the grammars while the device works on `logits`."""
-        if self._guided():
+        if self._with_matchers():
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._append_newest(newest)
 
     def _append_newest(self, newest: NewTokens) -> list[int]:
         """Read the newest tokens, and hand them to the drafters and grammars that lack them."""
-        token_ids: list[int] = read(newest.tokens).tolist()
+        token_ids: list[int] = to_numpy(newest.tokens).tolist()
         for seq, token_id in zip(self._seqs, token_ids, strict=True):
             if not seq.newest_token_on_host:
                 seq.append([token_id])
@@ -394,5 +398,5 @@ class DecodeBatch:
 
 def _counters(cache: list[Any]) -> list[mx.array]:
     """The layers' own counters: left lazy, they would keep the operations of all steps."""
-    found = (vars(layer).get("offset") for layer in cache)
-    return [counter for counter in found if isinstance(counter, mx.array)]
+    offsets = (vars(layer).get("offset") for layer in cache)
+    return [counter for counter in offsets if isinstance(counter, mx.array)]

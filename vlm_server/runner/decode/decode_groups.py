@@ -126,7 +126,7 @@ class DecodeGroups:
 
     def _wait_for_grammars(self) -> None:
         """Wait while patience lasts, then detach the requests that are late."""
-        started = time.monotonic()
+        started_at = time.monotonic()
         patience = _NEVER_DETACH_SECONDS
         if self._may_detach:
             more = _PATIENCE_PER_MASK_SECONDS * self._batch.num_guided
@@ -136,7 +136,7 @@ class DecodeGroups:
             batch.lower_priority()
             self._detached[request_id] = _Detached(batch)
             self._num_detachments[request_id] = self._num_detachments.get(request_id, 0) + 1
-        self._patience_seconds = max(patience - (time.monotonic() - started), 0.0)
+        self._patience_seconds = max(patience - (time.monotonic() - started_at), 0.0)
 
     def _step_one(self, detached: list[str]) -> None:
         """Run a step of the first detached request whose masks are ready.

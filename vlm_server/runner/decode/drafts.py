@@ -44,10 +44,10 @@ class Drafter:
 
     def __init__(self, prompt_ids: NDArray[np.int32], prediction_ids: Sequence[int] = ()) -> None:
         """`prediction_ids`: the predicted answer, which is guessed first."""
-        known = np.concatenate([np.fromiter(prediction_ids, dtype=np.int32), prompt_ids])
-        self._length = len(known)
+        token_ids = np.concatenate([np.fromiter(prediction_ids, dtype=np.int32), prompt_ids])
+        self._length = len(token_ids)
         self._tokens = np.empty(max(2 * self._length, 256), dtype=np.int32)
-        self._tokens[: self._length] = known
+        self._tokens[: self._length] = token_ids
         self._rates = [_HitRate(prior) for _, prior in _PRIORS]
         self._next = 0
         """Index of the guessed next token."""
@@ -83,8 +83,8 @@ class Drafter:
         if not self._match:
             return []
         places = self._next + np.arange(count) % (self._length - self._next)
-        guessed: list[int] = self._tokens[places].tolist()
-        return guessed
+        draft: list[int] = self._tokens[places].tolist()
+        return draft
 
     def probabilities(self, count: int) -> list[float]:
         """The probability of each of the next `count` guesses, if all before it are right."""

@@ -99,7 +99,7 @@ def logprobs_of(
 
 def by_sequence(logprobs: list[LazyLogprobs]) -> dict[SeqId, list[TokenLogprobs]]:
     """Each sequence's logprobs in the order of its tokens; waits for the device."""
-    found = dict[SeqId, list[TokenLogprobs]]()
+    logprobs_by_seq = dict[SeqId, list[TokenLogprobs]]()
     for seq_id, entry in (entry for step in logprobs for entry in step.read()):
-        found.setdefault(seq_id, []).append(entry)
-    return found
+        logprobs_by_seq.setdefault(seq_id, []).append(entry)
+    return logprobs_by_seq

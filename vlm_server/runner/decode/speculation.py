@@ -145,14 +145,14 @@ class StepTimes:
     def record(self, rows: int, width: int, seconds: float) -> None:
         """Record the time of a step of `width` tokens for each of `rows`."""
         if width == 1:
-            known = self._plain.get(rows)
-            if known is None or seconds < _OUTLIER * known:
-                self._plain[rows] = _mixed(known, seconds)
+            average = self._plain.get(rows)
+            if average is None or seconds < _OUTLIER * average:
+                self._plain[rows] = _moving_average(average, seconds)
         elif rows in self._plain:
             slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
-            known = self._slope(rows, width)
-            limit = _OUTLIER * max(known, _PRIOR_SLOPE)
-            self._slopes.setdefault(rows, {})[width] = _mixed(known, min(slope, limit))
+            average = self._slope(rows, width)
+            limit = _OUTLIER * max(average, _PRIOR_SLOPE)
+            self._slopes.setdefault(rows, {})[width] = _moving_average(average, min(slope, limit))
 
     def cost(self, rows: int, width: int) -> float:
         """The time of a step, in plain steps."""
@@ -160,13 +160,13 @@ class StepTimes:
 
     def _slope(self, rows: int, width: int) -> float:
         """The slope at the nearest measured width: kernels change at some widths."""
-        measured = self._slopes.get(rows, {})
-        nearest = min(measured, key=lambda other: abs(other - width), default=0)
-        return measured.get(nearest, _PRIOR_SLOPE)
+        slopes = self._slopes.get(rows, {})
+        nearest = min(slopes, key=lambda other: abs(other - width), default=0)
+        return slopes.get(nearest, _PRIOR_SLOPE)
 
 
-def _mixed(known: float | None, new: float) -> float:
-    return new if known is None else known + _WEIGHT * (new - known)
+def _moving_average(average: float | None, seconds: float) -> float:
+    return seconds if average is None else average + _WEIGHT * (seconds - average)
 
 
 def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times: StepTimes) -> int:

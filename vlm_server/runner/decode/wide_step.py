@@ -18,7 +18,7 @@ from mlx_vlm.models.cache import KVCache
 
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.decode.sequence import DecodingSequence, by_sequence, logprobs_of
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, sample
 
 
@@ -72,26 +72,26 @@ class WideStep:
         Cuts the rejected drafts off `cache`, which does not hold the last token of each row yet.
         """
         assert self._sampled is not None
-        sampled = iter(read(self._sampled).tolist())
-        logprobs, taken = by_sequence(self._logprobs), []
+        sampled = iter(to_numpy(self._sampled).tolist())
+        logprobs, rows = by_sequence(self._logprobs), []
         for seq, drafts, samplers in zip(self._seqs, self._drafts, self._samplers, strict=True):
             tokens = [next(sampled) for _ in samplers]
             wrong = (i for i, draft in enumerate(drafts) if draft != tokens[i])
             num_right = next(wrong, len(drafts))
-            taken.append(tokens[: num_right + 1])
+            rows.append(tokens[: num_right + 1])
             self.counts[seq.id] = DraftCounts(len(drafts), num_right)
             seq.sampler = samplers[num_right]
             seq.sampler.advance(mx.array(tokens[num_right]))
             seq.position += num_right + 1
             if seq.id in logprobs:
                 del logprobs[seq.id][num_right + 1 :]
-        surplus = [self.width - len(tokens) for tokens in taken]
+        surplus = [self.width - len(tokens) for tokens in rows]
         for layer in cache:
             if type(layer) is KVCache:
                 layer.trim(surplus[0])
             else:
                 layer.cut(surplus)
-        return taken, logprobs
+        return rows, logprobs
 
 
 def token_ids_of(tokens: Sequence[int], width: int, drafts: Sequence[list[int]]) -> mx.array:
@@ -107,7 +107,7 @@ def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSamp
     seq.sampler.take_mask()
     matcher = seq.sampler.matcher
     masks = [None] * len(drafts) if matcher is None else matcher.draft_masks()
-    made = [seq.sampler]
+    samplers = [seq.sampler]
     for token_id, mask in zip(drafts, masks, strict=False):
-        made.append(made[-1].after(token_id, mask))
-    return made
+        samplers.append(samplers[-1].after(token_id, mask))
+    return samplers

@@ -1,6 +1,6 @@
 """Reads arrays, and classifies MLX's errors, which have no types.
 
-All arrays are read by `read`, which evaluates them first: numpy alone would lose MLX's exception,
+All arrays are read by `to_numpy`, which evaluates them first: numpy alone would lose the exception,
 ask again, and get the bytes of an array that was never computed.
 
 On Metal, a command may fail after the call that launched it has returned. MLX raises such a late
@@ -36,7 +36,7 @@ _TIME_OUTS = ("errortimeout", "errorhang", "errorimpactinginteractivity", "error
 _LATE = "command buffer execution failed"
 
 
-def read(array: mx.array) -> NDArray[Any]:
+def to_numpy(array: mx.array) -> NDArray[Any]:
     """A copy of an array's values; waits for the device.
 
     Raises what MLX raises if they could not be computed: RuntimeError, MemoryError.
@@ -46,7 +46,7 @@ def read(array: mx.array) -> NDArray[Any]:
 
 
 def share(array: mx.array) -> NDArray[Any]:
-    """An array's own memory, for writing; no other array may share it. Raises as `read`."""
+    """An array's own memory, for writing; no other array may share it. Raises as `to_numpy`."""
     mx.eval(array)
     return np.array(array, copy=False)  # noqa: TID251  evaluated
 
@@ -73,11 +73,11 @@ class DeviceErrors:
         if isinstance(error, RequestError):
             return error
         text = str(error).lower()
-        found: RequestError = InternalError(message)
+        request_error: RequestError = InternalError(message)
         if is_out_of_memory(error):
-            found = OutOfMemory(_NO_MEMORY)
+            request_error = OutOfMemory(_NO_MEMORY)
         elif any(words in text for words in _TIME_OUTS):
-            found = StepTooLong(_TOO_LONG)
+            request_error = StepTooLong(_TOO_LONG)
         if _LATE in text:
-            self.num_late, self.last_late = self.num_late + 1, found
-        return found
+            self.num_late, self.last_late = self.num_late + 1, request_error
+        return request_error

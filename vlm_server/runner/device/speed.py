@@ -21,9 +21,9 @@ def product_gflops() -> float:
     mx.eval(matrix @ matrix)
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         mx.eval(matrix @ matrix)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - started_at)
     return 2 * _SIDE**3 / min(seconds) / 1e9
 
 

@@ -49,7 +49,7 @@ class DiskCache(DiskTier):
         self._lock = threading.Lock()
         self._catching_up = threading.Lock()
         """Held while headers are read; acquired before `_lock`."""
-        self._blocks = KVBlockIndex(whole=needs_snapshots)
+        self._blocks = KVBlockIndex(whole_blocks=needs_snapshots)
         self.writer = DiskWriter(store, self._drop)
         self._catch_up()
 
@@ -62,12 +62,12 @@ class DiskCache(DiskTier):
 
     def store_features(self, key: str, features: EncodedImage) -> None:
         assert isinstance(features, ImageFeatures)
-        stored = self._features_key(key)
+        file_key = self._features_key(key)
         with self._lock:
-            is_known = self._is_known(stored)
-        if not is_known and features.size_bytes <= self.writer.room_bytes:
+            is_stored = self._is_known(file_key)
+        if not is_stored and features.size_bytes <= self.writer.room_bytes:
             record = records.features_record(self._fingerprint, key, features)
-            self.writer.add(WriteJob(stored, record))
+            self.writer.add(WriteJob(file_key, record))
 
     def find_features(self, key: str) -> int | None:
         size_bytes = self._store.size_of(self._features_key(key))
@@ -76,10 +76,10 @@ class DiskCache(DiskTier):
         return size_bytes
 
     def read_features(self, key: str) -> ImageFeatures | None:
-        stored = self._features_key(key)
-        if (record := self._read(stored, key)) is None:
+        file_key = self._features_key(key)
+        if (record := self._read(file_key, key)) is None:
             return None
-        self._store.touch([stored])
+        self._store.touch([file_key])
         return record.features
 
     def store_prefix(
@@ -87,7 +87,7 @@ class DiskCache(DiskTier):
     ) -> None:
         with self._lock:
             walk = self._blocks.walk(prompt, len(prompt), salt, self._is_known)
-        start, after = walk.length, walk.keys
+        start, parent_keys = walk.length, walk.keys
         for end in self._ends(prompt, source, start):
             snapshot = source.snapshots[end] if self._needs_snapshots else None
             size_bytes = source.size_bytes(start, end) + (snapshot.size_bytes if snapshot else 0)
@@ -98,44 +98,44 @@ class DiskCache(DiskTier):
             record = records.prefix_record(self._fingerprint, block, segment, snapshot)
             with self._lock:
                 self._blocks.add(block)
-                self.writer.add(WriteJob(block.key, record, after))
-            start, after = end, (*after, block.key)
+                self.writer.add(WriteJob(block.key, record, parent_keys))
+            start, parent_keys = end, (*parent_keys, block.key)
 
     def find_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, min_length: int
+        self, prompt: PromptKey, start: int, limit: int, salt: str, min_length: int
     ) -> StoredPrefixSizes | None:
-        if known < min(limit, len(prompt)):
+        if start < min(limit, len(prompt)):
             self._catch_up()
-        length, sizes, most_bytes = known, list[int](), self._prefix_bytes()
-        for block, start, count in self._blocks_after(prompt, known, limit, salt):
+        length, sizes, most_bytes = start, list[int](), self._prefix_bytes()
+        for block, at, count in self._blocks_after(prompt, start, limit, salt):
             size_bytes = self._store.size_of(block.key)
             if size_bytes is None or sum(sizes) + size_bytes > most_bytes:
                 break
             sizes.append(size_bytes)
-            length = start + count
-        if length <= known or length < min_length:
+            length = at + count
+        if length <= start or length < min_length:
             self._store.count_miss()
             return None
         return StoredPrefixSizes(length, sum(sizes), max(sizes))
 
     def read_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str
+        self, prompt: PromptKey, start: int, limit: int, salt: str
     ) -> Iterator[StoredPrefix]:
-        read = list[str]()
-        for block, start, count in self._blocks_after(prompt, known, limit, salt):
+        keys = list[str]()
+        for block, at, count in self._blocks_after(prompt, start, limit, salt):
             if (record := self._read(block.key, block)) is None:
                 break
-            read.append(block.key)
-            yield StoredPrefix(start, record.segment, count, record.snapshot)
+            keys.append(block.key)
+            yield StoredPrefix(at, record.segment, count, record.snapshot)
             del record  # frees it while the next record is read
-        self._store.touch(reversed(read))
+        self._store.touch(reversed(keys))
 
     # ---- reading -------------------------------------------------------------------
 
     def _blocks_after(
-        self, prompt: PromptKey, known: int, limit: int, salt: str
+        self, prompt: PromptKey, start: int, limit: int, salt: str
     ) -> list[tuple[KVBlock, int, int]]:
-        """The blocks of `prompt` that end beyond its first `known` positions, in order.
+        """The blocks of `prompt` that end beyond its first `start` positions, in order.
 
         Each with its first position and its number of matching positions.
         """
@@ -143,7 +143,7 @@ class DiskCache(DiskTier):
             walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
         blocks, at = [], 0
         for block, count in walk.blocks:
-            if at + count > known:
+            if at + count > start:
                 blocks.append((block, at, count))
             at += count
         return blocks
@@ -174,9 +174,9 @@ class DiskCache(DiskTier):
     def _catch_up(self) -> None:
         """Index new blocks of all engines, and drop deleted ones."""
         with self._catching_up:
-            found, gone = self._store.refresh()
-            self._drop(gone)
-            for key in found:
+            new_keys, removed_keys = self._store.refresh()
+            self._drop(removed_keys)
+            for key in new_keys:
                 if key.startswith("prefix-"):
                     self._read_header(key)
 
@@ -207,8 +207,8 @@ class DiskCache(DiskTier):
     ) -> list[int]:
         if self._needs_snapshots:
             return sorted(position for position in source.snapshots if position > start)
-        most = self.writer.room_bytes // source.size_bytes(0, 1)
-        return [prompt.floor(min(start + most, len(prompt)))]
+        max_tokens = self.writer.room_bytes // source.size_bytes(0, 1)
+        return [prompt.floor(min(start + max_tokens, len(prompt)))]
 
     def _features_key(self, key: str) -> str:
         """The file key of an image's features by this model."""

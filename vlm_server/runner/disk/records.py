@@ -82,9 +82,9 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
     def is_of(self, fingerprint: str, subject: str | KVBlock) -> bool:
         if not isinstance(subject, KVBlock):
             return False
-        own = (self.fingerprint, self.parent, self.key, self.token_ids, self.spans)
+        identity = (self.fingerprint, self.parent, self.key, self.token_ids, self.spans)
         part = subject.part
-        return own == (fingerprint, subject.parent, subject.key, _ids(part), part.spans)
+        return identity == (fingerprint, subject.parent, subject.key, _ids(part), part.spans)
 
     def kv_is_valid(self, fingerprint: str, key: str) -> bool:
         """Whether this is a valid header of `key`, of a block that is not empty."""
@@ -228,8 +228,8 @@ def prefix_record(
     layers = None
     if snapshot is not None:
         states = list(enumerate(snapshot.arrays))
-        there = [(n, i, array) for n, layer in states for i, array in enumerate(layer)]
-        arrays |= {f"state.{n}.{i}": array for n, i, array in there if array is not None}
+        numbered = [(n, i, array) for n, layer in states for i, array in enumerate(layer)]
+        arrays |= {f"state.{n}.{i}": array for n, i, array in numbered if array is not None}
         layers = tuple(
             _Layer(tuple(counters), tuple(array is not None for array in layer))
             for layer, counters in zip(snapshot.arrays, snapshot.counters, strict=True)
@@ -263,9 +263,9 @@ class StoredPrefix:
         arrays = self._segment.arrays
         if first == 0 and all(array.shape[2] == last for array in arrays):
             return self._segment
-        taken = tuple(mx.contiguous(array[:, :, first:last]) for array in arrays)
-        mx.eval(taken)
-        return KVSegment(taken)
+        slices = tuple(mx.contiguous(array[:, :, first:last]) for array in arrays)
+        mx.eval(slices)
+        return KVSegment(slices)
 
 
 def _ids(part: PromptKey) -> bytes:

@@ -53,9 +53,9 @@ class Followers:
 
         Raises ModelLoadError if this machine can't listen.
         """
-        found, secret = dict[int, tuple[Connection, Hello]](), rank.secret.encode()
+        followers, secret = dict[int, tuple[Connection, Hello]](), rank.secret.encode()
         with _listener(rank) as listener:
-            while len(found) < rank.size - 1:
+            while len(followers) < rank.size - 1:
                 with contextlib.suppress(AuthenticationError, EOFError, OSError):
                     connection = listener.accept()
                     with _time_limit(connection):
@@ -64,8 +64,8 @@ class Followers:
                         _set_up(connection)
                         hello = _answer(connection)
                     if isinstance(hello, Hello):
-                        found[hello.rank] = connection, hello
-        connections, hellos = zip(*(found[number] for number in sorted(found)), strict=True)
+                        followers[hello.rank] = connection, hello
+        connections, hellos = zip(*(followers[number] for number in sorted(followers)), strict=True)
         return cls(connections, hellos)
 
     def send(self, message: Message) -> None:
@@ -113,7 +113,7 @@ class RankZeroConnection:
                 continue
             _set_up(connection)
             rank_zero = cls(connection, end)
-            threading.Thread(target=rank_zero._read_on, daemon=True).start()
+            threading.Thread(target=rank_zero._keep_reading, daemon=True).start()
             return rank_zero
 
     def send(self, answer: Answer) -> None:
@@ -134,7 +134,7 @@ class RankZeroConnection:
             raise EngineBroken(f"rank 0 sent {type(message).__name__} instead of {kind.__name__}")
         return message
 
-    def _read_on(self) -> None:
+    def _keep_reading(self) -> None:
         try:
             while True:
                 self._inbox.put(self._connection.recv_bytes())

@@ -11,7 +11,7 @@ import numpy as np
 
 from vlm_server import settings
 from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
 
 _PREFIX = "mlx.core."
@@ -173,17 +173,17 @@ Message = Join | Limit | Load | Serve | RankPlan | Stored | PrecompileNext | Set
 # ---- as bytes ----------------------------------------------------------------------------
 
 
-def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+def _pack(array: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Type, shape and row-major bytes of an array of numpy or MLX; waits for the device."""
     if isinstance(array, np.ndarray):
         return array.dtype.name, array.shape, array.tobytes()
     if isinstance(array, mx.array):
-        raw = read(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
+        raw = to_numpy(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
         return str(array.dtype).removeprefix(_PREFIX), tuple(array.shape), raw.tobytes()
     raise NotImplementedError(f"{type(array).__name__} is no message")
 
 
-def _unpacked(kind: type, packed: Any) -> Any:
+def _unpack(kind: type, packed: Any) -> Any:
     """A read-only view of the bytes as an array of numpy, or a new array on the device."""
     dtype, shape, data = msgspec.convert(packed, tuple[str, tuple[int, ...], bytes])
     if get_origin(kind) is np.ndarray:
@@ -192,6 +192,6 @@ def _unpacked(kind: type, packed: Any) -> Any:
     return raw.view(_DTYPES[dtype]).reshape(shape)
 
 
-encode = msgspec.msgpack.Encoder(enc_hook=_packed).encode
+encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
-decode_message = msgspec.msgpack.Decoder(Message, dec_hook=_unpacked).decode
+decode_message = msgspec.msgpack.Decoder(Message, dec_hook=_unpack).decode

@@ -89,8 +89,10 @@ class RankZero(SingleProcess):
         Drafts depend on measured times, batched prefills that fail are repeated one by one, and the
         disk would hold the KV of this rank's heads alone.
         """
-        others = [hello.suitable_bytes for hello in self._followers.hellos]
-        limit = start.memory.limit_on(device.memory_bytes) or min(device.suitable_bytes, *others)
+        follower_bytes = [hello.suitable_bytes for hello in self._followers.hellos]
+        limit = start.memory.limit_on(device.memory_bytes) or min(
+            device.suitable_bytes, *follower_bytes
+        )
         return msgspec.structs.replace(
             start,
             memory=msgspec.structs.replace(start.memory, limit_bytes=limit),

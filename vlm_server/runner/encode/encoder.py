@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import EncodeWork, MediaInputs
-from vlm_server.runner.device.arrays import DeviceErrors, read
+from vlm_server.runner.device.arrays import DeviceErrors, to_numpy
 from vlm_server.runner.encode.layers import by_layers
 from vlm_server.runner.encode.tile_encoder import TileCache, encode_tiles
 from vlm_server.runner.loaded import LoadedModel
@@ -46,8 +46,8 @@ class ImageFeatures:
 
     @property
     def arrays(self) -> list[mx.array]:
-        made = (self.rows, self.visual_mask, self.deepstack)
-        return [array for array in made if array is not None]
+        arrays = (self.rows, self.visual_mask, self.deepstack)
+        return [array for array in arrays if array is not None]
 
 
 class ImageEncoder:
@@ -57,7 +57,7 @@ class ImageEncoder:
     """
 
     def __init__(self, loaded: LoadedModel, tiles: TileCache | None = None) -> None:
-        """`tiles`: None to encode pictures as a whole, even where tiles would be exact."""
+        """`tiles`: None to encode images as a whole, even where tiles would be exact."""
         self._loaded = loaded
         self._tiles = tiles
 
@@ -100,11 +100,11 @@ class ImageEncoding:
         Where errors come late, waits for the new parts, too. False if nothing is left. Raises
         OutOfMemory, StepTooLong, and InternalError for other failures.
         """
-        before = self._launched
+        previous = self._launched
         with self._request_errors():
             self._launched = self._next_parts(self._parts_in_a_turn or self._measure())
             mx.async_eval(self._launched)  # type: ignore[no-untyped-call]
-            mx.eval(self._launched if self._device_errors.are_late else before)
+            mx.eval(self._launched if self._device_errors.are_late else previous)
         return self._features is None
 
     def result(self) -> Sequence[ImageFeatures]:
@@ -117,7 +117,7 @@ class ImageEncoding:
             self.advance()
         with self._request_errors():
             mx.eval(self._launched)
-            is_finite = bool(read(self._are_finite))
+            is_finite = bool(to_numpy(self._are_finite))
         if not is_finite:
             raise InternalError("The features of an image are not finite.")
         return self._features
@@ -129,7 +129,7 @@ class ImageEncoding:
         except RequestError:
             raise
         except Exception as error:
-            logger.exception("encoding a picture failed")
+            logger.exception("encoding an image failed")
             raise self._device_errors.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
@@ -138,10 +138,10 @@ class ImageEncoding:
         The first one also copies the pixels to the device, so the second is measured.
         """
         mx.eval(self._next_parts(1))
-        second = self._next_parts(1)
-        started = time.perf_counter()
-        mx.eval(second)
-        seconds = time.perf_counter() - started
+        second_part = self._next_parts(1)
+        started_at = time.perf_counter()
+        mx.eval(second_part)
+        seconds = time.perf_counter() - started_at
         self._parts_in_a_turn = max(1.0, _TURN_SECONDS / seconds)
         return self._parts_in_a_turn - 2
 
@@ -158,11 +158,11 @@ class ImageEncoding:
         try:
             return next(self._parts)
         except StopIteration as end:
-            made: Sequence[ImageFeatures] = end.value
-            arrays = [array for features in made for array in features.arrays]
+            features: Sequence[ImageFeatures] = end.value
+            arrays = [array for image in features for array in image.arrays]
             numbers = [array for array in arrays if array.dtype != mx.bool_]
             self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in numbers]))
-            self._features = made
+            self._features = features
             return [self._are_finite, *arrays]
 
 
@@ -172,12 +172,12 @@ def _parts(loaded: LoadedModel, encodes: Sequence[EncodeWork], cache: TileCache 
     tiling = loaded.tiling if len(encodes) == 1 else None
     tiles = [] if tiling is None else tiling.split(encodes[0].inputs)
     if tiling is not None and cache is not None and len(tiles) > 1:
-        made = yield from encode_tiles(loaded, tiling, cache, encodes[0], tiles)
-        features = [_of_tiles(loaded, token_ids[0], *made)]
+        rows, tokens_per_call = yield from encode_tiles(loaded, tiling, cache, encodes[0], tiles)
+        features = [_of_tiles(loaded, token_ids[0], rows, tokens_per_call)]
     elif loaded.family.tower is None:
-        features = yield from _by_family(loaded, token_ids, _joined(encodes))
+        features = yield from _by_family(loaded, token_ids, _join_inputs(encodes))
     else:
-        tower = loaded.model.vision_tower.encode_inputs(_joined(encodes))
+        tower = loaded.model.vision_tower.encode_inputs(_join_inputs(encodes))
         while tower.parts:
             yield [tower.parts.pop(0)]
         spans = zip(token_ids, tower.split(len(encodes)), strict=True)
@@ -187,43 +187,45 @@ def _parts(loaded: LoadedModel, encodes: Sequence[EncodeWork], cache: TileCache 
     return features
 
 
-def _joined(encodes: Sequence[EncodeWork]) -> MediaInputs:
-    first, *others = (encode.inputs for encode in encodes)
-    if not others:
+def _join_inputs(encodes: Sequence[EncodeWork]) -> MediaInputs:
+    first, *other_inputs = (encode.inputs for encode in encodes)
+    if not other_inputs:
         return first
-    return {name: np.concatenate([one[name] for one in (first, *others)]) for name in first}
+    return {
+        name: np.concatenate([inputs[name] for inputs in (first, *other_inputs)]) for name in first
+    }
 
 
 def _with_texts(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], made: TowerRows
+    loaded: LoadedModel, token_ids: NDArray[np.int32], tower_rows: TowerRows
 ) -> ImageFeatures:
     """The tower's rows, with the embeddings of text tokens within the span."""
     is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
-    _check_count(made.rows.shape[0], int(is_visual.sum()))
-    rows = made.rows
+    _check_count(tower_rows.rows.shape[0], int(is_visual.sum()))
+    rows = tower_rows.rows
     if not is_visual.all():  # timestamps between the frame groups of a video
         rows = loaded.language_model.model.embed_tokens(mx.array(token_ids))
-        rows[mx.array(np.flatnonzero(is_visual))] = made.rows.astype(rows.dtype)
-    if not made.deepstack:
+        rows[mx.array(np.flatnonzero(is_visual))] = tower_rows.rows.astype(rows.dtype)
+    if not tower_rows.deepstack:
         return ImageFeatures(rows, None, None)
-    return ImageFeatures(rows, mx.array(is_visual), mx.stack(made.deepstack))
+    return ImageFeatures(rows, mx.array(is_visual), mx.stack(tower_rows.deepstack))
 
 
 def _of_tiles(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_per_call: int
+    loaded: LoadedModel, token_ids: NDArray[np.int32], tile_rows: mx.array, tokens_per_call: int
 ) -> ImageFeatures:
     """The tiles' rows, with the embeddings of the text between them."""
     is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
-    _check_count(tiled.shape[-2], int(is_visual.sum()))
+    _check_count(tile_rows.shape[-2], int(is_visual.sum()))
     places = mx.array(np.flatnonzero(is_visual))
     rows = loaded.model.get_input_embeddings(mx.array(token_ids)[None]).inputs_embeds[0]
-    joined = tiled.astype(rows.dtype)
-    if joined.ndim == 2:
-        rows[places] = joined
+    tile_rows = tile_rows.astype(rows.dtype)
+    if tile_rows.ndim == 2:
+        rows[places] = tile_rows
         return ImageFeatures(rows, None, None, tokens_per_call)
     rows[places] = 0
-    deepstack = mx.zeros((len(joined), *rows.shape), dtype=rows.dtype)
-    deepstack[:, places] = joined
+    deepstack = mx.zeros((len(tile_rows), *rows.shape), dtype=rows.dtype)
+    deepstack[:, places] = tile_rows
     return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_per_call)
 
 
@@ -234,11 +236,11 @@ def _by_family(
 
     Every family of mlx-vlm has this call, which includes all processing of an image's features.
     """
-    made = yield from by_layers(loaded, lambda: _embeddings(loaded, token_ids, inputs))
+    features = yield from by_layers(loaded, lambda: _embeddings(loaded, token_ids, inputs))
     if len(token_ids) == 1:
-        return [made]
-    assert made.deepstack is None
-    rows = made.rows.reshape(len(token_ids), -1, made.rows.shape[-1])
+        return [features]
+    assert features.deepstack is None
+    rows = features.rows.reshape(len(token_ids), -1, features.rows.shape[-1])
     return [ImageFeatures(mx.contiguous(part), None, None) for part in rows]
 
 
@@ -246,24 +248,24 @@ def _embeddings(
     loaded: LoadedModel, token_ids: Sequence[NDArray[np.int32]], inputs: MediaInputs
 ) -> ImageFeatures:
     stand_in = loaded.spec.stand_in
-    shown = np.concatenate(token_ids)
+    span_ids = np.concatenate(token_ids)
     if stand_in is not None:
-        shown = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text token
-    ids = mx.array(shown)[None]
+        span_ids = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text token
+    ids = mx.array(span_ids)[None]
     arrays = {key: mx.array(value) for key, value in inputs.items()}
     pixel_values = arrays.pop("pixel_values", None)  # videos use another name
     with loaded.position_lock:
-        made = loaded.model.get_input_embeddings(
+        embeddings = loaded.model.get_input_embeddings(
             ids, pixel_values, mask=mx.ones_like(ids), **arrays
         )
         loaded.forget_positions()
-    deepstack = made.deepstack_visual_embeds
+    deepstack = embeddings.deepstack_visual_embeds
     if loaded.family.deepstack is Deepstack.ALL_ROWS and deepstack is not None:
-        is_visual = np.flatnonzero(read(made.visual_pos_masks[0]))
+        is_visual = np.flatnonzero(to_numpy(embeddings.visual_pos_masks[0]))
         deepstack = deepstack[0, mx.array(is_visual)].transpose(1, 0, 2)
     return ImageFeatures(
-        rows=made.inputs_embeds[0] if stand_in is None else made.inputs_embeds[0, :-1],
-        visual_mask=None if deepstack is None else made.visual_pos_masks[0],
+        rows=embeddings.inputs_embeds[0] if stand_in is None else embeddings.inputs_embeds[0, :-1],
+        visual_mask=None if deepstack is None else embeddings.visual_pos_masks[0],
         deepstack=None if deepstack is None else mx.stack(list(deepstack)),
     )
 

@@ -22,11 +22,11 @@ def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[m
     """
     if not loaded.backend.encodes_in_turns:
         return compute()
-    with _recorded(_layer_types(loaded.model)) as results:
-        made = compute()
+    with _record_results(_layer_types(loaded.model)) as results:
+        result = compute()
     while results:
         yield [results.pop(0)]
-    return made
+    return result
 
 
 def _layer_types(model: Any) -> list[type]:
@@ -47,7 +47,7 @@ def _flat(modules: list[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def _recorded(types: list[type]) -> Iterator[list[mx.array]]:
+def _record_results(types: list[type]) -> Iterator[list[mx.array]]:
     """The results of modules of these classes in the `with` block, in order."""
     results: list[mx.array] = []
     calls: dict[Any, Any] = {kind: call for kind in types if (call := vars(kind).get("__call__"))}

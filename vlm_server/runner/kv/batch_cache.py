@@ -13,49 +13,49 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
-from vlm_server.runner.backends.rows import Run, arranged
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.backends.rows import Run, arrange
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 RowLayer: TypeAlias = KVCache | WindowKVCache
 """A layer of one sequence that appends."""
 
 
-def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
+def join(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows of one prompt's layers.
 
     The arguments are not changed. `prompt` itself is returned if it is to be the only row.
     """
     if num_running == 0 and count == 1:
         return prompt
-    new = [_as_rows(layer, count) for layer in prompt]
-    return new if num_running == 0 else _extended(running, num_running, new)
+    new_rows = [_as_rows(layer, count) for layer in prompt]
+    return new_rows if num_running == 0 else _extend(running, num_running, new_rows)
 
 
-def joined_rows(
+def join_rows(
     running: list[Any], num_running: int, prompts: list[RowsKVCache], rows: list[int]
 ) -> list[Any]:
     """The layers of `num_running` rows followed by these `rows` of `prompts`; all end evenly.
 
     A row may occur several times. The arguments are not changed.
     """
-    new = [copy.copy(layer) for layer in prompts]
+    new_rows = [copy.copy(layer) for layer in prompts]
     if rows != list(range(len(prompts[0].ends))):
-        for layer in new:
+        for layer in new_rows:
             layer.keep(rows)
-    even_out(new)
-    return new if num_running == 0 else _extended(running, num_running, new)
+    even_out(new_rows)
+    return new_rows if num_running == 0 else _extend(running, num_running, new_rows)
 
 
-def _extended(running: list[Any], num_running: int, new: list[Any]) -> list[Any]:
-    one = num_running == 1
-    rows = [_as_rows(layer, 1) if one else copy.copy(layer) for layer in running]
-    for layer, others in zip(rows, new, strict=True):
-        layer.extend(others)
+def _extend(running: list[Any], num_running: int, new_rows: list[Any]) -> list[Any]:
+    is_single = num_running == 1
+    rows = [_as_rows(layer, 1) if is_single else copy.copy(layer) for layer in running]
+    for layer, new_layer in zip(rows, new_rows, strict=True):
+        layer.extend(new_layer)
     return rows
 
 
-def filtered(running: list[Any], rows: list[int]) -> list[Any]:
+def filter_rows(running: list[Any], rows: list[int]) -> list[Any]:
     """The layers of `rows`, at least one, of the two or more in `running`, which may change."""
     if len(rows) == 1:
         return [layer.extract(rows[0]) for layer in running]
@@ -68,23 +68,25 @@ def filtered(running: list[Any], rows: list[int]) -> list[Any]:
     return running
 
 
-def detached(running: list[Any], rows: list[int]) -> list[Any]:
+def detach_rows(running: list[Any], rows: list[int]) -> list[Any]:
     """The layers of `rows` of the two or more in `running`, which is not changed."""
-    made: list[Any] = []
+    layers: list[Any] = []
     for count, row in enumerate(rows):
-        made = joined(made, count, [layer.extract(row) for layer in running], 1)
-    return made
+        layers = join(layers, count, [layer.extract(row) for layer in running], 1)
+    return layers
 
 
-def reattached(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
+def reattach_rows(
+    running: list[Any], num_running: int, detached_layers: list[Any], count: int
+) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows that were detached."""
     if num_running == 0:
-        return others
+        return detached_layers
     if count == 1:
-        return joined(running, num_running, others, 1)
+        return join(running, num_running, detached_layers, 1)
     for row in range(count):
-        alone = [layer.extract(row) for layer in others]
-        running = joined(running, num_running + row, alone, 1)
+        row_layers = [layer.extract(row) for layer in detached_layers]
+        running = join(running, num_running + row, row_layers, 1)
     return running
 
 
@@ -110,7 +112,7 @@ def make_room(layer: RowLayer | RowsKVCache, count: int) -> None:
         layer.make_room(count)
     elif max(layer.offset + count, KVCache.step) > layer.keys.shape[2]:
         runs, capacity = [Run(0, 1, 0, layer.offset)], buffer_capacity(layer.offset + count)
-        layer.keys, layer.values = arranged([(layer.keys, layer.values)], runs, capacity)
+        layer.keys, layer.values = arrange([(layer.keys, layer.values)], runs, capacity)
 
 
 def advance(layer: RowLayer | RowsKVCache, count: int) -> None:
@@ -169,7 +171,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return rows
 
     @classmethod
-    def taking(cls, cache: RowLayer) -> RowsKVCache:
+    def take_over(cls, cache: RowLayer) -> RowsKVCache:
         """The arrays of `cache` as one row. Until `give_back`, `cache` has none: MLX would copy."""
         rows = cls.of(cache)
         cache.keys = cache.values = None
@@ -276,7 +278,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     def filter(self, batch_indices: mx.array) -> None:
         """The same as `keep`, by mlx-vlm's name."""
-        self.keep(read(batch_indices).tolist())
+        self.keep(to_numpy(batch_indices).tolist())
 
     def keep(self, rows: list[int]) -> None:
         """Keep `rows`, in that order, and drop padding that all of them have.
@@ -298,7 +300,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         if isinstance(cache, WindowKVCache):
             cache.num_dropped = start - self.paddings[idx]
         runs = [Run(idx, 1, start, end - start)]
-        cache.keys, cache.values = arranged([(self.keys, self.values)], runs, end - start)
+        cache.keys, cache.values = arrange([(self.keys, self.values)], runs, end - start)
         return cache
 
     def _first_kept(self, row: int) -> int:
@@ -316,7 +318,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             for source, rows in enumerate((self, other))
             for row, num_rows, end in rows._even_rows()
         ]
-        self.keys, self.values = arranged(sources, runs, buffer_capacity(length))
+        self.keys, self.values = arrange(sources, runs, buffer_capacity(length))
         paddings = [
             padding + length - end
             for rows in (self, other)
@@ -331,7 +333,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return [(row, 1, end) for row, end in enumerate(self.ends)]
 
     def _arrange(self, runs: list[Run], capacity: int) -> None:
-        self.keys, self.values = arranged([(self.keys, self.values)], runs, capacity)
+        self.keys, self.values = arrange([(self.keys, self.values)], runs, capacity)
 
     def _set_rows(self, paddings: list[int], ends: list[int]) -> None:
         self.paddings = paddings

@@ -44,8 +44,8 @@ class KVSegment:
 
     def split(self, at: int) -> tuple[Self, Self]:
         """Copies of the first `at` tokens, and of the rest."""
-        first = _copied([array[:, :, :at] for array in self.arrays])
-        rest = _copied([array[:, :, at:] for array in self.arrays])
+        first = _copy_arrays([array[:, :, :at] for array in self.arrays])
+        rest = _copy_arrays([array[:, :, at:] for array in self.arrays])
         mx.eval(first, rest)
         return type(self)(first), type(self)(rest)
 
@@ -101,7 +101,7 @@ class SequenceState:
             columns = slice(padding + start, padding + end)
             both = (layer.keys, layer.values)
             sides += [side[self._row : self._row + 1, :, columns] for side in both]
-        arrays = tuple(sides) if buffer_bytes else _copied(sides)
+        arrays = tuple(sides) if buffer_bytes else _copy_arrays(sides)
         if self._waits_for_copy:
             mx.eval(arrays)
         else:
@@ -143,8 +143,8 @@ class StateSize:
         """Bytes of a sequence of `num_tokens`, including unused columns of its buffers."""
         capacity = buffer_capacity(num_tokens)
         return self._fixed_bytes + sum(
-            num_bytes * min(capacity, buffer_capacity(most) if most else capacity)
-            for most, num_bytes in self._token_bytes.items()
+            num_bytes * min(capacity, buffer_capacity(max_tokens) if max_tokens else capacity)
+            for max_tokens, num_bytes in self._token_bytes.items()
         )
 
 
@@ -176,7 +176,7 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
             continue
         if isinstance(layer, ArraysCache):
             alone = layer if row is None else layer.extract(row)
-            arrays.append(_copied(alone.cache))
+            arrays.append(_copy_arrays(alone.cache))
             counters.append(())
         else:
             window = layer.extract(row or 0)  # a copy
@@ -201,14 +201,14 @@ def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None
     for parts in zip(*matched, strict=True):
         _, heads, _, size = parts[0].shape
         sides.append(mx.concatenate([*parts, zeros(heads, size, parts[0].dtype)], axis=2))
-    cut = [layer for layer in layers if _can_be_cut(layer)]
-    for layer, keys, values in zip(cut, sides[::2], sides[1::2], strict=True):
+    appending = [layer for layer in layers if _can_be_cut(layer)]
+    for layer, keys, values in zip(appending, sides[::2], sides[1::2], strict=True):
         layer.keys, layer.values, layer.offset = keys, values, prefix.length
     states: LayerStates | None = prefix.snapshot
     if states is None:
         return
-    whole = [layer for layer in layers if not _can_be_cut(layer)]
-    for layer, arrays, counters in zip(whole, states.arrays, states.counters, strict=True):
+    stateful = [layer for layer in layers if not _can_be_cut(layer)]
+    for layer, arrays, counters in zip(stateful, states.arrays, states.counters, strict=True):
         _put_state(layer, arrays, counters)
 
 
@@ -220,13 +220,13 @@ def _can_be_cut(layer: Any) -> bool:
 
 def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: tuple[str, ...]) -> None:
     if isinstance(layer, WindowKVCache):
-        layer.keys, layer.values = _copied(arrays)
+        layer.keys, layer.values = _copy_arrays(arrays)
         layer.meta_state = counters
     else:
-        layer.cache = list(_copied(arrays))
+        layer.cache = list(_copy_arrays(arrays))
 
 
-def _copied(arrays: Iterable[Any]) -> tuple[Any, ...]:
+def _copy_arrays(arrays: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(None if array is None else _copy(array) for array in arrays)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache, RotatingKVCache, create_causal_mask, make_prompt_cache
 
-from vlm_server.runner.backends.rows import Run, arranged
+from vlm_server.runner.backends.rows import Run, arrange
 
 
 def new_layers(language_model: Any) -> list[Any]:
@@ -88,7 +88,7 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
         """Drop the columns before `first_seen`, and make room for `count` more tokens."""
         first, length = self.first_seen, self.end - self.first_seen
         runs, capacity = [Run(0, 1, first, length)], buffer_capacity(length + count)
-        self.keys, self.values = arranged([(self.keys, self.values)], runs, capacity)
+        self.keys, self.values = arrange([(self.keys, self.values)], runs, capacity)
         self.num_dropped += first
         self._fetched_from = 0
 
@@ -97,12 +97,12 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
     ) -> mx.array | str | None:
         """The mask of `N` new tokens to the columns that `update_and_fetch` returns."""
         window_size = window_size or self.max_size
-        before = self.end - self.first_seen
+        num_before = self.end - self.first_seen
         if N == 1:
-            is_all = before < window_size
-            return None if is_all else mx.arange(before + 1) > before - window_size
-        if before + N > window_size or return_array:
-            mask: mx.array = create_causal_mask(N, before, window_size=window_size)
+            is_all = num_before < window_size
+            return None if is_all else mx.arange(num_before + 1) > num_before - window_size
+        if num_before + N > window_size or return_array:
+            mask: mx.array = create_causal_mask(N, num_before, window_size=window_size)
             return mask
         return "causal"
 
@@ -112,7 +112,7 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
         first, length = self.first_seen, self.end - self.first_seen
         if self.keys is not None:
             runs = [Run(0, 1, first, length)]
-            copy.keys, copy.values = arranged([(self.keys, self.values)], runs, length)
+            copy.keys, copy.values = arrange([(self.keys, self.values)], runs, length)
         copy.offset, copy.num_dropped = self.offset, self.num_dropped + first
         return copy
 

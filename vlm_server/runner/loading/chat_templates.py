@@ -152,8 +152,8 @@ def template_of_checkpoint(processor: Any) -> str | None:
     Raises ModelLoadError for a template that is no text.
     """
     owners: Sequence[Any] = (processor, getattr(processor, "tokenizer", None))
-    found = (getattr(owner, "chat_template", None) for owner in owners)
-    template = next((template for template in found if template is not None), None)
+    templates = (getattr(owner, "chat_template", None) for owner in owners)
+    template = next((template for template in templates if template is not None), None)
     if isinstance(template, Mapping):
         template = template.get("default", "")
     if template is not None and not isinstance(template, str):
@@ -184,7 +184,7 @@ def tool_parser(template: str | None, parser: str) -> ToolParser | None:
 
 def reasoning_format(template: str | None) -> ReasoningFormat | None:
     """The marks of reasoning in a chat template; None if it has none."""
-    found = (
+    formats = (
         f for marks, f in _REASONING.items() if any(mark in (template or "") for mark in marks)
     )
-    return next(found, None)
+    return next(formats, None)

@@ -19,7 +19,7 @@ from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.families import FAMILIES, refuse_unservable
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.config import normalised
+from vlm_server.runner.loading.checkpoint.config import normalise
 from vlm_server.runner.loading.checkpoint.weights import Budget, bytes_as, check_fits, dtype_on
 from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
@@ -43,7 +43,7 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
     limit = limit_bytes(request.memory, device)
     config = plan.config if plan else layout.read_object(Path(model.path) / layout.CONFIG)
     row = FAMILIES.get(layout.family(config))
-    found = Examination(
+    examination = Examination(
         family=row.name if row else layout.family(config),
         is_checked=row is not None and row.is_checked,
         quantization=layout.quantization(config),
@@ -52,63 +52,65 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
         limit_bytes=limit,
     )
     try:
-        whole = normalised(dict(config))
+        whole = normalise(dict(config))
         part = whole.get(f"{row.part}_config") if row and row.part else None
         context = context_tokens_of(part or whole, model.max_context_tokens)
-        found = msgspec.structs.replace(found, context_tokens=context)
+        examination = msgspec.structs.replace(examination, context_tokens=context)
         if plan is None:
-            return _with_weights(found, model, least_tokens)
-        weight_bytes = _planned_bytes(found, plan, model, Budget(limit, device))
-        return msgspec.structs.replace(found, weight_bytes=weight_bytes)
+            return _with_weights(examination, model, least_tokens)
+        weight_bytes = _planned_bytes(examination, plan, model, Budget(limit, device))
+        return msgspec.structs.replace(examination, weight_bytes=weight_bytes)
     except ModelLoadError as error:
-        return msgspec.structs.replace(found, refusal=str(error))
+        return msgspec.structs.replace(examination, refusal=str(error))
 
 
 def _planned_bytes(
-    found: Examination, plan: DownloadPlan, model: ModelSettings, budget: Budget
+    examination: Examination, plan: DownloadPlan, model: ModelSettings, budget: Budget
 ) -> int:
     """Bytes of the weights; raises ModelLoadError if `plan` shows that they can't be served."""
     config = dict(plan.config)
-    if not found.family:
+    if not examination.family:
         raise ModelLoadError("its config.json names no model_type")
     refuse_unservable(config, allow_unchecked=True)
     try:
         get_model_and_args(config=config)
     except Exception as error:  # noqa: BLE001  families fail with any exception
-        raise ModelLoadError(f"mlx-vlm has no family {found.family!r} ({error})") from None
-    if not layout.sees(config):
-        raise ModelLoadError(f"{found.family} names no image token: not a vision model")
+        raise ModelLoadError(f"mlx-vlm has no family {examination.family!r} ({error})") from None
+    if not layout.is_vision_model(config):
+        raise ModelLoadError(f"{examination.family} names no image token: not a vision model")
     refuse_unservable(config, allow_unchecked=model.allow_unchecked)
-    kind, size = _STORED.get(found.quantization, ("U8", 1))
+    kind, size = _STORED.get(examination.quantization, ("U8", 1))
     tensors = plan.parameters or {kind: plan.weight_bytes // size}
     dtype = dtype_on(budget.device, model.dtype)
     check_fits(tensors, dtype, budget)
     return bytes_as(dtype, tensors)
 
 
-def _with_weights(found: Examination, model: ModelSettings, least_tokens: int) -> Examination:
-    """`found`, refused if no room is left for a short request, as after loading.
+def _with_weights(examination: Examination, model: ModelSettings, least_tokens: int) -> Examination:
+    """`examination`, refused if no room is left for a short request, as after loading.
 
     Raises ModelLoadError as loading would, as far as unread weights can tell.
     """
-    with open_lazily(model, current_device(), found.limit_bytes) as opened:
+    with open_lazily(model, current_device(), examination.limit_bytes) as opened:
         image_token_of(opened.family, opened.model, opened.config)
         state = planned_state_size(opened.model.language_model, opened.family)
-    free = found.limit_bytes - opened.size_bytes
-    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.bytes_for)
-    least, refusal = min(least_tokens, found.context_tokens), ""
-    if fitting < least:
+    free_bytes = examination.limit_bytes - opened.size_bytes
+    fitting = bisect_right(
+        range(1, examination.context_tokens + 1), free_bytes, key=state.bytes_for
+    )
+    min_tokens, refusal = min(least_tokens, examination.context_tokens), ""
+    if fitting < min_tokens:
         refusal = (
-            f"the model leaves no room for requests: beside its weights {free / MIB:.0f} MiB of "
-            f"memory.limit_bytes are left, enough for {fitting} tokens, and {least} are needed: "
-            "raise that, or serve a smaller or a quantized checkpoint"
+            f"the model leaves no room for requests: beside its weights {free_bytes / MIB:.0f} MiB "
+            f"of memory.limit_bytes are left, enough for {fitting} tokens, and {min_tokens} are "
+            "needed: raise that, or serve a smaller or a quantized checkpoint"
         )
     return msgspec.structs.replace(
-        found,
+        examination,
         weight_bytes=opened.size_bytes,
         fitting_tokens=fitting,
         kv_bytes=state.bytes_for(fitting),
-        least_kv_bytes=state.bytes_for(least),
+        least_kv_bytes=state.bytes_for(min_tokens),
         refusal=refusal,
     )
 
@@ -145,7 +147,7 @@ def _modified_at(folder: Path) -> float:
 
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
     """The kinds of input and output; all families get videos, if only as frames."""
-    found = ["completion", "vision", "video", "structured_output"]
-    found += ["tools"] if loaded.spec.tool_parser is not None else []
-    found += ["thinking"] if loaded.spec.reasoning_format is not None else []
-    return tuple(found)
+    capabilities = ["completion", "vision", "video", "structured_output"]
+    capabilities += ["tools"] if loaded.spec.tool_parser is not None else []
+    capabilities += ["thinking"] if loaded.spec.reasoning_format is not None else []
+    return tuple(capabilities)

@@ -23,17 +23,17 @@ def arrays_of(root: Any) -> list[mx.array]:
     the objects of bound methods.
     """
     arrays: list[mx.array] = []
-    seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
+    objects: dict[int, Any] = {}  # holds the objects, so that no id is used twice
     remaining = [root]
     while remaining:
-        each = remaining.pop()
-        if each is None or isinstance(each, _LEAVES) or id(each) in seen:
+        member = remaining.pop()
+        if member is None or isinstance(member, _LEAVES) or id(member) in objects:
             continue
-        seen[id(each)] = each
-        if isinstance(each, mx.array):
-            arrays.append(each)
+        objects[id(member)] = member
+        if isinstance(member, mx.array):
+            arrays.append(member)
         else:
-            remaining += _members(each)
+            remaining += _members(member)
     return arrays
 
 

@@ -22,7 +22,7 @@ from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.config import normalised, spelling_of
+from vlm_server.runner.loading.checkpoint.config import normalise, spelling_of
 from vlm_server.runner.loading.checkpoint.files import (
     check_files,
     check_shards,
@@ -132,7 +132,7 @@ def open_lazily(
         raise ModelLoadError(f"{folder}/config.json names no model_type")
     refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
     row, prefixes = FAMILIES.get(config["model_type"]), spelling_of(config).weight_prefixes
-    config = normalised(config)
+    config = normalise(config)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
     tensors = tensors_in(folder)
     if ranks is None:
@@ -196,17 +196,17 @@ def _make_fast(
 
 def _parameters(model: Any) -> Counter[str]:
     """Number of parameters, as before quantization, by their storage: `4bit`, `bfloat16`."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for _, module in model.named_modules():
         bits = getattr(module, "bits", None) if "scales" in module else None
         for name, array in module.items():
             if not hasattr(array, "nbytes") or (bits and name in ("scales", "biases")):
                 continue
             if bits and name == "weight":
-                found[f"{bits}bit"] += array.size * _PACKED_BITS // bits
+                counts[f"{bits}bit"] += array.size * _PACKED_BITS // bits
             else:
-                found[str(array.dtype).removeprefix("mlx.core.")] += array.size
-    return found
+                counts[str(array.dtype).removeprefix("mlx.core.")] += array.size
+    return counts
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

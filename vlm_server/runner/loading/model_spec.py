@@ -51,42 +51,42 @@ def model_spec(
     video_token_id = _token_id(model, config, "video_token_id", "video_token_index")
     model_processor = ModelProcessor(processor, image_token_id, stand_in)
     placeholders = _image_placeholders(family, processor, tokenizer, image_token_id)
-    chosen = ChosenTemplate()
+    template = ChosenTemplate()
     if not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
-        chosen = _template(settings, processor, model_processor, placeholders, video)
+        template = _template(settings, processor, model_processor, placeholders, video)
     return ModelSpec(
         tokenizer=tokenizer,
         backend=tokenizer.backend_tokenizer,
         image_token_id=image_token_id,
         video_token_id=video_token_id if family.takes_videos else None,
-        eos_token_ids=_eos_token_ids(config, folder, tokenizer, chosen.end_token)
+        eos_token_ids=_eos_token_ids(config, folder, tokenizer, template.end_token)
         | frozenset(getattr(processor, "additional_eos_token_ids", ())),
         context_tokens=context_tokens_of(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(family, model.language_model),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
         image_placeholders=placeholders,
-        chat_template=chosen.text,
+        chat_template=template.text,
         template_variables=dict(tokenizer.special_tokens_map),
         write_prompt=model_processor.write_prompt,
         process_image=model_processor.image,
         process_video=model_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=chunk_policy(model),
-        tool_parser=tool_parser(chosen.text, settings.tool_parser),
-        reasoning_format=reasoning_format(chosen.text),
+        tool_parser=tool_parser(template.text, settings.tool_parser),
+        reasoning_format=reasoning_format(template.text),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
         stand_in=stand_in,
-        warnings=chosen.warnings,
+        warnings=template.warnings,
     )
 
 
 def image_token_of(family: Family, model: Any, config: Json) -> int:
     """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
-    found = _token_id(model, config, "image_token_id", "image_token_index")
-    if found is None:
+    token_id = _token_id(model, config, "image_token_id", "image_token_index")
+    if token_id is None:
         raise ModelLoadError(f"{family.name} names no image token: not a vision model")
-    return found
+    return token_id
 
 
 def _template(
@@ -98,8 +98,8 @@ def _template(
 ) -> ChosenTemplate:
     if settings.chat_template:
         return template_in(settings.chat_template)
-    if (found := template_of_checkpoint(processor)) is not None:
-        return ChosenTemplate(found)
+    if (template := template_of_checkpoint(processor)) is not None:
+        return ChosenTemplate(template)
     tokenizer = getattr(processor, "tokenizer", processor)
     image = next(filter(model_processor.expands, placeholders), placeholders[0])
     chosen = own_template(image, video, tokenizer.get_vocab().keys())
@@ -125,9 +125,9 @@ def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
     """
     model_id = int(model.config.image_token_index)
     probe = ModelProcessor(processor, model_id)
-    made = probe.image(np.zeros((64, 64, 3), dtype=np.uint8), family.image_text)
+    probe_result = probe.image(np.zeros((64, 64, 3), dtype=np.uint8), family.image_text)
     ids = mx.array([[model_id, 0]])  # some families can't embed a prompt without text
-    arrays = {name: mx.array(array) for name, array in made.inputs.items()}
+    arrays = {name: mx.array(array) for name, array in probe_result.inputs.items()}
     features = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **arrays).inputs_embeds
     added = AddedToken(family.image_text.strip(), special=True, normalized=False)
     processor.tokenizer.add_tokens([added], special_tokens=True)
@@ -153,8 +153,8 @@ def _image_placeholders(
 def _token_id(model: Any, config: Json, *names: str) -> int | None:
     """The first of `names` with a number, in config.json or else in mlx-vlm's defaults."""
     sources = (config, vars(model.config))
-    found = (source.get(name) for source in sources for name in names)
-    return next((value for value in found if isinstance(value, int)), None)
+    token_ids = (source.get(name) for source in sources for name in names)
+    return next((value for value in token_ids if isinstance(value, int)), None)
 
 
 def _eos_token_ids(
@@ -166,21 +166,28 @@ def _eos_token_ids(
     there, which may be an ordinary token of another vocabulary.
     """
     generation = read_json(folder / "generation_config.json")
-    named = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
-    own = [tokenizer.eos_token_id, end_token and tokenizer.convert_tokens_to_ids(end_token)]
-    return frozenset(named | {int(token_id) for token_id in own if token_id is not None})
+    configured = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
+    tokenizer_ids = [
+        tokenizer.eos_token_id,
+        end_token and tokenizer.convert_tokens_to_ids(end_token),
+    ]
+    return frozenset(
+        configured | {int(token_id) for token_id in tokenizer_ids if token_id is not None}
+    )
 
 
 def _ids(source: Json) -> set[int]:
-    found = source.get("eos_token_id")
-    return set(found) if isinstance(found, list) else set() if found is None else {found}
+    value = source.get("eos_token_id")
+    return set(value) if isinstance(value, list) else set() if value is None else {value}
 
 
 def context_tokens_of(config: Json, limit: int) -> int:
     """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
     text = config.get("text_config") or config.get("llm_config") or {}
-    own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
-    return min(int(own), limit) if limit else int(own)
+    context_tokens = (
+        text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
+    )
+    return min(int(context_tokens), limit) if limit else int(context_tokens)
 
 
 def _vocabulary_size(family: Family, language_model: Any) -> int:

@@ -15,7 +15,7 @@ from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.families import FAMILIES, POSITION_STATE, WRITE_PROMPTS, Family, MRopeRule
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.kv.window_cache import new_layers
@@ -74,8 +74,8 @@ def ask_positions(language_model: Any) -> AskPositions:
         begin = [media_start(language_model.config)]  # families find media by it
         arrays = {name: mx.array(rows) for name, rows in grids.items()}
         ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
-        found, _ = language_model.get_rope_index(ids, **arrays)
-        three = read(found).astype(np.int32).reshape(-1, len(token_ids) + 1)
+        position_ids, _ = language_model.get_rope_index(ids, **arrays)
+        three = to_numpy(position_ids).astype(np.int32).reshape(-1, len(token_ids) + 1)
         return np.broadcast_to(three[:, 1:] - 1, (3, len(token_ids)))
 
     return positions

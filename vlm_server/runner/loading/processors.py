@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.interfaces.model_spec import PixelRule, ProcessedMedia, StandIn
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.vision.patches import PatchProcessor
 
 PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, but not typed
@@ -23,8 +23,8 @@ PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, bu
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
 _PROBE_SIZE = (64, 64)
-_ONE_PICTURE = 4
-"""Dimensions of the pixels of a picture that is not cut: (1, channels, height, width)."""
+_ONE_IMAGE = 4
+"""Dimensions of the pixels of an image that is not cut: (1, channels, height, width)."""
 
 
 _Around = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -49,20 +49,20 @@ class ModelProcessor:
     def image(self, pixels: NDArray[np.uint8], placeholder: str) -> ProcessedMedia:
         around = self._around.get(placeholder)
         if around is None:
-            made = self._process(placeholder, images=[PillowImage.fromarray(pixels)])
+            processed = self._process(placeholder, images=[PillowImage.fromarray(pixels)])
             if placeholder not in self._around:
-                self._around[placeholder] = self._around_of(made)
+                self._around[placeholder] = self._around_of(processed)
         else:
-            made = self._by_grid(pixels, around)
-        return replace(made, size=self._size(made, pixels))
+            processed = self._by_grid(pixels, around)
+        return replace(processed, size=self._size(processed, pixels))
 
     def expands(self, placeholder: str) -> bool:
         """Whether the processor expands `placeholder` to an image's tokens."""
         try:
-            made = self._process(placeholder, images=[PillowImage.new("RGB", _PROBE_SIZE)])
+            processed = self._process(placeholder, images=[PillowImage.new("RGB", _PROBE_SIZE)])
         except Exception:  # noqa: BLE001 - processors raise any exception
             return False
-        return self._image_token_id in made.token_ids
+        return self._image_token_id in processed.token_ids
 
     def video(
         self, frames: NDArray[np.uint8], seconds: Sequence[float], placeholder: str
@@ -80,9 +80,9 @@ class ModelProcessor:
             self._processor, list(messages), add_generation_prompt=add_generation_prompt
         )
 
-    def _size(self, made: ProcessedMedia, pixels: NDArray[np.uint8]) -> tuple[int, int]:
+    def _size(self, processed: ProcessedMedia, pixels: NDArray[np.uint8]) -> tuple[int, int]:
         """Width and height of the resized image; of the original if it was cut into tiles."""
-        inputs = made.inputs
+        inputs = processed.inputs
         if "image_grid_thw" in inputs:
             _, rows, columns = (int(number) for number in inputs["image_grid_thw"].reshape(-1)[:3])
             side = int(self._processor.image_processor.patch_size)
@@ -91,40 +91,48 @@ class ModelProcessor:
             height, width = (int(number) for number in inputs["image_sizes"].reshape(-1)[:2])
             return width, height
         values = inputs.get("pixel_values")
-        if values is not None and values.ndim == _ONE_PICTURE and len(values) == 1:
+        if values is not None and values.ndim == _ONE_IMAGE and len(values) == 1:
             return values.shape[3], values.shape[2]
         return pixels.shape[1], pixels.shape[0]
 
-    def _around_of(self, made: ProcessedMedia) -> _Around | None:
+    def _around_of(self, processed: ProcessedMedia) -> _Around | None:
         """The text around an image's tokens, if their number follows from its grid alone."""
-        own = getattr(self._processor, "image_processor", None)
-        places = np.flatnonzero(made.token_ids == self._image_token_id)
-        if not isinstance(own, PatchProcessor) or self._stand_in is not None or not len(places):
+        image_processor = getattr(self._processor, "image_processor", None)
+        places = np.flatnonzero(processed.token_ids == self._image_token_id)
+        if (
+            not isinstance(image_processor, PatchProcessor)
+            or self._stand_in is not None
+            or not len(places)
+        ):
             return None
         first, end = int(places[0]), int(places[-1]) + 1
-        if not len(places) == end - first == own.num_tokens(made.inputs["image_grid_thw"]):
+        if (
+            not len(places)
+            == end - first
+            == image_processor.num_tokens(processed.inputs["image_grid_thw"])
+        ):
             return None
-        return made.token_ids[:first], made.token_ids[end:]
+        return processed.token_ids[:first], processed.token_ids[end:]
 
     def _by_grid(self, pixels: NDArray[np.uint8], around: _Around) -> ProcessedMedia:
         """The result of `_process`, without tokenizing thousands of equal image tokens."""
-        own: PatchProcessor = self._processor.image_processor
-        inputs = own.of_image(pixels)
-        count = own.num_tokens(inputs["image_grid_thw"])
+        image_processor: PatchProcessor = self._processor.image_processor
+        inputs = image_processor.of_image(pixels)
+        count = image_processor.num_tokens(inputs["image_grid_thw"])
         tokens, (before, after) = np.full(count, self._image_token_id, dtype=np.int32), around
         return ProcessedMedia(np.concatenate([before, tokens, after]), inputs)
 
     def _process(self, placeholder: str, **media: Any) -> ProcessedMedia:
-        made = prepare_inputs(
+        arrays = prepare_inputs(
             self._processor, prompts=placeholder, image_token_index=self._image_token_id, **media
         )
         inputs = {
-            name: read(array)
-            for name, array in made.items()
+            name: to_numpy(array)
+            for name, array in arrays.items()
             if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
         }
         _check_not_cut(inputs)
-        ids = read(mx.array(made["input_ids"])).astype(np.int32).reshape(-1)
+        ids = to_numpy(mx.array(arrays["input_ids"])).astype(np.int32).reshape(-1)
         return ProcessedMedia(self._with_stand_in(ids), inputs)
 
     def _with_stand_in(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -136,17 +144,17 @@ class ModelProcessor:
 
 
 def _check_not_cut(inputs: Mapping[str, NDArray[Any]]) -> None:
-    """Raises ValueError if a picture has more patches than its rows have room for."""
+    """Raises ValueError if an image has more patches than its rows have room for."""
     shapes = inputs.get("spatial_shapes")
     if shapes is not None and shapes.prod(axis=1).max() > inputs["pixel_values"].shape[1]:
-        raise ValueError("a picture of this shape has more patches than the model takes")
+        raise ValueError("an image of this shape has more patches than the model takes")
 
 
 def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:
     """The pixel rule of mlx-vlm's processors of the Qwen families; None for any other."""
-    own = getattr(processor, "image_processor", None)
+    image_processor = getattr(processor, "image_processor", None)
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
-    values = [getattr(own, name, None) for name in names]
+    values = [getattr(image_processor, name, None) for name in names]
     if not all(isinstance(value, int) and value > 0 for value in values):
         return None
     patch_size, merge_size, min_pixels, max_pixels = (int(value or 0) for value in values)

@@ -46,8 +46,8 @@ class PromptChunk:
 
     def padded(self, before: int, after: int) -> tuple[mx.array, dict[str, Any]]:
         """The token ids and inputs, with padding before and after the tokens."""
-        ids = _padded(self.token_ids, 1, before, after)
-        return ids, padded_inputs(self.inputs, before, after)
+        ids = _pad(self.token_ids, 1, before, after)
+        return ids, pad_inputs(self.inputs, before, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +110,20 @@ class PaddedChunkCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return cache.keys[..., : chunk.last, :], cache.values[..., : chunk.last, :]
 
 
-def padded_inputs(inputs: dict[str, Any], before: int, after: int) -> dict[str, Any]:
+def pad_inputs(inputs: dict[str, Any], before: int, after: int) -> dict[str, Any]:
     """Arguments of a language model, with padding in those that have an entry for each token.
 
     It repeats the first and the last entry: of zeros, some models make NaN.
     """
     return {
-        name: _padded(value, TOKEN_AXES[name], before, after)
+        name: _pad(value, TOKEN_AXES[name], before, after)
         if name in TOKEN_AXES and isinstance(value, mx.array)
         else value
         for name, value in inputs.items()
     }
 
 
-def _padded(array: mx.array, axis: int, before: int, after: int) -> mx.array:
+def _pad(array: mx.array, axis: int, before: int, after: int) -> mx.array:
     widths = [(0, 0)] * array.ndim
     widths[axis] = before, after
     return mx.pad(array, widths, "edge")

@@ -29,7 +29,7 @@ from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, padded_inputs
+from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
 from vlm_server.runner.model.forward_pass import (
     Buffers,
     Embed,
@@ -120,7 +120,7 @@ class CompiledModel(TextModel):
         self._inputs: Inputs = {}
         """One token of all inputs that chunks have had: the pattern for others."""
         self._shapes = self._all_shapes(draft_widths) if self._in_place else []
-        self._wanted = dict.fromkeys(self._shapes)
+        self._shapes_to_compile = dict.fromkeys(self._shapes)
         """Shapes to precompile."""
 
     def _all_shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
@@ -129,8 +129,8 @@ class CompiledModel(TextModel):
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
         chunks = [_Shape(0, prompt_tokens=count) for count in _CHUNKS]
         count = self._tokens_per_pass
-        few = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
-        mixed = [_Shape(number, prompt_tokens=count - number) for number in few]
+        row_counts = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
+        mixed = [_Shape(number, prompt_tokens=count - number) for number in row_counts]
         shapes = [*(_Shape(number) for number in rows), *chunks, *wide, *mixed]
         return sorted(shapes, key=lambda shape: (shape.rows > 1, shape.rows > MAX_DRAFTING_ROWS))
 
@@ -172,9 +172,9 @@ class CompiledModel(TextModel):
     ) -> tuple[mx.array, mx.array | None]:
         """See `TextModel`; a compiled step if possible."""
         if self._supports(cache):
-            made = self._compiled_step(token_ids, cache, position_ids, chunk)
-            if made is not None:
-                return made
+            outputs = self._compiled_step(token_ids, cache, position_ids, chunk)
+            if outputs is not None:
+                return outputs
         forget_columns(cache)
         return super().step(token_ids, cache, position_ids)
 
@@ -189,22 +189,22 @@ class CompiledModel(TextModel):
         rows, width = token_ids.shape
         if chunk is not None and width == 1 and self._supports_inputs(chunk):
             has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows)
-            made = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
-            if made is not None:
-                return made
-        self._wanted.pop(_Shape(rows, width), None)
+            outputs = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
+            if outputs is not None:
+                return outputs
+        self._shapes_to_compile.pop(_Shape(rows, width), None)
         target = self._target(cache, width, width)
-        made = None
+        outputs = None
         with self._fallback():
             launched = self._step(*target.rows(token_ids, position_ids))
             if not self._column:
                 mx.eval(launched)  # compiles the kernels, if that is possible
-            made = launched
-        if made is None:
+            outputs = launched
+        if outputs is None:
             return None
-        logits, new = made
-        target.advance(new)
-        mx.async_eval(logits, new)  # type: ignore[no-untyped-call]
+        logits, new_kv = outputs
+        target.advance(new_kv)
+        mx.async_eval(logits, new_kv)  # type: ignore[no-untyped-call]
         if not self._column:
             self._column = [
                 tuple(arrays) if kind.has_states else tuple(_first(side, 2) for side in arrays)
@@ -220,23 +220,25 @@ class CompiledModel(TextModel):
             return None
         num_new = chunk.num_tokens
         count = next(size for size in _CHUNKS if size >= num_new)
-        made = None
+        outputs = None
         prompt, target = self._prompt_rows(chunk, count)
         with self._fallback():
-            made = self._prompt_step(None, prompt, mx.array([num_new - 1]))
-        if made is None:
+            outputs = self._prompt_step(None, prompt, mx.array([num_new - 1]))
+        if outputs is None:
             return None
-        logits, (_, new) = made
-        self._wanted.pop(_Shape(0, prompt_tokens=count), None)
-        target.advance(new)
-        mx.async_eval(logits, new)  # type: ignore[no-untyped-call]
+        logits, (_, new_kv) = outputs
+        self._shapes_to_compile.pop(_Shape(0, prompt_tokens=count), None)
+        target.advance(new_kv)
+        mx.async_eval(logits, new_kv)  # type: ignore[no-untyped-call]
         return logits  # type: ignore[no-any-return]
 
     def precompile_next(self) -> bool:
-        shape = next((s for s in self._wanted if self._inputs or not s.prompt_tokens), None)
+        shape = next(
+            (s for s in self._shapes_to_compile if self._inputs or not s.prompt_tokens), None
+        )
         if shape is None or not self._column:
             return False
-        del self._wanted[shape]
+        del self._shapes_to_compile[shape]
         rows = None
         if shape.rows:
             positions = next_position_ids(self._positions, [0] * shape.rows, shape.width)
@@ -245,7 +247,7 @@ class CompiledModel(TextModel):
             assert rows is not None
             self._step(*rows)
             return True
-        inputs = padded_inputs(self._inputs, 0, shape.prompt_tokens - 1)
+        inputs = pad_inputs(self._inputs, 0, shape.prompt_tokens - 1)
         prompt = self._some_tokens(1, shape.prompt_tokens, inputs)
         self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
         return True
@@ -262,8 +264,10 @@ class CompiledModel(TextModel):
         def zeros(like: mx.array, kind: LayerKind) -> mx.array:
             shape = [rows, *like.shape[1:]]
             if not kind.has_states:
-                most = capacity if kind.window is None else buffer_capacity(kind.window + num_new)
-                shape[2] = min(capacity, most)
+                max_columns = (
+                    capacity if kind.window is None else buffer_capacity(kind.window + num_new)
+                )
+                shape[2] = min(capacity, max_columns)
             return mx.zeros(shape, like.dtype)
 
         return [
@@ -273,8 +277,8 @@ class CompiledModel(TextModel):
 
     def _make_buffers(self, chunk: PromptChunk, num_new: int) -> None:
         """Make the buffers of the prompt's layers, if they have none."""
-        made = self._empty_buffers(1, chunk.capacity, num_new)
-        for layer, arrays in zip(chunk.cache, made, strict=True):
+        buffers = self._empty_buffers(1, chunk.capacity, num_new)
+        for layer, arrays in zip(chunk.cache, buffers, strict=True):
             if not layer.empty():
                 continue
             if isinstance(layer, ArraysCache):
@@ -288,20 +292,22 @@ class CompiledModel(TextModel):
 
     def _prompt_rows(self, chunk: PromptChunk, count: int) -> tuple[Rows, _Target]:
         """A chunk's tokens, padded to `count`, and their target."""
-        new = {
+        new_inputs = {
             name: _first(value, TOKEN_AXES[name])
             for name, value in chunk.inputs.items()
             if name not in self._inputs
         }
-        if new:
-            mx.eval(new)
-            self._inputs = self._inputs | new
-            self._wanted = dict.fromkeys(s for s in self._shapes if s.prompt_tokens) | self._wanted
+        if new_inputs:
+            mx.eval(new_inputs)
+            self._inputs = self._inputs | new_inputs
+            self._shapes_to_compile = (
+                dict.fromkeys(s for s in self._shapes if s.prompt_tokens) | self._shapes_to_compile
+            )
         self._make_buffers(chunk, count)
         target = self._target(chunk.cache, chunk.num_tokens, count)
         token_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
-        missing = {name: self._inputs[name] for name in self._inputs if name not in inputs}
-        zeros = padded_inputs({n: mx.zeros_like(a) for n, a in missing.items()}, 0, count - 1)
+        missing_inputs = {name: self._inputs[name] for name in self._inputs if name not in inputs}
+        zeros = pad_inputs({n: mx.zeros_like(a) for n, a in missing_inputs.items()}, 0, count - 1)
         return target.rows(token_ids, inputs | zeros), target
 
     def _target(self, cache: list[Any], num_new: int, count: int) -> _Target:
@@ -328,7 +334,7 @@ class CompiledModel(TextModel):
                 logger.warning("a compiled step had no memory", exc_info=True)
             else:
                 logger.warning("this model can't be compiled", exc_info=True)
-                self.can_compile, self._wanted = False, {}
+                self.can_compile, self._shapes_to_compile = False, {}
 
     def _mixed_step(
         self,
@@ -341,21 +347,23 @@ class CompiledModel(TextModel):
         num_rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
         logit_rows = mx.array([*range(num_rows), num_rows + chunk.num_tokens - 1])
         try:
-            mine = self._target(cache, 1, 1)
-            prompt, theirs = self._prompt_rows(chunk, count)
-            rows = mine.rows(token_ids, position_ids)
-            logits, (new, new_of_prompt) = self._prompt_step(rows, prompt, logit_rows)
-            mx.async_eval(logits, new, new_of_prompt)  # type: ignore[no-untyped-call]
+            decode_target = self._target(cache, 1, 1)
+            prompt, prompt_target = self._prompt_rows(chunk, count)
+            rows = decode_target.rows(token_ids, position_ids)
+            logits, (new_kv, prompt_kv) = self._prompt_step(rows, prompt, logit_rows)
+            mx.async_eval(logits, new_kv, prompt_kv)  # type: ignore[no-untyped-call]
         except Exception as error:
             logger.warning("a mixed step failed", exc_info=True)
             if not is_out_of_memory(error):
                 self._tokens_per_pass = 0
                 self._shapes = [s for s in self._shapes if not (s.rows and s.prompt_tokens)]
-                self._wanted = {s: None for s in self._wanted if s in self._shapes}
+                self._shapes_to_compile = {
+                    s: None for s in self._shapes_to_compile if s in self._shapes
+                }
             return None
-        self._wanted.pop(_Shape(num_rows, prompt_tokens=count), None)
-        mine.advance(new)
-        theirs.advance(new_of_prompt)
+        self._shapes_to_compile.pop(_Shape(num_rows, prompt_tokens=count), None)
+        decode_target.advance(new_kv)
+        prompt_target.advance(prompt_kv)
         return logits[:num_rows], logits[num_rows:]
 
 

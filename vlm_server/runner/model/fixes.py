@@ -71,17 +71,21 @@ def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:
 
     As transformers does; without this, answers change with the size of the prefill chunks.
     """
-    own, text, vision = model.get_input_embeddings, model.language_model.model, model.embed_vision
+    original, text, vision = (
+        model.get_input_embeddings,
+        model.language_model.model,
+        model.embed_vision,
+    )
     scale = text.hidden_size**0.5
 
     def get_input_embeddings(input_ids: Any, pixel_values: Any = None, **further: Any) -> Any:
-        made = own(input_ids, pixel_values, **further)
-        rest = made.inputs_embeds
+        embeddings = original(input_ids, pixel_values, **further)
+        rest = embeddings.inputs_embeds
         if pixel_values is None:
             rest = vision(input_ids=mx.maximum(input_ids, vision.vocab_offset))
         is_text = (input_ids < vision.vocab_offset)[..., None]
-        made.inputs_embeds = mx.where(is_text, made.inputs_embeds * scale, rest)
-        return made
+        embeddings.inputs_embeds = mx.where(is_text, embeddings.inputs_embeds * scale, rest)
+        return embeddings
 
     model.get_input_embeddings = get_input_embeddings
     for layer in text.layers:

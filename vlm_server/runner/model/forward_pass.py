@@ -16,7 +16,7 @@ from vlm_server.runner.backends.bounded_layer import (
     MixedStates,
     StepStates,
 )
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
@@ -99,24 +99,26 @@ class ForwardPass:
         """
         count = prompt.token_ids.shape[1]
         num_new = prompt.bounds[0][:, 2]
-        theirs = self._layers(prompt.bounds, prompt.buffers, num_new)
+        prompt_layers = self._layers(prompt.bounds, prompt.buffers, num_new)
         ids, inputs = prompt.token_ids.T, _as_rows(prompt.inputs)
-        mine: list[Any] = [None] * len(theirs)
+        decode_layers: list[Any] = [None] * len(prompt_layers)
         if rows is not None:
             assert self._embed is not None
-            mine = self._layers(rows.bounds, rows.buffers)
-            inputs = _joined(self._embed(rows.token_ids) | rows.inputs, inputs, len(rows.token_ids))
+            decode_layers = self._layers(rows.bounds, rows.buffers)
+            inputs = _concatenate(
+                self._embed(rows.token_ids) | rows.inputs, inputs, len(rows.token_ids)
+            )
             ids = mx.concatenate([rows.token_ids, ids])
         num_rows = len(ids) - count
         layers = [
             MixedStates(row, layer, num_rows)
             if isinstance(layer, StepStates)
             else MixedLayer(row, layer, count)
-            for row, layer in zip(mine, theirs, strict=True)
+            for row, layer in zip(decode_layers, prompt_layers, strict=True)
         ]
         with logits_of(self._language_model, WantedLogits(rows=logit_rows)):
             logits = self._call(ids, layers, inputs)
-        return logits, ([] if rows is None else self._new(mine), self._new(theirs))
+        return logits, ([] if rows is None else self._new(decode_layers), self._new(prompt_layers))
 
     def _layers(
         self, bounds: Bounds, buffers: Buffers, num_new: mx.array | None = None
@@ -162,20 +164,21 @@ def _as_rows(inputs: Inputs) -> Inputs:
     }
 
 
-def _joined(first: Inputs, second: Inputs, num_rows: int) -> Inputs:
+def _concatenate(first: Inputs, second: Inputs, num_rows: int) -> Inputs:
     """Inputs of `num_rows` rows followed by others; inputs that the first lack are zeros."""
-    joined = {}
-    for name, array in second.items():
+    inputs = {}
+    for name, second_array in second.items():
         axis = TOKEN_AXES[name] - 1
-        mine = first.get(name)
-        if mine is None:
-            shape = list(array.shape)
+        first_array = first.get(name)
+        if first_array is None:
+            shape = list(second_array.shape)
             shape[axis] = num_rows
-            mine = mx.zeros(shape, array.dtype)
-        elif mine.ndim < array.ndim:  # one position for all three axes
-            mine = mx.broadcast_to(mine[None], (len(array), *mine.shape))
-        joined[name] = mx.concatenate([mine, array], axis=axis)
-    return joined
+            first_array = mx.zeros(shape, second_array.dtype)
+        elif first_array.ndim < second_array.ndim:  # one position for all three axes
+            shape = [len(second_array), *first_array.shape]
+            first_array = mx.broadcast_to(first_array[None], shape)
+        inputs[name] = mx.concatenate([first_array, second_array], axis=axis)
+    return inputs
 
 
 def split_modules(language_model: Any, kinds: Sequence[LayerKind]) -> None:
@@ -235,15 +238,18 @@ def text_inputs(model: Any) -> Embed | None:
 
     def embed(token_ids: mx.array) -> Inputs:
         mask = mx.ones_like(token_ids)
-        made = model.get_input_embeddings(token_ids.T, None, mask=mask.T)
-        inputs = {"inputs_embeds": made.inputs_embeds, "per_layer_inputs": made.per_layer_inputs}
+        embeddings = model.get_input_embeddings(token_ids.T, None, mask=mask.T)
+        inputs = {
+            "inputs_embeds": embeddings.inputs_embeds,
+            "per_layer_inputs": embeddings.per_layer_inputs,
+        }
         return _as_rows({name: array for name, array in inputs.items() if array is not None})
 
     try:
         token_ids = mx.arange(8)[:, None]
-        made, reversed_made = embed(token_ids), embed(token_ids[::-1])
-        are_equal = [mx.array_equal(made[name][::-1], reversed_made[name]) for name in made]
-        depends_on_token = all(read(equal).item() for equal in are_equal)
+        inputs, reversed_inputs = embed(token_ids), embed(token_ids[::-1])
+        are_equal = [mx.array_equal(inputs[name][::-1], reversed_inputs[name]) for name in inputs]
+        depends_on_token = all(to_numpy(equal).item() for equal in are_equal)
     except Exception:
         logger.debug("this model has no mixed steps", exc_info=True)
         return None

@@ -48,9 +48,9 @@ def _in_place_of(original: Callable[..., Any], backend: Backend) -> Callable[...
             if mask is not None:
                 decay = mx.where(mask[..., None], g, 1)
                 strength = mx.where(mask[..., None], beta, 0)
-            made = backend.gated_delta(q, k, v, decay, strength, state)
-            if made is not None:
-                return made
+            outputs = backend.gated_delta(q, k, v, decay, strength, state)
+            if outputs is not None:
+                return outputs
         return original(q, k, v, g, beta, state, mask)
 
     return rule

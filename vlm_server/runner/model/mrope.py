@@ -39,8 +39,8 @@ def next_position_ids(
     """The argument of a step of `width` tokens a row, given each row's first position."""
     if kind is DecodePositions.NONE:
         return {}
-    first = mx.array(list(positions))[:, None]
-    ids = first if width == 1 else first + mx.arange(width)
+    first_positions = mx.array(list(positions))[:, None]
+    ids = first_positions if width == 1 else first_positions + mx.arange(width)
     if width > 1 or kind is DecodePositions.THREE:
         ids = mx.broadcast_to(ids[None], (3, *ids.shape))
     return {"position_ids": ids}

@@ -39,13 +39,13 @@ class TextModel:
         count, layers = token_ids.shape[1], cache
         if count > 1:
             layers = [
-                RowsKVCache.taking(layer) if type(layer) is KVCache else layer for layer in cache
+                RowsKVCache.take_over(layer) if type(layer) is KVCache else layer for layer in cache
             ]
         with logits_of(self._language_model, WantedLogits(count)), self._attention.in_place():
             output = self._language_model(token_ids, cache=layers, **position_ids)
-        for layer, own in zip(layers, cache, strict=True):
-            if layer is not own:
-                layer.give_back(own)
+        for layer, layer_cache in zip(layers, cache, strict=True):
+            if layer is not layer_cache:
+                layer.give_back(layer_cache)
         return output.logits[:, -count:], None
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:

@@ -20,7 +20,7 @@ from vlm_server.runner.kv.segments import only_append, restore
 from vlm_server.runner.kv.window_cache import buffer_capacity, new_layers
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
-from vlm_server.runner.prefill.prefill import embedded
+from vlm_server.runner.prefill.prefill import embed_text
 
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
@@ -38,7 +38,7 @@ def launch_batched(
     """
     prompts, start = [request.prompt for request in requests], requests[0].prefix.length
     ends = [prompt.num_tokens for prompt in prompts]
-    cache = _restored(loaded, requests, start, buffer_capacity(max(ends)))
+    cache = _restore_prefixes(loaded, requests, start, buffer_capacity(max(ends)))
     token_ids, arguments = _inputs(loaded, prompts, start)
     places = mx.array([end - start - 1 for end in ends])
     wanted = WantedLogits(places=places)
@@ -46,11 +46,11 @@ def launch_batched(
         output = loaded.language_model(token_ids, cache=cache, **arguments)
     loaded.forget_positions()
     logits: mx.array = output.logits[:, -1]
-    shared = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
-    mx.async_eval(logits, [layer.state for layer in shared])  # type: ignore[no-untyped-call]
-    waits = loaded.errors.are_late
+    layers = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
+    mx.async_eval(logits, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
+    waits_for_copy = loaded.errors.are_late
     prompts_kv = {
-        request.request_id: PromptKV(request, shared, row, waits_for_copy=waits)
+        request.request_id: PromptKV(request, layers, row, waits_for_copy=waits_for_copy)
         for row, request in enumerate(requests)
     }
     return prompts_kv, logits
@@ -68,7 +68,7 @@ def _inputs(
     by_row = zip(prompts, padding, strict=True)
     rows = [np.pad(prompt.token_ids[start:], widths, "edge") for prompt, widths in by_row]
     token_ids = mx.array(np.stack(rows))
-    arguments = embedded(loaded, token_ids)
+    arguments = embed_text(loaded, token_ids)
     positions = [prompt.positions for prompt in prompts if prompt.positions is not None]
     if positions:
         rows = [
@@ -79,7 +79,7 @@ def _inputs(
     return token_ids, arguments
 
 
-def _restored(
+def _restore_prefixes(
     loaded: LoadedModel, requests: Sequence[NewRequest], length: int, capacity: int
 ) -> list[Any]:
     """Layers with a row for each prompt, which holds its cached prefix of `length` tokens."""
@@ -88,16 +88,16 @@ def _restored(
         layer.step, layer.offset = capacity, length
     if not length:
         return stacked
-    made: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    restored_layers: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     """Restored layers by segments, which prompts with the same prefix share."""
     rows = []
     for request in requests:
         segments = tuple((id(segment), count) for segment, count in request.prefix.segments)
-        if segments not in made:
-            made[segments] = new_layers(loaded.language_model)
-            restore(made[segments], request.prefix, capacity - 1)
-        rows.append(made[segments])
-    for layer, same in zip(stacked, zip(*rows, strict=True), strict=True):
-        layer.keys = mx.concatenate([source.keys for source in same])
-        layer.values = mx.concatenate([source.values for source in same])
+        if segments not in restored_layers:
+            restored_layers[segments] = new_layers(loaded.language_model)
+            restore(restored_layers[segments], request.prefix, capacity - 1)
+        rows.append(restored_layers[segments])
+    for layer, prompt_layers in zip(stacked, zip(*rows, strict=True), strict=True):
+        layer.keys = mx.concatenate([source.keys for source in prompt_layers])
+        layer.values = mx.concatenate([source.values for source in prompt_layers])
     return stacked

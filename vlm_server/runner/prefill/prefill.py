@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vlm_server.interfaces import NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import LayerStates, only_append, restore, snapshot
@@ -94,7 +94,7 @@ class Prefill:
         prompt has not got beyond its first media item.
         """
         self._inputs = None
-        if self._logits is None or read(mx.isnan(self._logits).any()):
+        if self._logits is None or to_numpy(mx.isnan(self._logits).any()):
             return None
         self.wait()
         end = self._prompt.key.floor(self._num_launched)
@@ -140,8 +140,8 @@ class Prefill:
             token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
         with self._loaded.attention.in_place(), logits_of(language_model, wanted):
-            given = self._loaded.family.deepstack.arguments(arguments)
-            return language_model(token_ids, cache=cache, **given).logits  # type: ignore[no-any-return]
+            model_arguments = self._loaded.family.deepstack.arguments(arguments)
+            return language_model(token_ids, cache=cache, **model_arguments).logits  # type: ignore[no-any-return]
 
     def _supports_padding(self) -> bool:
         """Whether no layer attends to padding, or has it in its states, in mlx-vlm's own code."""
@@ -149,11 +149,14 @@ class Prefill:
         return self._can_be_compiled and only_append(self._cache) and not is_by_place
 
 
-def embedded(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
+def embed_text(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
     """The language model's arguments for `token_ids`, (rows, tokens), of text; lazy."""
-    made = loaded.model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
+    embeddings = loaded.model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
     loaded.forget_positions()
-    arguments = {"inputs_embeds": made.inputs_embeds, "per_layer_inputs": made.per_layer_inputs}
+    arguments = {
+        "inputs_embeds": embeddings.inputs_embeds,
+        "per_layer_inputs": embeddings.per_layer_inputs,
+    }
     return {name: array for name, array in arguments.items() if array is not None}
 
 
@@ -163,7 +166,7 @@ class _PromptInputs:
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._prompt, self._start = request.prompt, request.prefix.length
         self._token_ids = mx.array(self._prompt.token_ids[self._start :])[None]
-        self._by_token = embedded(loaded, self._token_ids)
+        self._by_token = embed_text(loaded, self._token_ids)
         later = (span for span in self._prompt.spans if span.start >= self._start)
         spans = [(span.start - self._start, span.end - self._start) for span in later]
         features = tuple[Any, ...](request.features)
@@ -211,9 +214,9 @@ def _splice(
 def _by_token(rows: mx.array, mask: NDArray[np.bool_]) -> mx.array:
     """`rows`, (layers, visual tokens, hidden), as (1, tokens, layers, hidden), 0 for text."""
     layers, _, hidden = rows.shape
-    made = mx.zeros((len(mask), layers, hidden), dtype=rows.dtype)
-    made[mx.array(np.flatnonzero(mask))] = rows.transpose(1, 0, 2)
-    return made[None]
+    array = mx.zeros((len(mask), layers, hidden), dtype=rows.dtype)
+    array[mx.array(np.flatnonzero(mask))] = rows.transpose(1, 0, 2)
+    return array[None]
 
 
 def _visual_mask(
@@ -223,5 +226,5 @@ def _visual_mask(
     mask = np.zeros(num_tokens, dtype=np.bool_)
     for (start, end), image in zip(spans, features, strict=True):
         if image.visual_mask is not None:
-            mask[start:end] = read(image.visual_mask)
+            mask[start:end] = to_numpy(image.visual_mask)
     return mask if mask.any() else None

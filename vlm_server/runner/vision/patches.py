@@ -25,8 +25,8 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
     """
 
     def __call__(self, images: Any, **sizes: int) -> dict[str, NDArray[Any]]:
-        made = super().__call__(images, **sizes)
-        return {PIXEL_BYTES: made.pop("pixel_values"), **made}
+        features = super().__call__(images, **sizes)
+        return {PIXEL_BYTES: features.pop("pixel_values"), **features}
 
     def of_image(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         """The result of a call for an image of (height, width, 3) RGB."""
@@ -80,7 +80,11 @@ def use_fast_patches(processor: Any, tower: FrameTower) -> None:
 
     `tower` gets the function from bytes to pixel values.
     """
-    own: Any = getattr(processor, "image_processor", None)
-    if type(own) is Qwen3VLImageProcessor and own.do_rescale and own.do_normalize:
-        tower.pixel_values = PixelValues(own)
-        processor.image_processor = PatchProcessor(**vars(own))
+    image_processor: Any = getattr(processor, "image_processor", None)
+    if (
+        type(image_processor) is Qwen3VLImageProcessor
+        and image_processor.do_rescale
+        and image_processor.do_normalize
+    ):
+        tower.pixel_values = PixelValues(image_processor)
+        processor.image_processor = PatchProcessor(**vars(image_processor))

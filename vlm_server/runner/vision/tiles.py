@@ -1,6 +1,6 @@
-"""Tilings: how families cut pictures into tiles that are encoded independently of each other.
+"""Tilings: how families cut images into tiles that are encoded independently of each other.
 
-Each tile is encoded by one call of one shape. So its features are the same bits in every picture,
+Each tile is encoded by one call of one shape. So its features are the same bits in every image,
 and whether or not they come from a cache.
 """
 
@@ -19,12 +19,12 @@ from vlm_server.interfaces import MediaInputs
 _PIXELS = "pixel_values"
 _OF_EACH_TILE = frozenset({_PIXELS, "pixel_attention_mask", "spatial_shapes"})
 _OF_ANY_TILE = frozenset({"image_token_index"})
-_OF_THE_PICTURE = frozenset({"image_sizes", "batch_num_images"})
+_OF_THE_IMAGE = frozenset({"image_sizes", "batch_num_images"})
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The tiling of a family whose features of a picture are its tiles' in order.
+    """The tiling of a family whose features of an image are its tiles' in order.
 
     axis: the axis of tiles in the processor's arrays.
     """
@@ -34,14 +34,15 @@ class Tiling:
     def split(self, inputs: MediaInputs) -> list[MediaInputs]:
         """The inputs of each tile; empty if `inputs` are of no tiles."""
         if _PIXELS not in inputs or not inputs.keys() <= (
-            _OF_EACH_TILE | _OF_ANY_TILE | _OF_THE_PICTURE
+            _OF_EACH_TILE | _OF_ANY_TILE | _OF_THE_IMAGE
         ):
             return []
-        own = {name: array for name, array in inputs.items() if name in _OF_EACH_TILE}
+        tile_inputs = {name: array for name, array in inputs.items() if name in _OF_EACH_TILE}
         shared = {name: array for name, array in inputs.items() if name in _OF_ANY_TILE}
         before = (slice(None),) * self.axis
         return [
-            {name: array[(*before, slice(at, at + 1))] for name, array in own.items()} | shared
+            {name: array[(*before, slice(at, at + 1))] for name, array in tile_inputs.items()}
+            | shared
             for at in range(inputs[_PIXELS].shape[self.axis])
         ]
 
@@ -51,16 +52,16 @@ class Tiling:
         num_tokens: tokens of the tile, if all tiles are equal; the family gets a prompt of these
         alone.
         """
-        rows: mx.array = _shown_alone(model, tile, token_id, num_tokens).inputs_embeds[0]
+        rows: mx.array = _embed_tile(model, tile, token_id, num_tokens).inputs_embeds[0]
         return rows
 
     def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
-        """The features of the picture's image tokens, from those of each tile."""
+        """The features of an image's tokens, from those of each tile."""
         return mx.concatenate(tiles)
 
 
 class UnequalTiling(Tiling):
-    """LFM2-VL: tiles, and a smaller copy of the picture, which has fewer tokens."""
+    """LFM2-VL: tiles, and a smaller copy of the image, which has fewer tokens."""
 
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
         arrays = {name: mx.array(array) for name, array in tile.items()}
@@ -68,9 +69,9 @@ class UnequalTiling(Tiling):
 
 
 class PackedTiling(Tiling):
-    """LLaVA-OneVision: tiles become one picture, without its padding, whose rows end with newlines.
+    """LLaVA-OneVision: tiles become one image, without its padding, whose rows end with newlines.
 
-    The whole picture, as a tile, comes before them.
+    The whole image, as a tile, comes before them.
     """
 
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
@@ -90,9 +91,9 @@ class LayeredTiling(Tiling):
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
         """Without `image_sizes` nothing is packed, and no newline added."""
         side = model.config.vision_config.image_size // model.config.vision_config.patch_size
-        each = int(side * Fraction(model.config.downsample_rate)) ** 2
-        made: mx.array = _shown_alone(model, tile, token_id, each).deepstack_visual_embeds
-        return made
+        tokens_per_tile = int(side * Fraction(model.config.downsample_rate)) ** 2
+        rows: mx.array = _embed_tile(model, tile, token_id, tokens_per_tile).deepstack_visual_embeds
+        return rows
 
     def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
         strategy = model.config.vision_feature_select_strategy
@@ -115,8 +116,8 @@ def tile_key(tile: MediaInputs, salt: str) -> str:
     return digest.hexdigest()
 
 
-def _shown_alone(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:
-    """The model's embeddings of a tile as a picture of its own."""
+def _embed_tile(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:
+    """The model's embeddings of a tile as an image of its own."""
     arrays = {name: mx.array(array) for name, array in tile.items()}
     ids = mx.full((1, num_tokens), token_id, dtype=mx.int32)
     return model.get_input_embeddings(ids, arrays.pop(_PIXELS), mask=mx.ones_like(ids), **arrays)

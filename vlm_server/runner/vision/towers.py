@@ -111,11 +111,11 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         Neighbours of one height and width are encoded as frames of one video: frames do not attend
         to each other.
         """
-        made, start = [], 0
+        outputs, start = [], 0
         for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
-            made.append(self._function_of(grid)(pixel_values[start : start + grid.patches]))
+            outputs.append(self._function_of(grid)(pixel_values[start : start + grid.patches]))
             start += grid.patches
-        rows, deepstack, parts = zip(*made, strict=True)
+        rows, deepstack, parts = zip(*outputs, strict=True)
         layers = [mx.concatenate(list(layer)) for layer in zip(*deepstack, strict=True)]
         return TowerRows(mx.concatenate(list(rows)), layers, list(chain(*parts)))
 

@@ -50,8 +50,8 @@ class MemoryHistory:
         at = int(self._clock()) // SAMPLE_SECONDS * SAMPLE_SECONDS
         sample = MemorySample(at, memory.active_bytes, memory.pool_bytes, memory.footprint_bytes)
         if self._samples and self._samples[-1].at == at:
-            last = msgspec.structs.astuple(self._samples.pop())
-            sample = MemorySample(*map(max, last, msgspec.structs.astuple(sample)))
+            last_values = msgspec.structs.astuple(self._samples.pop())
+            sample = MemorySample(*map(max, last_values, msgspec.structs.astuple(sample)))
         self._samples.append(sample)
 
     @property

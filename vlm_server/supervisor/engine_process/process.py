@@ -59,20 +59,20 @@ class EngineProcess:
         `environment` is added to ours. Raises OSError if there are too few descriptors, or no
         memory for a process.
         """
-        ours, theirs = socket_pair(_SOCKET_BYTES)
+        own_socket, engine_socket = socket_pair(_SOCKET_BYTES)
         try:
-            with theirs:
+            with engine_socket:
                 process = await asyncio.create_subprocess_exec(
-                    *launch.command(module, str(theirs.fileno())),
+                    *launch.command(module, str(engine_socket.fileno())),
                     env={**_DEFAULTS, **launch.model_environment(), **environment},
                     cwd=launch.FOLDER,
                     stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(engine_socket.fileno(),),
                     start_new_session=True,  # a terminal's Ctrl-C is for the front alone
                 )
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            reader, writer = await asyncio.open_unix_connection(sock=own_socket)
         except BaseException:
-            ours.close()  # a process that was started ends with it
+            own_socket.close()  # a process that was started ends with it
             raise
         return cls(process, reader, writer)
 
@@ -94,10 +94,10 @@ class EngineProcess:
 
     def withdraw(self, request_id: str) -> bool:
         """Remove a `Submit` that was not sent yet; returns whether there was one."""
-        kept = next((c for c in self._outbox if _submits(c, request_id)), None)
-        if kept is not None:
-            self._outbox.remove(kept)
-        return kept is not None
+        submit = next((c for c in self._outbox if _submits(c, request_id)), None)
+        if submit is not None:
+            self._outbox.remove(submit)
+        return submit is not None
 
     async def flush(self, seconds: float) -> bool:
         """Wait until all commands are sent; returns whether they were within `seconds`."""

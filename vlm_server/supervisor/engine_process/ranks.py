@@ -26,7 +26,7 @@ from vlm_server.errors import ConfigError
 from vlm_server.platform.child import launch
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,10 @@ _KEPT = ("PYTHONPATH", "PYTHONSAFEPATH")
 class RankProcesses:
     """The rank processes of one engine; they end with it."""
 
-    def __init__(self, first: Rank | None, processes: Sequence[asyncio.subprocess.Process]) -> None:
-        self.first = first
+    def __init__(
+        self, rank_zero: Rank | None, processes: Sequence[asyncio.subprocess.Process]
+    ) -> None:
+        self.rank_zero = rank_zero
         """The rank of the engine process; None if it has all of the model."""
         self._processes = processes
 
@@ -54,15 +56,18 @@ class RankProcesses:
         if not settings.distributed.hosts:
             return cls(None, ())
         hostfile = read_hostfile(Path(settings.distributed.hosts))
-        first, *others = ranks_of(hostfile, settings.distributed.port, settings.log)
-        started = cls(first, [])
+        rank_zero, *other_ranks = ranks_of(hostfile, settings.distributed.port, settings.log)
+        ranks = cls(rank_zero, [])
         try:
-            for host, rank in zip(hostfile.hosts[1:], others, strict=True):
-                started._processes = [*started._processes, await _started(host, rank, environment)]
+            for host, rank in zip(hostfile.hosts[1:], other_ranks, strict=True):
+                ranks._processes = [
+                    *ranks._processes,
+                    await _start_process(host, rank, environment),
+                ]
         except BaseException:
-            await started.end()
+            await ranks.end()
             raise
-        return started
+        return ranks
 
     async def first_to_end(self) -> str:
         """Wait until a rank has ended by itself; returns the reason for the log."""
@@ -70,11 +75,11 @@ class RankProcesses:
         if not waits:
             await asyncio.Event().wait()
         try:
-            (ended, *_), _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            (ended_wait, *_), _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        number, status = waits.index(ended) + 1, ended.result()
+        number, status = waits.index(ended_wait) + 1, ended_wait.result()
         await asyncio.sleep(_END_SECONDS)  # rank 0 may have more to say, and end by itself
         return f"the process of rank {number} has ended with status {status}: the log says more"
 
@@ -93,20 +98,31 @@ class RankProcesses:
                 await process.wait()
 
 
-async def _started(
+async def _start_process(
     host: Host, rank: Rank, environment: Mapping[str, str]
 ) -> asyncio.subprocess.Process:
     command = launch.command(_MODULE)
-    ours = launch.environment(with_preload=True)
+    variables = launch.environment(with_preload=True)
     if host.ssh == LOCAL:
-        ours = {**launch.model_environment(), **environment}
+        variables = {**launch.model_environment(), **environment}
     else:
-        kept = {name: ours[name] for name in _KEPT if name in ours} | {"HF_HUB_OFFLINE": "1"}
-        words = ["exec", "env", *(f"{name}={value}" for name, value in kept.items()), *command]
+        kept_variables = {name: variables[name] for name in _KEPT if name in variables} | {
+            "HF_HUB_OFFLINE": "1"
+        }
+        words = [
+            "exec",
+            "env",
+            *(f"{name}={value}" for name, value in kept_variables.items()),
+            *command,
+        ]
         command = ["ssh", "-o", "BatchMode=yes", "--", host.ssh, shlex.join(words)]
-        ours = dict(os.environ)
+        variables = dict(os.environ)
     process = await asyncio.create_subprocess_exec(
-        *command, env=ours, cwd=launch.FOLDER, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        *command,
+        env=variables,
+        cwd=launch.FOLDER,
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(rank) + b"\n")
@@ -136,34 +152,34 @@ class Hostfile(msgspec.Struct, frozen=True):
 def read_hostfile(path: Path) -> Hostfile:
     """The hostfile at `path`. Raises ConfigError, which names the fault."""
     try:
-        data = json.loads(expanded(path).read_text())
-        read = msgspec.convert({"hosts": data} if isinstance(data, list) else data, Hostfile)
+        data = json.loads(expand_home(path).read_text())
+        hostfile = msgspec.convert({"hosts": data} if isinstance(data, list) else data, Hostfile)
     except OSError as error:
         raise ConfigError(f"distributed.hosts: can't read {path}: {error.strerror}") from None
     except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(f"distributed.hosts: {path} is no hostfile: {error}") from None
-    if len(read.hosts) < 2:
+    if len(hostfile.hosts) < 2:
         raise ConfigError(f"distributed.hosts: {path} names fewer than two hosts")
-    for host in read.hosts:
+    for host in hostfile.hosts:
         if not host.ips:
             raise ConfigError(f"distributed.hosts: {path} has no `ips` for {host.ssh!r}")
         if host.ssh.startswith("-"):
             raise ConfigError(f"distributed.hosts: {host.ssh!r} is no host's name")
-        if read.backend.startswith("jaccl") and len(host.rdma) != len(read.hosts):
+        if hostfile.backend.startswith("jaccl") and len(host.rdma) != len(hostfile.hosts):
             raise ConfigError(
                 f"distributed.hosts: {path} needs an `rdma` device of {host.ssh!r} for each host"
             )
-    if any(host.ssh != LOCAL for host in read.hosts[1:]) and shutil.which("ssh") is None:
+    if any(host.ssh != LOCAL for host in hostfile.hosts[1:]) and shutil.which("ssh") is None:
         raise ConfigError("distributed.hosts: there is no `ssh` to reach the other machines with")
-    if any("=" not in line for line in read.envs):
+    if any("=" not in line for line in hostfile.envs):
         raise ConfigError(f"distributed.hosts: `envs` of {path} are not all NAME=value")
-    return read
+    return hostfile
 
 
 def ranks_of(hostfile: Hostfile, port: int, log: settings.Log) -> list[Rank]:
     """All ranks, with a new secret. Ports from `port + 1` on are MLX's."""
     backend = hostfile.backend or "ring"
-    first = hostfile.hosts[0].ips[0]
+    address = hostfile.hosts[0].ips[0]
     common = dict(line.split("=", 1) for line in hostfile.envs)
     files = _files(hostfile.hosts, backend, port + 1)
     secret = secrets.token_hex(32)
@@ -174,7 +190,7 @@ def ranks_of(hostfile: Hostfile, port: int, log: settings.Log) -> list[Rank]:
             backend=backend.removesuffix("-ring"),
             environment={**common, **_variables(hostfile.hosts, number, backend, port + 1)},
             files=files,
-            host=first,
+            host=address,
             port=port,
             secret=secret,
             log=log,
@@ -195,18 +211,18 @@ def _files(hosts: Sequence[Host], backend: str, port: int) -> dict[str, str]:
 
 
 def _variables(hosts: Sequence[Host], number: int, backend: str, port: int) -> dict[str, str]:
-    first = hosts[0].ips[0]
+    address = hosts[0].ips[0]
     if backend.startswith("jaccl"):
-        made = {"MLX_JACCL_COORDINATOR": f"{first}:{port}"}
-        made |= {"MLX_JACCL_RING": "1"} if backend == "jaccl-ring" else {}
+        variables = {"MLX_JACCL_COORDINATOR": f"{address}:{port}"}
+        variables |= {"MLX_JACCL_RING": "1"} if backend == "jaccl-ring" else {}
     elif backend == "nccl":
         gpu = sum(host.ssh == hosts[number].ssh for host in hosts[:number])
-        made = {
-            "NCCL_HOST_IP": first,
+        variables = {
+            "NCCL_HOST_IP": address,
             "NCCL_PORT": str(port),
             "MLX_WORLD_SIZE": str(len(hosts)),
             "CUDA_VISIBLE_DEVICES": str(gpu),
         }
     else:
-        made = {}
-    return {"MLX_RANK": str(number), **made}
+        variables = {}
+    return {"MLX_RANK": str(number), **variables}

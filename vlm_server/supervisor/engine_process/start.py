@@ -12,7 +12,7 @@ from vlm_server.platform import preload
 from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
 from vlm_server.protocol import Start
 from vlm_server.settings import EngineSettings, Settings
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 
 def start_of(settings: Settings) -> Start:
@@ -22,7 +22,7 @@ def start_of(settings: Settings) -> Start:
     model = msgspec.structs.replace(
         settings.model,
         path=str(path.absolute()),
-        chat_template=str(expanded(template).absolute()) if template else "",
+        chat_template=str(expand_home(template).absolute()) if template else "",
     )
     return Start(
         model=model,
@@ -43,7 +43,7 @@ _FOR_MLX = {
 }
 """For CUDA: how many shapes of attention MLX keeps plans for, as its 256 are less than long prompts
 need (`runner/backends/cuda/attention.py`); that it makes plans for any number of shapes, rather
-than fail; and that it launches kernels one by one, which takes less time in steps with pictures.
+than fail; and that it launches kernels one by one, which takes less time in steps with images.
 See docs/decisions/0054."""
 
 
@@ -62,10 +62,10 @@ def for_models(private: PrivateFolder, settings: EngineSettings) -> dict[str, st
 
     Raises OSError if there is no room for a private folder.
     """
-    added = for_any_server(private, with_openblas=settings.openblas == "auto")
-    added |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
+    environment = for_any_server(private, with_openblas=settings.openblas == "auto")
+    environment |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
     if settings.mimalloc == "auto" and (library := preload.find_mimalloc()):
         # Last, so that a heap in our own LD_PRELOAD comes first.
-        others = added.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
-        added["LD_PRELOAD"] = f"{others}:{library}" if others else library
-    return added
+        libraries = environment.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
+        environment["LD_PRELOAD"] = f"{libraries}:{library}" if libraries else library
+    return environment

@@ -55,11 +55,13 @@ class Watchdog:
     def tick(self) -> None:
         """Let the time pass since the last tick."""
         now = self._clock()
-        passed, self._ticked_at = now - self._ticked_at, now
-        counted = passed if 0 <= passed < 2 * self._tick_seconds else self._tick_seconds
+        elapsed_seconds, self._ticked_at = now - self._ticked_at, now
+        counted_seconds = (
+            elapsed_seconds if 0 <= elapsed_seconds < 2 * self._tick_seconds else self._tick_seconds
+        )
         if self._is_anything_due:
-            self._silence += counted
-            self._ages = {work: age + counted for work, age in self._ages.items()}
+            self._silence += counted_seconds
+            self._ages = {work: age + counted_seconds for work, age in self._ages.items()}
 
     @property
     def overdue_seconds(self) -> tuple[float, str]:

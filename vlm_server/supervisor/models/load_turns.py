@@ -22,13 +22,13 @@ class LoadTurns:
     @asynccontextmanager
     async def turn(self, model: ServedModel, *, to_load: bool) -> AsyncIterator[None]:
         """A turn to load `model`, or to unload it."""
-        waiting = [model] if to_load else []
-        self._to_load += waiting
+        waiting_models = [model] if to_load else []
+        self._to_load += waiting_models
         self._update()
         try:
             await self._lock.acquire()
         finally:
-            self._to_load = [one for one in self._to_load if one not in waiting]
+            self._to_load = [queued for queued in self._to_load if queued not in waiting_models]
         try:
             self._at_turn = f"`{model.name}` is {'loaded' if to_load else 'unloaded'}"
             self._update()

@@ -49,12 +49,14 @@ class MemoryShares:
         Raises ModelLoadError and ModelDoesNotFit.
         """
         await self._examine_all(model)
-        staying = {one.name: self._needed(one) for one in self.loaded if one.is_pinned}
-        check_fit(model.name, self._needed(model), staying, self._limit_bytes)
+        pinned_bytes = {
+            pinned.name: self._needed_bytes(pinned) for pinned in self.loaded if pinned.is_pinned
+        }
+        check_fit(model.name, self._needed_bytes(model), pinned_bytes, self._limit_bytes)
 
     def is_short(self, model: ServedModel) -> bool:
         """Whether others have to be unloaded before a checked model can be loaded."""
-        return sum(map(self._needed, (model, *self.loaded))) > self._limit_bytes
+        return sum(map(self._needed_bytes, (model, *self.loaded))) > self._limit_bytes
 
     async def shrink_others_for(self, model: ServedModel) -> int:
         """Shrink the loaded models to make room for one more, and return its limit.
@@ -62,13 +64,13 @@ class MemoryShares:
         Running requests keep their reserved memory. The wait for an idle engine to report that it
         is within its limit ends after `_GIVE_BACK_SECONDS`: it may be restarting.
         """
-        others = self.loaded
-        shares = self._shares([*others, model])
-        self._set_limits(others, shares)
-        until = time.monotonic() + _GIVE_BACK_SECONDS
-        for other in others:
+        other_models = self.loaded
+        shares = self._shares([*other_models, model])
+        self._set_limits(other_models, shares)
+        deadline = time.monotonic() + _GIVE_BACK_SECONDS
+        for other in other_models:
             while not _is_within(other, shares[other.name]):
-                if other.is_idle and time.monotonic() > until:
+                if other.is_idle and time.monotonic() > deadline:
                     logger.warning("the model `%s` does not give memory back", other.name)
                     break
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -77,12 +79,13 @@ class MemoryShares:
     def share_out(self) -> None:
         """Share all memory between the loaded models."""
         if len(self._models) > 1 and self._limit_bytes:
-            models = [one for one in self._models.values() if one.engine is not None]
+            models = [model for model in self._models.values() if model.engine is not None]
             self._set_limits(models, self._shares(models))
 
     def _shares(self, models: Sequence[ServedModel]) -> dict[str, int]:
-        needed = {model.name: self._needed(model) for model in models}
-        return divide(needed, self._limit_bytes)
+        return divide(
+            {model.name: self._needed_bytes(model) for model in models}, self._limit_bytes
+        )
 
     @staticmethod
     def _set_limits(models: Sequence[ServedModel], shares: Mapping[str, int]) -> None:
@@ -90,25 +93,30 @@ class MemoryShares:
             if model.engine is not None:
                 model.engine.set_memory_limit(shares[model.name])
 
-    def _needed(self, model: ServedModel) -> int:
+    def _needed_bytes(self, model: ServedModel) -> int:
         return needed_bytes(model.weight_bytes, self._room_bytes, model.least_kv_bytes)
 
     async def _examine_all(self, model: ServedModel) -> None:
         """Find the weights' sizes and the memory limit where they are still unknown."""
-        for one in (*self.loaded, model):
-            if (stats := one.status.stats) is not None:
-                one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
+        for served_model in (*self.loaded, model):
+            if (stats := served_model.status.stats) is not None:
+                served_model.weight_bytes = max(
+                    served_model.weight_bytes, stats.memory.baseline_bytes
+                )
                 self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
-            if not (one.weight_bytes and self._limit_bytes):
-                await self._examine(one, must_load=one is model)
+            if not (served_model.weight_bytes and self._limit_bytes):
+                await self._examine(served_model, must_load=served_model is model)
 
     async def _examine(self, model: ServedModel, *, must_load: bool) -> None:
         settings = model.settings
-        found = await self._examine_checkpoint(ExaminationRequest(settings.model, settings.memory))
-        if found.refusal and must_load:
-            raise ModelLoadError(found.refusal)
-        model.weight_bytes, model.least_kv_bytes = found.weight_bytes, found.least_kv_bytes
-        self._limit_bytes = self._limit_bytes or found.limit_bytes
+        examination = await self._examine_checkpoint(
+            ExaminationRequest(settings.model, settings.memory)
+        )
+        if examination.refusal and must_load:
+            raise ModelLoadError(examination.refusal)
+        model.weight_bytes = examination.weight_bytes
+        model.least_kv_bytes = examination.least_kv_bytes
+        self._limit_bytes = self._limit_bytes or examination.limit_bytes
 
 
 def _is_within(model: ServedModel, limit_bytes: int) -> bool:
@@ -119,8 +127,8 @@ def _is_within(model: ServedModel, limit_bytes: int) -> bool:
     if stats is None:
         return False
     memory = stats.memory
-    held = memory.active_bytes + memory.reserved_bytes
-    return memory.limit_bytes == limit_bytes and held <= limit_bytes
+    held_bytes = memory.active_bytes + memory.reserved_bytes
+    return memory.limit_bytes == limit_bytes and held_bytes <= limit_bytes
 
 
 _LEAST_ROOM_BYTES = 256 * MIB
@@ -137,23 +145,32 @@ def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) ->
     return weight_bytes + max(room, 2 * least_kv_bytes)
 
 
-def divide(needed: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
+def divide(needed_by_name: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
     """Each model's limit: as much as it needs, and an equal part of the rest.
 
     If they need more than there is, as may turn out after loading, each gets equally less.
     """
-    rest = limit_bytes - sum(needed.values())
-    return {name: num_bytes + rest // len(needed) for name, num_bytes in needed.items()}
+    rest_bytes = limit_bytes - sum(needed_by_name.values())
+    return {
+        name: num_bytes + rest_bytes // len(needed_by_name)
+        for name, num_bytes in needed_by_name.items()
+    }
 
 
-def check_fit(name: str, needed: int, staying: Mapping[str, int], limit_bytes: int) -> None:
+def check_fit(
+    name: str, needed_bytes: int, staying_bytes: Mapping[str, int], limit_bytes: int
+) -> None:
     """Raises ModelDoesNotFit if there is no memory for `name` even with all models unloaded but
-    those `staying`."""
-    held = sum(staying.values())
-    if needed + held <= limit_bytes:
+    those `staying_bytes`."""
+    held_bytes = sum(staying_bytes.values())
+    if needed_bytes + held_bytes <= limit_bytes:
         return
-    others = f", and {', '.join(staying)} keep {held / GIB:.2f} GiB of it" if staying else ""
+    other_models = (
+        f", and {', '.join(staying_bytes)} keep {held_bytes / GIB:.2f} GiB of it"
+        if staying_bytes
+        else ""
+    )
     raise ModelDoesNotFit(
-        f"The model `{name}` needs {needed / GIB:.2f} GiB of device memory, with room for "
-        f"requests; the limit is {limit_bytes / GIB:.2f} GiB{others}."
+        f"The model `{name}` needs {needed_bytes / GIB:.2f} GiB of device memory, with room for "
+        f"requests; the limit is {limit_bytes / GIB:.2f} GiB{other_models}."
     )

@@ -29,7 +29,7 @@ from vlm_server.errors import (
     VlmServerError,
 )
 from vlm_server.hub.examination import examine
-from vlm_server.hub.find import by_name
+from vlm_server.hub.find import find_by_name
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import ListedModel, ModelSettings, Settings
 from vlm_server.supervisor.engine_process.client import EngineStatus
@@ -69,11 +69,11 @@ class ModelPool:
         self._first_loads: list[asyncio.Task[None]] = []
         self._is_stopping = False
         if settings.model.path or not settings.models:
-            self._put(ServedModel(settings, on_progress, make_engine))
-        elif unused := _not_default(settings.model):
+            self._add_model(ServedModel(settings, on_progress, make_engine))
+        elif unused := _changed_settings(settings.model):
             logger.warning("without model.path these have no effect: %s", ", ".join(unused))
         for name, listed in settings.models.items():
-            self._put(self._listed(name, listed))
+            self._add_model(self._new_model(name, listed))
 
     # ---- what is served ------------------------------------------------------------
 
@@ -102,14 +102,16 @@ class ModelPool:
     def add(self, name: str) -> str:
         if name in self._models:
             return name
-        found = by_name(name, self._settings.model.search_paths)
-        if found is None:
+        local_model = find_by_name(name, self._settings.model.search_paths)
+        if local_model is None:
             raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")
-        if found.name not in self._models:
-            self._put(self._listed(found.name, ListedModel(path=str(found.folder))))
-        return found.name
+        if local_model.name not in self._models:
+            self._add_model(
+                self._new_model(local_model.name, ListedModel(path=str(local_model.folder)))
+            )
+        return local_model.name
 
-    def _listed(self, name: str, listed: ListedModel) -> ServedModel:
+    def _new_model(self, name: str, listed: ListedModel) -> ServedModel:
         model = listed.as_model(name, self._settings.model.search_paths)
         cache = msgspec.structs.replace(self._settings.cache, disk_path=self._disk_path(name))
         settings = msgspec.structs.replace(self._settings, model=model, cache=cache)
@@ -120,7 +122,7 @@ class ModelPool:
         digest = hashlib.sha256(name.encode()).hexdigest()
         return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
 
-    def _put(self, model: ServedModel) -> None:
+    def _add_model(self, model: ServedModel) -> None:
         if model.name in self._models:
             raise ConfigError(f"two models are called `{model.name}`: give one another name")
         self._models[model.name] = model
@@ -289,16 +291,16 @@ class ModelPool:
         model.set_state(model.status.state, "looking for room")
         await self._shares.check(model)
         while model.is_wanted and self._shares.is_short(model):
-            victim = self._victim()
+            victim = self._choose_victim()
             if not victim.is_idle:
                 model.set_waiting(f"waiting until `{victim.name}` makes room")
             await self._unload_or_wait(victim)
         return await self._shares.shrink_others_for(model) if model.is_wanted else 0
 
-    def _victim(self) -> ServedModel:
+    def _choose_victim(self) -> ServedModel:
         """The model to unload next; `MemoryShares.check` ensures that there is one."""
-        may_go = [one for one in self._shares.loaded if not one.is_pinned]
-        return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
+        candidates = [candidate for candidate in self._shares.loaded if not candidate.is_pinned]
+        return min(candidates, key=lambda candidate: (not candidate.is_idle, candidate.last_used))
 
     async def _unload_or_wait(self, model: ServedModel) -> None:
         """Unload a model for another one. A model in use stays for as long as its load took:
@@ -321,7 +323,7 @@ class ModelPool:
         model.phase = ModelPhase.CLOSING
         self._set_expiry(model, None)
         try:
-            await model.until_unused()
+            await model.wait_until_unused()
             await model.stop()
             logger.info("the model `%s` was unloaded", model.name)
         finally:
@@ -367,7 +369,9 @@ class ModelPool:
             task.exception()  # else asyncio logs it again
 
 
-def _not_default(model: ModelSettings) -> list[str]:
+def _changed_settings(model: ModelSettings) -> list[str]:
     """The settings of `[model]` that were given, but for those that hold for all models."""
     fields = (field for field in msgspec.structs.fields(model) if field.name != "search_paths")
-    return [f"model.{each.name}" for each in fields if getattr(model, each.name) != each.default]
+    return [
+        f"model.{field.name}" for field in fields if getattr(model, field.name) != field.default
+    ]

@@ -69,8 +69,8 @@ class ServedModel:
     ) -> None:
         """settings.model: what is loaded. listed: its table `[models.NAME]`, if it has one."""
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
-        self._missing = None if path.exists() else to_download(settings.model.path)
-        name = self._missing.repo if self._missing else served_name(path.absolute())
+        self._hub_name = None if path.exists() else to_download(settings.model.path)
+        name = self._hub_name.repo if self._hub_name else served_name(path.absolute())
         self.name = settings.model.name or name
         self.is_pinned = listed is None or listed.pinned
         self.aliases: tuple[str, ...] = () if listed is None else listed.aliases
@@ -89,7 +89,7 @@ class ServedModel:
         """Number of requests since it was loaded."""
         self._waiters: dict[str, asyncio.Future[Supervisor]] = {}
         """Futures of requests that wait until it is loaded, in order."""
-        self._left = asyncio.Event()
+        self._user_left = asyncio.Event()
         self.last_used = 0.0
         self.loaded_at = 0.0
         self.load_seconds = 0.0
@@ -163,7 +163,7 @@ class ServedModel:
 
     async def fetch(self) -> None:
         """Download the checkpoint, if it must be. Raises ModelLoadError and NotAvailable."""
-        if self._missing is None:
+        if self._hub_name is None:
             return
         self._status = dataclasses.replace(
             self._status,
@@ -173,11 +173,11 @@ class ServedModel:
         )
         try:
             model = await fetch(
-                self._missing, self.settings.model, self.settings.memory, self._take_download
+                self._hub_name, self.settings.model, self.settings.memory, self._take_download
             )
         finally:
             self._on_progress("", 1.0)
-        self._missing = None
+        self._hub_name = None
         self.settings = msgspec.structs.replace(self.settings, model=model)
         self._status = dataclasses.replace(self._status, retry_after_seconds=1.0)
         self.set_state("starting")
@@ -193,7 +193,7 @@ class ServedModel:
 
         Raises VlmServerError; no engine is left then.
         """
-        started = time.monotonic()
+        started_at = time.monotonic()
         settings = msgspec.structs.replace(
             self.settings, model=msgspec.structs.replace(self.settings.model, name=self.name)
         )
@@ -207,7 +207,7 @@ class ServedModel:
             await self.stop()
             raise
         self.loaded_at = self.last_used = time.monotonic()
-        self.load_seconds = self.loaded_at - started
+        self.load_seconds = self.loaded_at - started_at
         self._num_uses = 0
         stats = self.engine.status.stats
         self.weight_bytes = max(self.weight_bytes, stats.memory.baseline_bytes if stats else 0)
@@ -242,7 +242,7 @@ class ServedModel:
     def release(self) -> None:
         self.num_users -= 1
         self.last_used = time.monotonic()
-        self._left.set()
+        self._user_left.set()
 
     def remove_waiter(self, request_id: str) -> None:
         self._waiters.pop(request_id, None)
@@ -299,10 +299,10 @@ class ServedModel:
         self._waiters.clear()
         return waiters
 
-    async def until_unused(self) -> None:
+    async def wait_until_unused(self) -> None:
         while self.num_users:
-            self._left.clear()
-            await self._left.wait()
+            self._user_left.clear()
+            await self._user_left.wait()
 
     # ---- failed loads ------------------------------------------------------------------
 

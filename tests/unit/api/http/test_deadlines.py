@@ -46,12 +46,12 @@ def test_timeout_header_shortens_and_never_extends() -> None:
         "X-First-Token-Timeout-Ms": "999999999",
         "X-Token-Timeout-Ms": "7000",
     }
-    left = RequestClock(headers, limits).left()
+    left = RequestClock(headers, limits).remaining()
     assert left.queue_seconds == pytest.approx(2.5, abs=0.2)
     assert left.first_token_seconds == pytest.approx(20, abs=0.2)
     assert left.token_seconds == 7, "where the settings have none, it is the client's"
     assert left.total_seconds == pytest.approx(40, abs=0.2)
-    assert RequestClock({}, NONE).left() == Deadlines()
+    assert RequestClock({}, NONE).remaining() == Deadlines()
 
 
 async def test_engine_gets_remaining_deadlines(connect: Connect, engine: ScriptedEngine) -> None:

@@ -82,7 +82,7 @@ def changed(image: Image.Image) -> tuple[int, int, int, int] | None:
 
 
 def test_box_outline_is_drawn_at_its_coordinates() -> None:
-    image = regions.drawn(png((200, 100)), [HALF_BOX])
+    image = regions.draw_regions(png((200, 100)), [HALF_BOX])
     assert changed(image) == (20, 20, 101, 51)
     assert image.getpixel((60, 35)) == (255, 255, 255)  # its inside can still be seen
 
@@ -90,19 +90,19 @@ def test_box_outline_is_drawn_at_its_coordinates() -> None:
 def test_marked_image_follows_exif_orientation() -> None:
     turned = png((200, 100), orientation=6)
     assert regions.upright_size(turned) == (100, 200)
-    assert regions.drawn(turned, [HALF_BOX]).size == (100, 200)
+    assert regions.draw_regions(turned, [HALF_BOX]).size == (100, 200)
 
 
 def test_labels_and_points_are_drawn_within_image() -> None:
     marked = [Region("point", 0.5, 0.5, label="Ünï"), Region("box", 0, 0, 1, 1, "at the edge")]
-    assert changed(regions.drawn(png((300, 300)), marked)) == (0, 0, 300, 300)
+    assert changed(regions.draw_regions(png((300, 300)), marked)) == (0, 0, 300, 300)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".JPEG"])
 def test_marked_image_format_follows_file_suffix(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"found{suffix}"
     regions.check_target(path)
-    regions.save(regions.drawn(png((40, 40)), [HALF_BOX]), path)
+    regions.save(regions.draw_regions(png((40, 40)), [HALF_BOX]), path)
     with Image.open(path) as saved:
         assert saved.size == (40, 40)
 

@@ -25,7 +25,7 @@ from vlm_server.cli.bench.servers import (
     find_model,
     parse_url,
     server_kind,
-    started,
+    start_server,
 )
 from vlm_server.cli.main import build_parser
 from vlm_server.errors import ConfigError
@@ -165,7 +165,7 @@ async def test_bench_exits_with_failure_if_server_never_answered():
 async def test_bench_reports_output_of_server_that_exits_at_start(tmp_path: Path):
     broken = ServerKind(("platform", "{model}"), "/health", "default")
     with pytest.raises(ServerUnusable, match="it did not become ready") as caught:
-        async with started("it", broken, tmp_path, {}):
+        async with start_server("it", broken, tmp_path, {}):
             pass
     assert "\n" not in str(caught.value)
     assert caught.value.details.count("\n") >= 1
@@ -180,7 +180,7 @@ def test_drafts_are_turned_off_for_our_servers_alone():
 
 async def test_bench_starts_and_stops_server(tmp_path: Path):
     kind = ServerKind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
-    async with started("it", kind, tmp_path, {"SOME": "thing"}) as target:
+    async with start_server("it", kind, tmp_path, {"SOME": "thing"}) as target:
         assert target.name == "it"
         assert target.model == str(tmp_path)
         port = int(target.base_url.removesuffix("/v1").rpartition(":")[2])

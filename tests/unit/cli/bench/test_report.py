@@ -8,12 +8,12 @@ from vlm_server.cli.bench import report
 from vlm_server.cli.bench.figures import Figure, Unit
 from vlm_server.cli.bench.report import BenchPlan, BenchRun
 from vlm_server.cli.bench.servers import BenchTarget
-from vlm_server.cli.client.answer import TimedAnswer, failed
+from vlm_server.cli.client.answer import TimedAnswer, failed_answer
 
 TARGETS = [BenchTarget("ours", "http://a/v1", "m"), BenchTarget("peer", "http://b/v1", "m")]
 PLAN = BenchPlan(("repeat", "right"), 3, (560, 420), seed=5, day_seconds=1.0)
 GOOD = TimedAnswer(text="a", arrivals=(0.1,), completion_tokens=1)
-BUSY = failed("busy", 0.0)
+BUSY = failed_answer("busy", 0.0)
 
 
 def ms(value: float | None) -> Figure:
@@ -56,7 +56,7 @@ def test_comparison_table_has_expected_text():
 
 def test_comparison_table_shows_dash_for_unknown_figure():
     nothing = [BenchRun("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
-    nothing.append(BenchRun("repeat", 1, "peer", 1.0, [ms(None)], [failed("no", 0.0)]))
+    nothing.append(BenchRun("repeat", 1, "peer", 1.0, [ms(None)], [failed_answer("no", 0.0)]))
     assert "repeat    TTFT    ms  4.00  -     -" in report.comparison(TARGETS, PLAN, nothing)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.scripted_server import event
-from vlm_server.cli.client.answer import TimedAnswer, failed, read_answer
+from vlm_server.cli.client.answer import TimedAnswer, failed_answer, read_answer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -77,6 +77,6 @@ def test_broken_stream_gives_error_without_ttft(last: bytes, message: str):
 
 
 def test_answer_error_is_cut_to_300_characters():
-    error = failed("x" * 10_000, 0.0).error
+    error = failed_answer("x" * 10_000, 0.0).error
     assert error is not None
     assert len(error) == 300

@@ -260,7 +260,7 @@ def test_interrupted_install_removes_files(tmp_path: Path) -> None:
 
 def test_concurrent_service_install_is_refused(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, CommandRecorder())
-    with actions.locked(manager), pytest.raises(CommandFailed, match="is running"):
+    with actions.lock(manager), pytest.raises(CommandFailed, match="is running"):
         install(manager)
     assert install(manager) == 0
 

@@ -32,7 +32,7 @@ def test_installed_program_is_next_to_interpreter() -> None:
 def test_permanent_environment_is_accepted(where: str, tmp_path: Path) -> None:
     program_path = make_environment(tmp_path / where)
     assert program.throw_away_folder(program_path, [str(tmp_path / "cache")]) is None
-    assert program.stable(program_path) == program_path
+    assert program.permanent_path(program_path) == program_path
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_temporary_environment_is_detected_through_symlink(tmp_path: Path) -> No
 def test_temporary_environment_is_refused_with_advice(tmp_path: Path) -> None:
     program_path = make_environment(tmp_path / "env")
     with pytest.raises(CommandFailed, match="'uv tool install' or 'pipx install'") as failure:
-        program.lasting(program_path, [str(tmp_path)])
+        program.permanent_program(program_path, [str(tmp_path)])
     assert f"{tmp_path} may be cleaned up" in str(failure.value)
     assert "\n" not in str(failure.value)
 
@@ -65,20 +65,22 @@ def test_temporary_environment_is_refused_with_advice(tmp_path: Path) -> None:
 def test_clone_in_temporary_folder_is_accepted(tmp_path: Path) -> None:
     program_path = make_environment(tmp_path / "clone/.venv")
     (tmp_path / "clone/pyproject.toml").touch()
-    assert program.lasting(program_path, [str(tmp_path)]) == program_path
+    assert program.permanent_program(program_path, [str(tmp_path)]) == program_path
 
 
 def test_homebrew_program_path_uses_opt_link(tmp_path: Path) -> None:
     program_path = make_environment(tmp_path / "homebrew/Cellar/vlm-server/1.2.3/libexec")
-    assert program.stable(program_path) == program_path, "without the link there is nothing better"
+    assert program.permanent_path(program_path) == program_path, (
+        "without the link there is nothing better"
+    )
     (tmp_path / "homebrew/opt").mkdir()
     link = tmp_path / "homebrew/opt/vlm-server"
     link.symlink_to("../Cellar/vlm-server/1.2.3")
-    assert program.stable(program_path) == link / "libexec/bin/vlm-server"
+    assert program.permanent_path(program_path) == link / "libexec/bin/vlm-server"
 
 
 def test_program_is_found_in_first_matching_folder(tmp_path: Path) -> None:
     first, second = make_environment(tmp_path / "a"), make_environment(tmp_path / "b")
-    assert program.found_in(["/nowhere", str(first.parent), str(second.parent)]) == first
+    assert program.find_program(["/nowhere", str(first.parent), str(second.parent)]) == first
     with pytest.raises(CommandFailed, match="no vlm-server in /nowhere: install"):
-        program.found_in(["/nowhere"])
+        program.find_program(["/nowhere"])

@@ -126,7 +126,7 @@ def test_admission_counts_atomic_chunk_whole(atomic: int, largest_chunk: int):
     request.move_to(State.PREPARING)
     prepared_prompt = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
     request.on_prepared(prepared(prepared_prompt), 1)
-    decision = admission.decide(request, [], some_are_ending=False)
+    decision = admission.make_room_for(request, [], some_are_ending=False)
     assert decision == governor.estimator.bytes_for("prefill", largest_chunk)
 
 
@@ -265,7 +265,7 @@ def test_memory_refusal_names_possible_answer_length(room: int, advice: str):
     engine = AdmissionEngine(room=room)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     with pytest.raises(MemoryExceeded) as refused:
-        admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
+        admission.make_room_for(waiting("a", max_tokens=30), [], some_are_ending=False)
     assert refused.value.message.endswith(f"are available besides the model.{advice}")
     assert refused.value.param == ("max_tokens" if advice else None)
     assert engine.governor.stats().decisions == {"refuse": 1}
@@ -276,9 +276,9 @@ def test_answer_cut_to_context_reserves_like_unbounded_one():
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)
     cut.max_tokens = 10_000
-    assert admission.decide(cut, [], some_are_ending=False) is not None
+    assert admission.make_room_for(cut, [], some_are_ending=False) is not None
     with pytest.raises(MemoryExceeded):
-        admission.decide(waiting("long", max_tokens=10_000), [], some_are_ending=False)
+        admission.make_room_for(waiting("long", max_tokens=10_000), [], some_are_ending=False)
 
 
 def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
@@ -293,7 +293,7 @@ def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
 
 def admit(request: Request, admission: Admission, *admitted: Request) -> bool:
     """Whether the request is admitted."""
-    transient_bytes = admission.decide(request, admitted, some_are_ending=False)
+    transient_bytes = admission.make_room_for(request, admitted, some_are_ending=False)
     if transient_bytes is not None:
         request.admit(transient_bytes)
     return transient_bytes is not None
@@ -309,7 +309,9 @@ def test_transient_bytes_of_admitted_requests_stay_reserved():
     engine.memory.limit_bytes -= 2
     assert not admit(text, admission, image)
     engine.memory.limit_bytes += 2
-    assert admission.decide(text, [image], some_are_ending=False) is not None, "25, 25 and 30"
+    assert admission.make_room_for(text, [image], some_are_ending=False) is not None, (
+        "25, 25 and 30"
+    )
     engine.memory.limit_bytes -= 2
     image.move_to(State.DECODE)
     assert admit(text, admission, image), "its worst moment is over"

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from vlm_server.engine.output.detokenizer import Detokenizer, logprobs
+from vlm_server.engine.output.detokenizer import Detokenizer, decode_logprobs
 from vlm_server.interfaces import TokenLogprobs
 
 SPECIALS = ("<|end|>", "<|box|>")
@@ -167,7 +167,7 @@ TEXT = "a 日本 é😀"
 
 def bytes_of(decoder: Tokenizer, ids: list[int]) -> list[bytes]:
     found = TokenLogprobs(-1.0, tuple((token_id, -2.0) for token_id in ids))
-    (entry,) = logprobs(decoder, ids[0], found)
+    (entry,) = decode_logprobs(decoder, ids[0], found)
     assert entry.token.utf8 == entry.top[0].utf8
     return [top.utf8 for top in entry.top]
 

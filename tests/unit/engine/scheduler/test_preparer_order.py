@@ -50,7 +50,7 @@ class Preparers:
 
     def start(self) -> list[str]:
         """Start preparations on free threads; returns their requests."""
-        taken = self.order.next(self.requests.values())
+        taken = self.order.next_to_prepare(self.requests.values())
         for request in taken:
             request.move_to(State.PREPARING)
             self.order.start(request)

@@ -165,7 +165,7 @@ def test_child_process_ends_with_its_parent(monkeypatch: pytest.MonkeyPatch, sys
 
 def test_answer_of_several_parts_is_sent_with_description():
     sent = io.BytesIO()
-    messages.write(sent, messages.described(4, (b"ab", b"cd"), b"four letters"))
+    messages.write(sent, messages.describe(4, (b"ab", b"cd"), b"four letters"))
     sent.seek(0)
     data, description = messages.split(messages.read(sent)[0])
     assert (bytes(data), bytes(description)) == (b"abcd", b"four letters")

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from vlm_server.interfaces.model_spec import PixelRule
-from vlm_server.prompt.media.image_sizes import PictureSizes, fit
+from vlm_server.prompt.media.image_sizes import ImageSizes, fit
 from vlm_server.protocol import Image
 from vlm_server.settings import ImageSettings
 
@@ -31,7 +31,7 @@ def smart_resize(size: tuple[int, int], factor: int, least: int, most: int) -> t
 
 def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, int]:
     """The size to which a processor with this rule scales the already fitted `image`."""
-    bounds = PictureSizes(rule, ImageSettings()).bounds(image)
+    bounds = ImageSizes(rule, ImageSettings()).bounds(image)
     if bounds is not None:
         assert bounds.max_pixels is not None
         expected = bounds.min_pixels, bounds.max_pixels

@@ -6,7 +6,7 @@ import pytest
 
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.template.chat import Chat
-from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.templates import ChatTemplate, load_sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 CONVERSATION = (
@@ -23,7 +23,9 @@ USER_PARTS = (
 
 def render(body: str) -> str:
     template = "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
-    return ChatTemplate(sandboxed(template, {}), ("<image>",), None).render(Chat(CONVERSATION), str)
+    return ChatTemplate(load_sandboxed(template, {}), ("<image>",), None).render(
+        Chat(CONVERSATION), str
+    )
 
 
 @pytest.mark.parametrize(

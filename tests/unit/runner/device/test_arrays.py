@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vlm_server.runner.device.arrays import read, share
+from vlm_server.runner.device.arrays import share, to_numpy
 
 
 def failing() -> mx.array:
@@ -36,7 +36,7 @@ def test_numpy_conversion_hides_device_error():
     assert run_on_other_thread(lambda: np.array(failing())).shape == (1,)
 
 
-@pytest.mark.parametrize("reading", [read, share])
+@pytest.mark.parametrize("reading", [to_numpy, share])
 def test_failed_array_read_raises_its_error(reading: Callable[[mx.array], Any]):
     with pytest.raises(RuntimeError):
         run_on_other_thread(lambda: reading(failing()))
@@ -44,7 +44,7 @@ def test_failed_array_read_raises_its_error(reading: Callable[[mx.array], Any]):
 
 def test_array_read_copies_and_share_shares_values():
     array = mx.array([1.0, 2.0])
-    copy, own = read(array), share(array)
+    copy, own = to_numpy(array), share(array)
     own += 1
     assert copy.tolist() == [1.0, 2.0]
     assert array.tolist() == [2.0, 3.0]

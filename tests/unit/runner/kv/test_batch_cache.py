@@ -12,7 +12,7 @@ from mlx_vlm.models.cache import KVCache
 from numpy.typing import NDArray
 
 from tests.support.whole_run import examples
-from vlm_server.runner.kv.batch_cache import RowsKVCache, filtered, joined
+from vlm_server.runner.kv.batch_cache import RowsKVCache, filter_rows, join
 
 HEADS, SIZE = 2, 3
 
@@ -28,7 +28,7 @@ class Model:
     def join(self, tokens: int, count: int) -> None:
         prompt, content = KVCache(), self._some(1, tokens)
         prompt.update_and_fetch(mx.array(content), mx.array(content + 1))
-        self.layers = joined(self.layers, len(self.rows), [prompt], count)
+        self.layers = join(self.layers, len(self.rows), [prompt], count)
         self.rows += [content[0]] * count
 
     def step(self) -> None:
@@ -41,7 +41,7 @@ class Model:
     def leave(self, row: int) -> None:
         staying = [i for i in range(len(self.rows)) if i != row]
         self.rows = [self.rows[i] for i in staying]
-        self.layers = filtered(self.layers, staying) if staying else []
+        self.layers = filter_rows(self.layers, staying) if staying else []
 
     def check(self) -> None:
         if not self.rows:

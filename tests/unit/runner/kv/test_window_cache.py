@@ -13,7 +13,7 @@ from mlx_vlm.models.cache import RotatingKVCache
 
 from tests.support.whole_run import examples
 from vlm_server.runner.kv import batch_cache
-from vlm_server.runner.kv.batch_cache import RowsKVCache, filtered, joined
+from vlm_server.runner.kv.batch_cache import RowsKVCache, filter_rows, join
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 WINDOW = 300
@@ -59,7 +59,7 @@ class Batch:
         for begin in range(0, num_tokens, 128):
             end = min(begin + 128, num_tokens)
             prompt.update_and_fetch(*numbered([range(start + begin, start + end)]))
-        self.layers = joined(self.layers, len(self.lengths), [prompt], count)
+        self.layers = join(self.layers, len(self.lengths), [prompt], count)
         self.lengths += [(start, num_tokens)] * count
 
     def step(self, width: int = 1) -> None:
@@ -74,7 +74,7 @@ class Batch:
     def leave(self, row: int) -> None:
         staying = [i for i in range(len(self.lengths)) if i != row]
         self.lengths = [self.lengths[i] for i in staying]
-        self.layers = filtered(self.layers, staying) if staying else []
+        self.layers = filter_rows(self.layers, staying) if staying else []
 
 
 STEPS = st.lists(

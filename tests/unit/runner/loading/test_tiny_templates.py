@@ -9,7 +9,7 @@ import pytest
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.template.chat import Chat
-from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.templates import ChatTemplate, load_sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
 from vlm_server.runner.loading.chat_templates import reasoning_format, tool_parser
 
@@ -36,7 +36,7 @@ def source(request: pytest.FixtureRequest, tiny_model: TinyModel) -> str:
 
 def made(source: str) -> ChatTemplate:
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    return ChatTemplate(sandboxed(source, tokens), PLACEHOLDERS, None, tuple(tokens))
+    return ChatTemplate(load_sandboxed(source, tokens), PLACEHOLDERS, None, tuple(tokens))
 
 
 def test_tiny_templates_render_calls_results_and_images(source: str):

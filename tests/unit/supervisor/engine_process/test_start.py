@@ -64,7 +64,7 @@ def test_heap_is_preloaded_last(
 ):
     monkeypatch.setenv("LD_PRELOAD", ours)
     monkeypatch.setattr(preload, "find_mimalloc", lambda: heap)
-    found = {} if blas is None else {"LD_PRELOAD": preload._prepended("LD_PRELOAD", blas)}
+    found = {} if blas is None else {"LD_PRELOAD": preload._prepend("LD_PRELOAD", blas)}
     monkeypatch.setattr(preload, "find_openblas", lambda _: found)
     assert for_models(private, EngineSettings()).get("LD_PRELOAD") == expected
     without = for_models(private, EngineSettings(openblas="off", mimalloc="off"))

@@ -37,9 +37,9 @@ FIELDS_OF_BUILTIN = tuple(name for names in _OF_KIND.values() for name in names)
 def fields_without_effect(tool: Tool) -> tuple[str, ...]:
     """The fields without effect in a tool of this type."""
     match = _TYPE.fullmatch(tool.type or "")
-    own = _OF_KIND[match[1]] if match else ()
-    others = tuple(name for name in FIELDS_OF_BUILTIN if name not in own)
-    return ("description", "input_schema", *others)
+    own_fields = _OF_KIND[match[1]] if match else ()
+    other_fields = tuple(name for name in FIELDS_OF_BUILTIN if name not in own_fields)
+    return ("description", "input_schema", *other_fields)
 
 
 def builtin_tool(tool: Tool, param: str) -> ToolDefinition:

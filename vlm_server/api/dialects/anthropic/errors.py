@@ -29,9 +29,9 @@ def encode(error: RequestError) -> bytes:
 
     `code` and `param` are those of OpenAI's errors; Anthropic's clients read the code in `details`.
     """
-    other = "invalid_request_error" if error.status < 500 else "api_error"
+    default_type = "invalid_request_error" if error.status < 500 else "api_error"
     detail = {
-        "type": TYPES.get(error.status, other),
+        "type": TYPES.get(error.status, default_type),
         "message": _message(error),
         "code": error.code,
         "param": error.param,

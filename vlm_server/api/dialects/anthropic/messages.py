@@ -62,14 +62,14 @@ class _MessageParser:
             yield Message(message.role, (self._conversation.text(content, param),))
             return
         self._conversation.check_content(message.role, content, param)
-        named = [(block, f"{param}[{i}]") for i, block in enumerate(content)]
+        named_blocks = [(block, f"{param}[{i}]") for i, block in enumerate(content)]
         match message.role:
             case "assistant":
-                yield self._assistant(named)
+                yield self._assistant(named_blocks)
             case "user":
-                yield from self._user(named)
+                yield from self._user(named_blocks)
             case "system":
-                yield Message("system", tuple(self._part(*part) for part in named))
+                yield Message("system", tuple(self._part(*part) for part in named_blocks))
 
     def _assistant(self, blocks: Sequence[tuple[schema.ContentBlock, str]]) -> Message:
         content: list[ContentPart] = []
@@ -88,7 +88,7 @@ class _MessageParser:
                 case schema.TextBlock(text=text):
                     content.append(self._conversation.text(text, param))
                 case _:
-                    raise _misplaced(block, "assistant", param)
+                    raise _misplaced_error(block, "assistant", param)
         return Message("assistant", tuple(content), "\n\n".join(filter(None, reasoning)), (*calls,))
 
     def _call(self, block: schema.ToolUseBlock, param: str) -> ToolCall:
@@ -133,7 +133,7 @@ class _MessageParser:
                 return self._conversation.text(text, param)
             case schema.ImageBlock() if role == "user":
                 return self._image(block, param)
-        raise _misplaced(block, role, param)
+        raise _misplaced_error(block, role, param)
 
     def _image(self, block: schema.ImageBlock, param: str) -> ImagePart:
         if not isinstance(block.source, schema.Base64Source):
@@ -170,6 +170,6 @@ def _contents(request: schema.MessagesRequest) -> Iterator[str | Sequence[schema
                 yield block.content
 
 
-def _misplaced(block: schema.ContentBlock, role: str, param: str) -> InvalidRequest:
+def _misplaced_error(block: schema.ContentBlock, role: str, param: str) -> InvalidRequest:
     kind = block.__struct_config__.tag
     return InvalidRequest(f"Blocks of type `{kind}` are not allowed in `{role}` messages.", param)

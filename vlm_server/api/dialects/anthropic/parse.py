@@ -20,7 +20,7 @@ from vlm_server.api.dialects.anthropic.messages import (
     has_billing_header,
     parse_messages,
 )
-from vlm_server.api.dialects.fields import only_counted, submit_of
+from vlm_server.api.dialects.fields import submit_of, to_count_request
 from vlm_server.api.dialects.reasoning import ReasoningOptions, asks_effort
 from vlm_server.api.parsing.common_fields import (
     ConstraintFields,
@@ -62,7 +62,7 @@ def parse_message(body: Body, context: Context) -> ParsedRequest:
 
 def parse_count(body: Body, context: Context) -> ParsedRequest:
     """As `parse_message`, for a request to count tokens."""
-    return only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
+    return to_count_request(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
 
 
 def _parsed_request(
@@ -97,11 +97,13 @@ def _parsed_request(
 
 def _continues(messages: Sequence[Message]) -> bool:
     """Whether the answer continues the assistant's last message. Raises InvalidRequest."""
-    last = messages[-1]
-    if last.role != "assistant":
+    last_message = messages[-1]
+    if last_message.role != "assistant":
         return False
-    if last.tool_calls:
-        raise InvalidRequest("The last message has a `tool_use` without its result.", last.param)
+    if last_message.tool_calls:
+        raise InvalidRequest(
+            "The last message has a `tool_use` without its result.", last_message.param
+        )
     return True
 
 

@@ -51,7 +51,7 @@ class MessageRenderer:
     def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
         (deltas,) = choices
         self._ending = _ending(deltas[-1])
-        blocks = [list(each) for _, each in groupby(filter(_has_content, deltas), _block_key)]
+        blocks = [list(block) for _, block in groupby(filter(_has_content, deltas), _block_key)]
         content = [
             _block(block[0], "".join(map(self._piece, block)), SIGNATURE) for block in blocks
         ]
@@ -149,14 +149,14 @@ def _block_key(delta: Delta) -> _BlockKey:
     return ("thinking" if delta.is_reasoning else "text"), -1
 
 
-def _block(first: Delta, text: str = "", signature: str = "") -> dict[str, Any]:
-    """The block that `first` begins, with its text; without text for a stream.
+def _block(first_delta: Delta, text: str = "", signature: str = "") -> dict[str, Any]:
+    """The block that `first_delta` begins, with its text; without text for a stream.
 
     Truncated arguments are left out.
     """
-    if (call := first.tool_call) is not None:
+    if (call := first_delta.tool_call) is not None:
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(text)}
-    if first.is_reasoning:
+    if first_delta.is_reasoning:
         return {"type": "thinking", "thinking": text, "signature": signature}
     return {"type": "text", "text": text}
 
@@ -169,16 +169,16 @@ def _arguments(text: str) -> msgspec.Raw | dict[str, Any]:
     return msgspec.Raw(text.encode()) if is_object else {}
 
 
-def _ending(last: Delta) -> dict[str, str | None]:
+def _ending(last_delta: Delta) -> dict[str, str | None]:
     """The stop reason in the last delta of a message."""
-    assert last.finish_reason is not None
-    if last.finish_reason == "stop" and last.stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": last.stop}
-    return {"stop_reason": _STOP_REASONS[last.finish_reason], "stop_sequence": None}
+    assert last_delta.finish_reason is not None
+    if last_delta.finish_reason == "stop" and last_delta.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": last_delta.stop}
+    return {"stop_reason": _STOP_REASONS[last_delta.finish_reason], "stop_sequence": None}
 
 
 def _usage(finished: Finished) -> dict[str, Any]:
-    """The usage. `images` is our extension: each picture's size for the model, and its tokens."""
+    """The usage. `images` is our extension: each image's size for the model, and its tokens."""
     usage = finished.usage
     uncached = usage.prompt_tokens - usage.cached_tokens
     counts = _token_counts(uncached, usage.cached_tokens, usage.completion_tokens)

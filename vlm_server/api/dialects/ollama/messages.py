@@ -27,17 +27,15 @@ def parse_messages(messages: Sequence[ChatMessage], conversation: Conversation) 
     conversation.check_complete()
 
 
-def pictures_and_text(
+def images_and_text(
     images: Sequence[str], images_param: str, text: TextPart, conversation: Conversation
 ) -> tuple[ContentPart, ...]:
     """Parts with `images`, each base64 or a URL, and the text about them."""
-    parts = [
-        _picture(image, f"{images_param}[{i}]", conversation) for i, image in enumerate(images)
-    ]
+    parts = [_image(image, f"{images_param}[{i}]", conversation) for i, image in enumerate(images)]
     return (*parts, text) if text.text or not parts else tuple(parts)
 
 
-def _picture(image: str, param: str, conversation: Conversation) -> ContentPart:
+def _image(image: str, param: str, conversation: Conversation) -> ContentPart:
     """A part with `image`: base64, as Ollama's clients send it, or a URL."""
     if image[:5].lower() == "data:" or is_external(image):
         return conversation.image(image, param)
@@ -78,8 +76,8 @@ class _MessageParser:
     def _result(self, message: ChatMessage, param: str) -> Message:
         name = message.tool_name or message.name or ""
         call = self._answered_call(message.tool_call_id or "", name)
-        given = (message.tool_call_id, message.tool_name, message.name)
-        for text in filter(None, given):
+        names = (message.tool_call_id, message.tool_name, message.name)
+        for text in filter(None, names):
             self.conversation.count_text(text, param)
         return Message(
             role="tool",
@@ -110,7 +108,7 @@ class _MessageParser:
 
     def _content(self, message: ChatMessage, param: str) -> tuple[ContentPart, ...]:
         text = self.conversation.text(message.content or "", f"{param}.content")
-        return pictures_and_text(message.images or (), f"{param}.images", text, self.conversation)
+        return images_and_text(message.images or (), f"{param}.images", text, self.conversation)
 
 
 def _refuse_images(message: ChatMessage, param: str) -> None:

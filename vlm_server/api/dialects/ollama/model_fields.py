@@ -22,34 +22,37 @@ _FOR_EVER = -1.0
 _MAX_SECONDS = 10 * 365 * 86400.0
 
 
-def tagged(name: str) -> str:
+def with_tag(name: str) -> str:
     """`name` with a tag, which every listed model has."""
     return name if ":" in name else f"{name}{_LATEST}"
 
 
-def model_wanted(name: str | None, known: Sequence[KnownModel]) -> KnownModel:
+def model_wanted(name: str | None, known_models: Sequence[KnownModel]) -> KnownModel:
     """The model that `name` means, with or without a tag `latest`, or the only one.
 
     Raises ModelNotFound, and InvalidRequest for a missing name if there are several models, or for
     a lone surrogate, which answers could not repeat.
     """
     if not name:
-        return served_models.assumed(known)
+        return served_models.only_model(known_models)
     json_body.utf8_length(name, "model")
-    names = (name, name.removesuffix(_LATEST), tagged(name))
-    model = served_models.model_of(names, known)
+    names = (name, name.removesuffix(_LATEST), with_tag(name))
+    model = served_models.model_of(names, known_models)
     if model is None:
-        shown, have = json_body.shown(name), "', '".join(model.name for model in known)
-        number = "one model" if len(known) == 1 else "the models"
-        raise ModelNotFound(f"model '{shown}' not found, this server has {number}: '{have}'")
+        shown_name, have = (
+            json_body.shorten(name),
+            "', '".join(model.name for model in known_models),
+        )
+        number = "one model" if len(known_models) == 1 else "the models"
+        raise ModelNotFound(f"model '{shown_name}' not found, this server has {number}: '{have}'")
     return model
 
 
-def keep_alive_seconds(wanted: float | str | None) -> float | None:
+def keep_alive_seconds(keep_alive: float | str | None) -> float | None:
     """`keep_alive` in seconds, -1 for ever; None if it is not given. Raises InvalidRequest."""
-    if wanted is None or wanted == "":
+    if keep_alive is None or keep_alive == "":
         return None
-    seconds = _duration(wanted) if isinstance(wanted, str) else float(wanted)
+    seconds = _duration(keep_alive) if isinstance(keep_alive, str) else float(keep_alive)
     if seconds is None or math.isnan(seconds):
         raise InvalidRequest(
             "`keep_alive` must be a number of seconds, or a duration such as '5m'.", "keep_alive"

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server import __version__
-from vlm_server.api.dialects.ollama.model_fields import model_wanted, tagged
+from vlm_server.api.dialects.ollama.model_fields import model_wanted, with_tag
 from vlm_server.api.dialects.ollama.render import time_text
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.generation import Generation
@@ -50,14 +50,14 @@ class Catalog:
 
     def __init__(self, shared: Generation) -> None:
         self._shared = shared
-        self._started = time.time()
+        self._started_at = time.time()
 
     async def tags(self, _: Request) -> Response:
-        listed = [
+        tags = [
             _summary(status) | {"modified_at": self._modified_at(status.model_facts)}
             for status in self._statuses
         ]
-        return _json({"models": listed})
+        return _json({"models": tags})
 
     async def show(self, request: Request) -> Response:
         _, model = await self._read(request, "stream")
@@ -68,7 +68,7 @@ class Catalog:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
         return _json(
             {
-                "modelfile": f"FROM {tagged(model.name)}",
+                "modelfile": f"FROM {with_tag(model.name)}",
                 "parameters": "",
                 "template": _template(facts),
                 "details": _details(facts),
@@ -80,16 +80,16 @@ class Catalog:
         )
 
     async def ps(self, _: Request) -> Response:
-        loaded = [status for status in self._statuses if status.state in _IN_USE]
-        return _json({"models": [_running(status) for status in loaded]})
+        loaded_statuses = [status for status in self._statuses if status.state in _IN_USE]
+        return _json({"models": [_running(status) for status in loaded_statuses]})
 
     async def version(self, _: Request) -> Response:
         return _json({"version": API_VERSION, "vlm_server": __version__})
 
     async def pull(self, request: Request) -> Response:
         """Success without a download: served models are here, or come with their first request."""
-        asked, _ = await self._read(request)
-        if asked.stream is False:
+        model_request, _ = await self._read(request)
+        if model_request.stream is False:
             return _json({"status": "success"})
         lines = b'{"status":"pulling manifest"}\n{"status":"success"}\n'
         return Response(lines, media_type="application/x-ndjson")
@@ -107,7 +107,7 @@ class Catalog:
         return served_models.statuses(self._shared.models)
 
     def _modified_at(self, facts: ModelFacts) -> str:
-        return time_text(facts.modified_at or self._started)
+        return time_text(facts.modified_at or self._started_at)
 
     async def _read(
         self, request: Request, *without_effect: str
@@ -118,19 +118,19 @@ class Catalog:
         """
         shared = self._shared
         fields = await body.read_small(request, shared.limits, shared.arriving, any_type=True)
-        asked = json_body.convert(fields, ModelRequest, {})
-        name = asked.model or asked.name
+        model_request = json_body.convert(fields, ModelRequest, {})
+        name = model_request.model or model_request.name
         if not name:
             raise InvalidRequest("`model` is missing.", "model")
-        known = served_models.known_models(shared.models, shared.server)
-        model = model_wanted(name, known)
+        known_models = served_models.known_models(shared.models, shared.server)
+        model = model_wanted(name, known_models)
         ignored = IgnoredFields()
-        ignored.add_unread(fields, asked)
+        ignored.add_unread(fields, model_request)
         ignored.add_given(fields, *without_effect)
-        if name != asked.name:
-            ignored.add("name", asked.name)
+        if name != model_request.name:
+            ignored.add("name", model_request.name)
         access_log.entry_of(request.scope).ignored = ignored.names
-        return asked, model
+        return model_request, model
 
 
 def _summary(status: EngineStatus) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _summary(status: EngineStatus) -> dict[str, Any]:
     `digest` has 64 hex digits, since clients truncate it: a hash of the name until the model's own
     is known.
     """
-    facts, name = status.model_facts, tagged(status.model_name)
+    facts, name = status.model_facts, with_tag(status.model_name)
     return {
         "name": name,
         "model": name,
@@ -175,8 +175,8 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
 
 def _capabilities(facts: ModelFacts) -> tuple[str, ...]:
     """The model's capabilities that Ollama's clients know."""
-    known = (*_COMMON_CAPABILITIES, *facts.capabilities)
-    return tuple(name for name in _CAPABILITIES if name in known)
+    capabilities = (*_COMMON_CAPABILITIES, *facts.capabilities)
+    return tuple(name for name in _CAPABILITIES if name in capabilities)
 
 
 def _model_info(facts: ModelFacts) -> dict[str, str | int]:
@@ -195,9 +195,9 @@ def _template(facts: ModelFacts) -> str:
 
     Prompts are rendered by the checkpoint's own template.
     """
-    known = _capabilities(facts)
-    tools = "{{ .Tools }}" if "tools" in known else ""
-    thinking = "{{ .Thinking }}" if "thinking" in known else ""
+    capabilities = _capabilities(facts)
+    tools = "{{ .Tools }}" if "tools" in capabilities else ""
+    thinking = "{{ .Thinking }}" if "thinking" in capabilities else ""
     return f"{tools}{{{{ range .Messages }}}}{thinking}{{{{ .Content }}}}{{{{ end }}}}"
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct, msgpack
 
 from vlm_server.api.dialects.fields import INT32_MAX, submit_of, tool_definitions
 from vlm_server.api.dialects.ollama import schema
-from vlm_server.api.dialects.ollama.messages import parse_messages, pictures_and_text
+from vlm_server.api.dialects.ollama.messages import images_and_text, parse_messages
 from vlm_server.api.dialects.ollama.model_fields import keep_alive_seconds, model_wanted
 from vlm_server.api.dialects.reasoning import ReasoningOptions
 from vlm_server.api.parsing import json_body
@@ -89,8 +89,8 @@ def parse_generate(body: Body, context: Context) -> ParsedRequest:
         system = conversation.text(request.system, "system")
         conversation.add(Message("system", (system,)), "system")
     text = conversation.text(request.prompt or "", "prompt")
-    asked = Message("user", pictures_and_text(images, "images", text, conversation))
-    conversation.add(asked, "prompt")
+    message = Message("user", images_and_text(images, "images", text, conversation))
+    conversation.add(message, "prompt")
     conversation.check_complete()
     return _parsed_request(request, model, ignored, conversation, None, context)
 
@@ -178,10 +178,10 @@ def _reasoning(request: schema.OllamaRequest) -> ReasoningOptions:
     return ReasoningOptions({"think": wish}, think if isinstance(think, str) else None)
 
 
-def _continues(last: Message) -> bool:
+def _continues(last_message: Message) -> bool:
     """Whether the answer continues the assistant's last message."""
-    has_text = any(isinstance(part, TextPart) and part.text for part in last.content)
-    return last.role == "assistant" and has_text and not last.tool_calls
+    has_text = any(isinstance(part, TextPart) and part.text for part in last_message.content)
+    return last_message.role == "assistant" and has_text and not last_message.tool_calls
 
 
 # ---- the answer --------------------------------------------------------------------------

@@ -44,12 +44,12 @@ class AnswerPart:
     def __bool__(self) -> bool:
         return bool(self.text or self.thinking or self.calls or self.logprobs)
 
-    def add(self, more: AnswerPart) -> None:
-        """Append `more`, which comes next in the answer."""
-        self.text += more.text
-        self.thinking += more.thinking
-        self.calls += more.calls
-        self.logprobs += more.logprobs
+    def add(self, part: AnswerPart) -> None:
+        """Append `part`, which comes next in the answer."""
+        self.text += part.text
+        self.thinking += part.thinking
+        self.calls += part.calls
+        self.logprobs += part.logprobs
 
 
 def chat_fields(part: AnswerPart) -> dict[str, Any]:
@@ -119,13 +119,17 @@ class LineRenderer:
     def _parts(self, delta: Delta) -> list[AnswerPart]:
         """The parts of `delta`, in order: first a call that it completes."""
         parts = list[AnswerPart]()
-        more = delta.tool_call
-        if self._call and (delta.text if more is None else more.index != self._call.index):
+        call_delta = delta.tool_call
+        if self._call and (
+            delta.text if call_delta is None else call_delta.index != self._call.index
+        ):
             parts.append(self._end_call(self._call))
-        if more is not None:
-            begun = self._call or ToolCallDelta(more.index, more.id, more.name)
-            arguments = begun.arguments + more.arguments
-            self._call = msgspec.structs.replace(begun, arguments=arguments)
+        if call_delta is not None:
+            open_call = self._call or ToolCallDelta(
+                call_delta.index, call_delta.id, call_delta.name
+            )
+            arguments = open_call.arguments + call_delta.arguments
+            self._call = msgspec.structs.replace(open_call, arguments=arguments)
         text, thinking = ("", delta.text) if delta.is_reasoning else (delta.text, "")
         scores = [token_logprob(entry, empty_top=False) for entry in delta.logprobs]
         parts.append(AnswerPart(text, thinking, logprobs=scores))

@@ -118,9 +118,9 @@ def convert(fields: dict[str, Any], schema: type[R]) -> R:
 
 def _whole_numbers(options: dict[str, Any]) -> dict[str, int]:
     """Whole numbers written as 40.0, the only form of some clients."""
-    given = {name: options.get(name) for name in _WHOLE_NUMBERS}
+    numbers = {name: options.get(name) for name in _WHOLE_NUMBERS}
     return {
         name: int(value)
-        for name, value in given.items()
+        for name, value in numbers.items()
         if isinstance(value, float) and value.is_integer()
     }

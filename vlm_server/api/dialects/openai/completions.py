@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from vlm_server.api.dialects.fields import (
     Count,
-    checked_prompt,
+    check_prompt,
     effective_fields,
     ignore_labels,
     prepare,
@@ -78,16 +78,16 @@ def parse_completion(body: Body, context: Context) -> ParsedRequest:
     return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
 
 
-def _prompt(given: str | list[Any], context: Context) -> str | tuple[int, ...]:
-    """The one prompt in `given`. Raises InvalidRequest."""
-    if isinstance(given, list) and given and isinstance(given[0], str | list):
-        if len(given) > 1:
+def _prompt(prompt: str | list[Any], context: Context) -> str | tuple[int, ...]:
+    """The one prompt in `prompt`. Raises InvalidRequest."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
             raise UnsupportedField("Only one prompt is supported; send a request each.", "prompt")
-        given = given[0]
-    if isinstance(given, str):
-        return checked_prompt(given, context)
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return check_prompt(prompt, context)
     try:
-        return tuple(msgspec.convert(given, TokenIds))
+        return tuple(msgspec.convert(prompt, TokenIds))
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter at a lone surrogate
         message = "`prompt` must be a text, a list of token ids, or a list with one of either."
         raise InvalidRequest(message, "prompt") from None

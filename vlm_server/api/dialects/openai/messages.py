@@ -117,13 +117,13 @@ class _MessageParser:
     def _part(self, part: schema.ContentPart, role: str, param: str) -> ContentPart:
         match part:
             case schema.ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
-                given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
-                return self.conversation.image(given, param, detail)
+                data, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
+                return self.conversation.image(data, param, detail)
             case schema.VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
             case schema.ImageUrlPart() | schema.VideoUrlPart():
-                what = "Images" if isinstance(part, schema.ImageUrlPart) else "Videos"
-                raise InvalidRequest(f"{what} are not allowed in messages of role '{role}'.", param)
+                kind = "Images" if isinstance(part, schema.ImageUrlPart) else "Videos"
+                raise InvalidRequest(f"{kind} are not allowed in messages of role '{role}'.", param)
             case schema.RefusalPart():
                 return self.conversation.text(part.refusal, param)
             case _:

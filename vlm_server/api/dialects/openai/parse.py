@@ -67,8 +67,8 @@ def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
         conversation,
     )
     continues = _continues(request)
-    wanted = parse_response_format(request.response_format, context.limits)
-    json_schema = check_constraints(tools, wanted, _FIELDS, ignored, continues=continues)
+    json_schema = parse_response_format(request.response_format, context.limits)
+    json_schema = check_constraints(tools, json_schema, _FIELDS, ignored, continues=continues)
     if json_schema is not None and request.response_format is not None:
         ignore_labels(request.response_format.json_schema, NAMED_SCHEMA, ignored)
     if not model.can_reason:
@@ -102,20 +102,22 @@ def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
 
 def encode_options(request: schema.AnswerFields, ignored: IgnoredFields) -> bytes:
     """The encoded `Options`. Raises InvalidRequest for `stream_options` without a stream."""
-    wanted = request.stream_options
-    if wanted is None:
-        wanted = schema.StreamOptions()
+    stream_options = request.stream_options
+    if stream_options is None:
+        stream_options = schema.StreamOptions()
     elif not request.stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
-    if wanted.include_obfuscation:
+    if stream_options.include_obfuscation:
         ignored.add("stream_options.include_obfuscation")
-    return msgpack.encode(Options(bool(wanted.include_usage), bool(wanted.continuous_usage_stats)))
+    return msgpack.encode(
+        Options(bool(stream_options.include_usage), bool(stream_options.continuous_usage_stats))
+    )
 
 
-def _set_pixel_limits(wanted: schema.PixelLimits | None, conversation: Conversation) -> None:
-    if wanted is None:
+def _set_pixel_limits(limits: schema.PixelLimits | None, conversation: Conversation) -> None:
+    if limits is None:
         return
-    low, high = wanted.min_pixels, wanted.max_pixels
+    low, high = limits.min_pixels, limits.max_pixels
     if low is not None and high is not None and low > high:
         raise InvalidRequest(
             "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
@@ -152,9 +154,9 @@ def _continues(request: schema.ChatRequest) -> bool:
 # ---- tools -------------------------------------------------------------------------------
 
 
-def _choice(wanted: schema.WantedChoice | None, *, parallel: bool) -> ToolChoice:
+def _choice(choice: schema.WantedChoice | None, *, parallel: bool) -> ToolChoice:
     """`tool_choice` in the form of all dialects. A named tool is called once."""
-    match wanted:
+    match choice:
         case schema.NamedTool(function=function):
             return ToolChoice("required", (function.name,), parallel=False)
         case schema.AllowedToolsChoice(allowed_tools=allowed):
@@ -169,9 +171,11 @@ def _choice(wanted: schema.WantedChoice | None, *, parallel: bool) -> ToolChoice
 # ---- the answer --------------------------------------------------------------------------
 
 
-def parse_response_format(wanted: schema.ResponseFormat | None, limits: Limits) -> str | None:
+def parse_response_format(
+    response_format: schema.ResponseFormat | None, limits: Limits
+) -> str | None:
     """The JSON schema that the answer must match; None for free text. Raises InvalidRequest."""
-    match wanted:
+    match response_format:
         case schema.JsonObjectFormat():
             return ANY_OBJECT
         case schema.JsonSchemaFormat(json_schema=named):
@@ -253,12 +257,12 @@ def _check_ends(request: schema.AnswerFields) -> None:
 
 
 def _max_tokens(request: schema.ChatRequest) -> int | None:
-    given = {request.max_tokens, request.max_completion_tokens} - {None}
-    if len(given) > 1:
+    values = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(values) > 1:
         raise InvalidRequest(
             "`max_tokens` and `max_completion_tokens` differ; send only one.", "max_tokens"
         )
-    return given.pop() if given else None
+    return values.pop() if values else None
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
@@ -267,7 +271,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     return {int(token_id): value for token_id, value in bias.items()}
 
 
-def _logprobs(wanted: bool, num_top: int) -> int | None:
-    if num_top and not wanted:
+def _logprobs(logprobs: bool, num_top: int) -> int | None:
+    if num_top and not logprobs:
         raise InvalidRequest("`top_logprobs` requires `logprobs`.", "top_logprobs")
-    return num_top if wanted else None
+    return num_top if logprobs else None

@@ -12,7 +12,7 @@ import msgspec
 
 from vlm_server.api.dialects.openai.parse import Options
 from vlm_server.api.http import errors, sse
-from vlm_server.api.http.answer import finite, token_logprob
+from vlm_server.api.http.answer import as_finite, token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, TokenLogprob, ToolCallDelta, Usage
 
@@ -153,8 +153,8 @@ def _deltas_of(delta: Delta) -> list[dict[str, Any]]:
             head = {"index": call.index, "function": function, "id": call.id, "type": "function"}
             deltas.append({"tool_calls": [head]})
         if call.arguments:
-            more = {"index": call.index, "function": {"arguments": call.arguments}}
-            deltas.append({"tool_calls": [more]})
+            arguments_delta = {"index": call.index, "function": {"arguments": call.arguments}}
+            deltas.append({"tool_calls": [arguments_delta]})
     if not deltas and (delta.text or delta.logprobs):
         deltas.append({"reasoning_content" if delta.is_reasoning else "content": delta.text})
     return deltas
@@ -217,9 +217,10 @@ class CompletionRenderer(_Renderer):
             self._offsets[choice] += len(entry.token.text)
         return {
             "tokens": [entry.token.text for entry in entries],
-            "token_logprobs": [finite(entry.token.logprob) for entry in entries],
+            "token_logprobs": [as_finite(entry.token.logprob) for entry in entries],
             "top_logprobs": [
-                {top.text: finite(top.logprob) for top in reversed(entry.top)} for entry in entries
+                {top.text: as_finite(top.logprob) for top in reversed(entry.top)}
+                for entry in entries
             ],
             "text_offset": offsets,
         }

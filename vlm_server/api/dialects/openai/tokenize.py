@@ -12,11 +12,11 @@ from msgspec import Meta, Struct
 
 from vlm_server.api.dialects.fields import (
     Count,
-    checked_prompt,
+    check_prompt,
     effective_fields,
-    only_counted,
     prepare,
     submit_prompt,
+    to_count_request,
 )
 from vlm_server.api.dialects.openai import parse
 from vlm_server.api.dialects.openai.schema import ChatRequest
@@ -64,11 +64,11 @@ def parse_prompt(body: Body, context: Context) -> ParsedRequest:
     for name, values in {**NEUTRAL, ADDS_SPECIAL: (None, "prompt" in fields)}.items():
         check_neutral(name, fields.pop(name, None), values)
     if "messages" in fields:
-        return _counted(parse.parse_fields(fields, context), fields)
+        return _to_count_request(parse.parse_fields(fields, context), fields)
     ignored = IgnoredFields()
     fields = effective_fields(fields, PromptRequest, ignored, context)
     request = json_body.convert(fields, PromptRequest, {})
-    return _count_request(checked_prompt(request.prompt, context), request.model, context, ignored)
+    return _count_request(check_prompt(request.prompt, context), request.model, context, ignored)
 
 
 def parse_tokens(body: Body, context: Context) -> ParsedRequest:
@@ -82,9 +82,11 @@ def parse_tokens(body: Body, context: Context) -> ParsedRequest:
 def _count_request(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
-    wanted = model_wanted(model, context)
+    known_model = model_wanted(model, context)
     submit = submit_prompt(prompt, context, SamplingParams())
-    return only_counted(ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names))
+    return to_count_request(
+        ParsedRequest(known_model.name, submit, stream=False, ignored=ignored.names)
+    )
 
 
 IN_PROMPT = frozenset(
@@ -105,11 +107,11 @@ _NOT_IN_PROMPT = (
 """Fields of a chat request without effect on its prompt."""
 
 
-def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
+def _to_count_request(request: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
     unprompted = IgnoredFields()
     unprompted.add_given(fields, *_NOT_IN_PROMPT)
-    ignored = tuple(dict.fromkeys([*parsed.ignored, *unprompted.names]))
-    return msgspec.structs.replace(only_counted(parsed), ignored=ignored, conversation="")
+    ignored = tuple(dict.fromkeys([*request.ignored, *unprompted.names]))
+    return msgspec.structs.replace(to_count_request(request), ignored=ignored, conversation="")
 
 
 # ---- answers -----------------------------------------------------------------------------

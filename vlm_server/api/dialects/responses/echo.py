@@ -25,25 +25,25 @@ class Options(msgspec.Struct, frozen=True):
     namespaces: dict[str, str] = {}
 
 
-def encode_echo(given: schema.ParsedBody) -> bytes:
+def encode_echo(parsed_body: schema.ParsedBody) -> bytes:
     """`Options.echo`. Raises InvalidRequest if it can't be encoded as UTF-8.
 
     The front does not know the checkpoint's sampling defaults: the echo has OpenAI's.
     """
-    request = given.request
+    request = parsed_body.request
     echo: dict[str, Any] = {
         "background": False,
         "frequency_penalty": request.frequency_penalty or 0.0,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": given.echoed["max_tool_calls"],
+        "max_tool_calls": parsed_body.echoed["max_tool_calls"],
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "presence_penalty": request.presence_penalty or 0.0,
         "previous_response_id": request.previous_response_id,
-        "prompt_cache_key": given.echoed["prompt_cache_key"],
+        "prompt_cache_key": parsed_body.echoed["prompt_cache_key"],
         "reasoning": _reasoning(request),
-        "safety_identifier": given.echoed["safety_identifier"],
+        "safety_identifier": parsed_body.echoed["safety_identifier"],
         "service_tier": "default",
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": _text(request),
@@ -52,7 +52,7 @@ def encode_echo(given: schema.ParsedBody) -> bytes:
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",
-        "user": given.echoed["user"],
+        "user": parsed_body.echoed["user"],
     }
     return encode(echo)
 
@@ -66,26 +66,26 @@ def encode(value: Any) -> bytes:
 
 
 def _reasoning(request: schema.ResponsesRequest) -> dict[str, Any]:
-    wanted = request.reasoning
-    return {"effort": wanted.effort if wanted else None, "summary": None}
+    reasoning = request.reasoning
+    return {"effort": reasoning.effort if reasoning else None, "summary": None}
 
 
 def _text(request: schema.ResponsesRequest) -> dict[str, Any]:
-    wanted = request.text.format if request.text else None
-    match wanted:
+    text_format = request.text.format if request.text else None
+    match text_format:
         case None:
-            shown: Any = {"type": "text"}
+            format_json: Any = {"type": "text"}
         case schema.JsonSchemaFormat():
-            shown = {"type": "json_schema", **msgspec.structs.asdict(wanted)}
-            shown["strict"] = bool(wanted.strict)
+            format_json = {"type": "json_schema", **msgspec.structs.asdict(text_format)}
+            format_json["strict"] = bool(text_format.strict)
         case _:
-            shown = wanted
-    return {"format": shown, "verbosity": "medium"}
+            format_json = text_format
+    return {"format": format_json, "verbosity": "medium"}
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    shown = {"type": "function", **msgspec.structs.asdict(tool)}
-    shown["strict"] = bool(tool.strict)
+    tool_json = {"type": "function", **msgspec.structs.asdict(tool)}
+    tool_json["strict"] = bool(tool.strict)
     if tool.namespace is None:
-        del shown["namespace"]
-    return shown
+        del tool_json["namespace"]
+    return tool_json

@@ -123,29 +123,29 @@ _ID = re.compile(r"(?:msg|fc|fco|rs)_(?P<request_hex>[0-9a-f]{32})i?[0-9a-f]{4,}
 
 def request_hex_of(item_id: str) -> str | None:
     """The hex digits of the response with an item; None for a client's own id."""
-    found = _ID.fullmatch(item_id)
-    return found and found["request_hex"]
+    match = _ID.fullmatch(item_id)
+    return match and match["request_hex"]
 
 
-def resolve(given: Iterable[InputItem], stored: Iterable[Item]) -> list[Item]:
-    """The items of a request, with references replaced by their items: `stored` ones, or the
+def resolve(input_items: Iterable[InputItem], stored_items: Iterable[Item]) -> list[Item]:
+    """The items of a request, with references replaced by their items: stored ones, or the
     request's own. Raises NotFound.
     """
-    items = list(given)
-    own = (item for item in items if not isinstance(item, ItemReference))
-    by_id = {item.id: item for item in (*stored, *own)}
-    resolved = list[Item]()
+    items = list(input_items)
+    own_items = (item for item in items if not isinstance(item, ItemReference))
+    by_id = {item.id: item for item in (*stored_items, *own_items)}
+    resolved_items = list[Item]()
     for i, item in enumerate(items):
-        found = by_id.get(item.id) if isinstance(item, ItemReference) else item
-        if found is None:
+        referenced = by_id.get(item.id) if isinstance(item, ItemReference) else item
+        if referenced is None:
             raise NotFound(
                 f"`input[{i}]`: there is no such item: it was not stored, or deleted, or dropped "
                 "since (`server.responses_store_seconds` and `server.responses_store_bytes`). Send "
                 "the item itself.",
                 f"input[{i}]",
             )
-        resolved.append(found)
-    return resolved
+        resolved_items.append(referenced)
+    return resolved_items
 
 
 def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
@@ -172,14 +172,14 @@ def content_of(item: Item) -> str | list[MessagePart] | list[ToolPart] | None:
     return None
 
 
-def add_types(given: Any) -> None:
+def add_types(fields: Any) -> None:
     """Set the types that clients may omit in a list of items.
 
     Raises UnsupportedField for OpenAI's items and parts that this server does not support.
     """
-    if not isinstance(given, list):
+    if not isinstance(fields, list):
         return
-    for i, item in enumerate(given):
+    for i, item in enumerate(fields):
         if not isinstance(item, dict):
             continue
         if item.get("type") is None:

@@ -38,9 +38,9 @@ class MessageBuilder:
         part = self._conversation.text(text, "instructions")
         self._conversation.add(Message("system", (part,)), "instructions")
 
-    def add(self, given: Iterable[items.Item], param: str) -> None:
-        """Add the items `given`, from the field `param`."""
-        for i, item in enumerate(given):
+    def add(self, input_items: Iterable[items.Item], param: str) -> None:
+        """Add `input_items`, from the field `param`."""
+        for i, item in enumerate(input_items):
             self._add(item, f"{param}[{i}]")
 
     def messages(self) -> list[Message]:
@@ -106,8 +106,8 @@ class MessageBuilder:
             case items.InputVideo() if role == "user":
                 return self._conversation.video(part.video_url, param)
             case items.InputImage() | items.InputVideo():
-                what = "Images" if isinstance(part, items.InputImage) else "Videos"
-                raise InvalidRequest(f"{what} are not allowed in items of role '{role}'.", param)
+                kind = "Images" if isinstance(part, items.InputImage) else "Videos"
+                raise InvalidRequest(f"{kind} are not allowed in items of role '{role}'.", param)
             case _:
                 return self._conversation.text(part.text, param)
 

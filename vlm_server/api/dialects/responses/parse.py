@@ -10,8 +10,8 @@ import msgspec
 from vlm_server.api.dialects.fields import (
     check_counts,
     ignore_labels,
-    only_counted,
     submit_of,
+    to_count_request,
     tool_definitions,
 )
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
@@ -56,7 +56,7 @@ def _are_small(turns: tuple[bytes, ...]) -> bool:
 
 def parse_count(body: Body, context: Context) -> ParsedRequest:
     """As `parse_response`, for a request to count tokens."""
-    return only_counted(parse_response(body, context))
+    return to_count_request(parse_response(body, context))
 
 
 def _with_history(
@@ -68,15 +68,15 @@ def _with_history(
     """
     request = parsed.request
     hexes = dict.fromkeys(filter(None, map(items.request_hex_of, request.references)))
-    before = request.previous_response_id
-    if context.previous is None and (hexes or before is not None):
-        json_body.utf8_length(before or "", _PREVIOUS_ID)
-        raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{digits}" for digits in hexes))
-    previous, others = _items_of(context.previous or ()), _items_of(context.others)
+    previous_id = request.previous_response_id
+    if context.previous is None and (hexes or previous_id is not None):
+        json_body.utf8_length(previous_id or "", _PREVIOUS_ID)
+        raise HistoryNeeded(previous_id, tuple(f"{ID_PREFIX}{digits}" for digits in hexes))
+    previous_items, other_items = _items_of(context.previous or ()), _items_of(context.others)
     if not isinstance(request.input, str):
-        resolved = items.resolve(request.input, [*others, *previous])
-        request = msgspec.structs.replace(request, input=resolved)
-    return parsed._replace(request=request), previous
+        resolved_items = items.resolve(request.input, [*other_items, *previous_items])
+        request = msgspec.structs.replace(request, input=resolved_items)
+    return parsed._replace(request=request), previous_items
 
 
 def _items_of(turns: tuple[bytes, ...]) -> list[items.Item]:
@@ -111,9 +111,9 @@ def _parsed_request(
             "be made.",
             "ignore_eos",
         )
-    wanted = request.text.format if request.text else None
-    if json_schema is not None and isinstance(wanted, schema.JsonSchemaFormat):
-        ignore_labels(wanted, "text.format", parsed.ignored)
+    text_format = request.text.format if request.text else None
+    if json_schema is not None and isinstance(text_format, schema.JsonSchemaFormat):
+        ignore_labels(text_format, "text.format", parsed.ignored)
     sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
     _parse_messages(request, previous, conversation)
     submit = submit_of(conversation, context, sampling, tools, template)
@@ -129,13 +129,19 @@ def _parsed_request(
 
 def _options(parsed: schema.ParsedBody, context: Context) -> bytes:
     request = parsed.request
-    stored = b""
+    stored_input = b""
     if request.store is not False:
-        stored = encode(items.normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
+        stored_input = encode(
+            items.normalize(request.items, context.request_id.removeprefix(ID_PREFIX))
+        )
     namespaces = {tool.name: tool.namespace for tool in request.tools or () if tool.namespace}
     return msgspec.msgpack.encode(
         Options(
-            context.owner, encode_echo(parsed), stored, request.previous_response_id, namespaces
+            context.owner,
+            encode_echo(parsed),
+            stored_input,
+            request.previous_response_id,
+            namespaces,
         )
     )
 
@@ -146,10 +152,10 @@ def _options(parsed: schema.ParsedBody, context: Context) -> bytes:
 def _parse_messages(
     request: schema.ResponsesRequest, previous: list[items.Item], conversation: Conversation
 ) -> None:
-    given = request.items
+    input_items = request.items
     check_counts(
-        len(previous) + len(given),
-        map(items.content_of, [*previous, *given]),
+        len(previous) + len(input_items),
+        map(items.content_of, [*previous, *input_items]),
         conversation.limits,
         image=items.InputImage,
         video=items.InputVideo,
@@ -159,12 +165,12 @@ def _parse_messages(
     if request.instructions:
         builder.instruct(request.instructions)
     builder.add(previous, _PREVIOUS_ID)
-    builder.add(given, "input")
+    builder.add(input_items, "input")
     conversation.check_complete()
     messages = builder.messages()
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
-    if messages[-1].role == "assistant" and not items.is_unfinished(given[-1]):
+    if messages[-1].role == "assistant" and not items.is_unfinished(input_items[-1]):
         raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
 
 

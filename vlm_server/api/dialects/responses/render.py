@@ -62,14 +62,14 @@ class ResponsesRenderer:
         The error comes last: OpenAI's clients raise it and read no further. They look for
         an object `error`, which OpenAI sends although it documents the fields at the top level.
         """
-        begun = self._begin() + self._events(self._output.end_item("incomplete"))
+        events = self._begin() + self._events(self._output.end_item("incomplete"))
         reason = {"code": error.code, "message": error.message}
         self._echo["store"] = False
-        failed = self._response("failed") | {"error": reason, "output": self._output.items}
+        response = self._response("failed") | {"error": reason, "output": self._output.items}
         details = reason | {"param": error.param}
         return (
-            begun
-            + self._event("response.failed", {"response": failed})
+            events
+            + self._event("response.failed", {"response": response})
             + self._event("error", details | {"error": {"type": error.type, **details}})
             + sse.DONE
         )
@@ -239,14 +239,14 @@ class Output:
         else:
             item |= {"summary": [], "content": []}
         self.items.append(item)
-        added = {"type": "response.output_item.added", "output_index": index, "item": dict(item)}
+        event = {"type": "response.output_item.added", "output_index": index, "item": dict(item)}
         place = {"item_id": item_id, "output_index": index}
         if call is not None:
             self._open = _OpenItem(key, item, place)
-            return [added]
+            return [event]
         place["content_index"] = 0
         self._open = _OpenItem(key, item, place)
-        return [added, {"type": "response.content_part.added", **place, "part": self._open.part}]
+        return [event, {"type": "response.content_part.added", **place, "part": self._open.part}]
 
     def _extend_item(self, delta: Delta) -> list[Event]:
         """The event of the text or arguments that `delta` adds to the open item, if any."""
@@ -265,18 +265,21 @@ class Output:
         """The events at the end of the open item, if any."""
         if self._open is None:
             return []
-        ended, self._open = self._open, None
-        item, place = ended.item, ended.place
+        open_item, self._open = self._open, None
+        item, place = open_item.item, open_item.place
         item["status"] = status
-        done = {"type": f"{ended.name}.done", **place}
+        event = {"type": f"{open_item.name}.done", **place}
         if item["type"] == "function_call":
-            item["arguments"] = ended.text
-            events = [done | {"name": item["name"], "arguments": ended.text}]
+            item["arguments"] = open_item.text
+            events = [event | {"name": item["name"], "arguments": open_item.text}]
         else:
-            part = ended.part
+            part = open_item.part
             item["content"] = [part]
-            shown = {name: part[name] for name in ("text", "logprobs") if name in part}
-            events = [done | shown, {"type": "response.content_part.done", **place, "part": part}]
+            part_fields = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = [
+                event | part_fields,
+                {"type": "response.content_part.done", **place, "part": part},
+            ]
         index = place["output_index"]
         return [*events, {"type": "response.output_item.done", "output_index": index, "item": item}]
 

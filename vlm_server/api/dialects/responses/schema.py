@@ -184,8 +184,8 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     @property
     def references(self) -> list[str]:
         """The ids of the items that `input` refers to."""
-        given = () if isinstance(self.input, str) else self.input
-        return [item.id for item in given if isinstance(item, items.ItemReference)]
+        input_items = () if isinstance(self.input, str) else self.input
+        return [item.id for item in input_items if isinstance(item, items.ItemReference)]
 
 
 prepare(ResponsesRequest)
@@ -242,8 +242,8 @@ def _functions_of_namespace(
         raise InvalidRequest(f"`{param}.name` must be a string.", f"{param}.name")
     if not isinstance(inner, list):
         raise InvalidRequest(f"`{param}.tools` must be a list.", f"{param}.tools")
-    for i, each in enumerate(inner):
-        if not isinstance(each, dict) or each.get("type") != "function":
+    for i, function in enumerate(inner):
+        if not isinstance(function, dict) or function.get("type") != "function":
             param = f"{param}.tools[{i}].type"
             raise UnsupportedField(f"`{param}`: a namespace may have functions alone.", param)
     ignored.add("tools[].namespace")
@@ -270,17 +270,19 @@ def _report_ignored(
             ignored.add(f"include.{field}")
 
 
-def _report_items(given: list[items.Item], ignored: IgnoredFields) -> None:
+def _report_items(input_items: list[items.Item], ignored: IgnoredFields) -> None:
     """Report fields of items that are only stored."""
-    for item in given:
-        if item.status != "completed" and not (item is given[-1] and items.is_unfinished(item)):
+    for item in input_items:
+        if item.status != "completed" and not (
+            item is input_items[-1] and items.is_unfinished(item)
+        ):
             ignored.add("input[].status", item.status)
         match item:
             case items.MessageItem(phase=phase):
                 ignored.add("input[].phase", phase)
             case items.ReasoningItem(summary=summary):
                 ignored.add("input[].summary", summary)
-    for part in items.parts_of(given):
+    for part in items.parts_of(input_items):
         if isinstance(part, items.OutputText):
             ignored.add("input[].content[].annotations", part.annotations)
 
@@ -292,8 +294,10 @@ def _flatten_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
     """
     tools = fields.get("tools")
     if isinstance(tools, list):
-        named = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-        fields["tools"] = [function for tool in named for function in _functions(*tool, ignored)]
+        named_tools = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+        fields["tools"] = [
+            function for tool in named_tools for function in _functions(*tool, ignored)
+        ]
     choice = fields.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind not in ("function", "allowed_tools"):

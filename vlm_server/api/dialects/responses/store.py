@@ -223,10 +223,12 @@ class ResponseStore:
     def _has_room_for(self, owner: str, entry: _Entry) -> bool:
         """Whether `entry` fits once the rest of `owner` is evicted: into an equal share, or the
         room left by other owners."""
-        others = self._by_owner.keys() - {owner}
-        share = self.limit_bytes // (1 + len(others))
-        left = self.limit_bytes - sum(self._by_owner[other].size_bytes for other in others)
-        return entry.needed_bytes <= max(share, left)
+        other_owners = self._by_owner.keys() - {owner}
+        share = self.limit_bytes // (1 + len(other_owners))
+        free_bytes = self.limit_bytes - sum(
+            self._by_owner[other].size_bytes for other in other_owners
+        )
+        return entry.needed_bytes <= max(share, free_bytes)
 
     def _evict(self) -> None:
         while self.size_bytes > self.limit_bytes:

@@ -103,26 +103,26 @@ def _ignore_all_but(request: Request, *effective: str) -> None:
 
 
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
-    """A page of the items of `turns`. Runs on a thread: they may have many pictures."""
+    """A page of the items of `turns`. Runs on a thread: they may have many images."""
     items = [item for turn in turns for item in _lists.decode(turn)]
-    order, given = query.get("order", "desc"), query.get("limit", str(DEFAULT_ITEMS))
+    order, limit_text = query.get("order", "desc"), query.get("limit", str(DEFAULT_ITEMS))
     if order not in ("asc", "desc"):
         raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
     if order == "desc":
         items.reverse()
     page = _after(items, query.get("after"))
-    limit = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
+    limit = int(limit_text) if limit_text.isdecimal() and len(limit_text) <= _MAX_DIGITS else 0
     if not 1 <= limit <= MAX_ITEMS:
         raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
-    shown = page[:limit]
-    listed = {
+    page_items = page[:limit]
+    page_json = {
         "object": "list",
-        "data": shown,
-        "first_id": _id(shown[0]) if shown else "",
-        "last_id": _id(shown[-1]) if shown else "",
+        "data": page_items,
+        "first_id": _id(page_items[0]) if page_items else "",
+        "last_id": _id(page_items[-1]) if page_items else "",
         "has_more": len(page) > limit,
     }
-    return msgspec.json.encode(listed)
+    return msgspec.json.encode(page_json)
 
 
 class _Identified(msgspec.Struct):

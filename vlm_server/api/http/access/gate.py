@@ -35,10 +35,10 @@ def check_host(headers: Headers, server: Server) -> None:
     hosts = headers.getlist("host")
     name = _name(hosts[0]) if len(hosts) == 1 else None
     if not _is_ours(name, server):
-        shown = f" `{name[:_MAX_SHOWN_CHARS]}`" if name else ""
+        shown_name = f" `{name[:_MAX_SHOWN_CHARS]}`" if name else ""
         advice = ", if that is you: list it, with all others that you use" if name else ""
         raise Forbidden(
-            f"The Host header{shown} does not name this server; see the setting "
+            f"The Host header{shown_name} does not name this server; see the setting "
             f"server.allowed_hosts{advice}."
         )
 
@@ -52,10 +52,10 @@ def check_origin(headers: Headers, path: str) -> None:
         return
     scheme, _, authority = origin.lower().partition("://")
     if scheme not in ("http", "https") or authority != headers["host"].lower():
-        shown = f" `{origin}`" if ORIGIN.fullmatch(origin.lower()) else ""
+        shown_origin = f" `{origin}`" if ORIGIN.fullmatch(origin.lower()) else ""
         raise Forbidden(
-            f"Requests from web pages of another origin{shown} are not allowed; see the setting "
-            "server.cors_origins."
+            f"Requests from web pages of another origin{shown_origin} are not allowed; see the "
+            "setting server.cors_origins."
         )
 
 
@@ -102,8 +102,8 @@ def is_page(path: str, headers: Headers) -> bool:
 
 def _only(headers: Headers, name: str) -> str:
     """The header called `name`; empty unless there is exactly one."""
-    given = headers.getlist(name)
-    return given[0] if len(given) == 1 else ""
+    values = headers.getlist(name)
+    return values[0] if len(values) == 1 else ""
 
 
 def _is_ours(name: str | None, server: Server) -> bool:

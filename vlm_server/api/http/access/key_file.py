@@ -124,8 +124,8 @@ def _entry(name: str, fields: object, where: str) -> KeyEntry:
 
 def _position(error: Exception) -> str:
     """The position in tomllib's message, whose rest may quote the file."""
-    found = re.search(r" \(at (line \d+, column \d+|end of document)\)$", str(error))
-    return f", {found[1]}" if found else ""
+    match = re.search(r" \(at (line \d+, column \d+|end of document)\)$", str(error))
+    return f", {match[1]}" if match else ""
 
 
 def _version(path: Path) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from vlm_server.api.http.access.key_file import KeyEntry, WatchedKeyFile
 from vlm_server.errors import KeyLimitReached
 from vlm_server.settings import Server
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 CHECK_SECONDS = 1.0
 """The shortest time between two checks of the key file, which requests cause."""
@@ -55,18 +55,18 @@ class KeyRing:
         self._of_file: tuple[ApiKey, ...] = ()
         self._check_at = clock() + CHECK_SECONDS
         if server.api_key_file:
-            self._file = WatchedKeyFile(expanded(server.api_key_file))
+            self._file = WatchedKeyFile(expand_home(server.api_key_file))
             self._of_file = _api_keys(self._file.read())
         self.needs_key = server.needs_key
 
-    def find(self, given: bytes) -> ApiKey | None:
-        """The accepted key that equals `given`, or None. Compares in constant time."""
+    def find(self, key_text: bytes) -> ApiKey | None:
+        """The accepted key that equals `key_text`, or None. Compares in constant time."""
         self._refresh()
-        digest, found = _digest(given), None
+        digest, api_key = _digest(key_text), None
         for key in (*self._of_file, *self._own):
             if hmac.compare_digest(digest, key.digest):
-                found = key
-        return found
+                api_key = key
+        return api_key
 
     def _refresh(self) -> None:
         now = self._clock()

@@ -98,7 +98,7 @@ class Exchange:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self._connection.write(self.parser.http.send(go_on) or b"")
         if not (self.is_gone or self.is_complete):
-            self._connection.want_body()
+            self._connection.resume_body()
             await self._has_news.wait()
             self._has_news.clear()
         if self.is_gone or self.is_complete:
@@ -123,7 +123,7 @@ class Exchange:
         self._connection.write(data)
         if self.is_complete:
             self._has_news.set()
-            self._connection.responded()
+            self._connection.end_response()
 
     def _start(self, status: int, headers: RawHeaders) -> bytes:
         self.has_begun = True

@@ -24,14 +24,14 @@ class Deadline:
         """Set the timer to `seconds` from now."""
         self.set_at(self._loop.time() + seconds)
 
-    def set_at(self, due: float) -> None:
+    def set_at(self, due_at: float) -> None:
         """Set the timer to this time of the event loop's clock."""
-        self._due = due
-        if self._timer is not None and self._timer.when() > due:
+        self._due = due_at
+        if self._timer is not None and self._timer.when() > due_at:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_at(due, self._fire)
+            self._timer = self._loop.call_at(due_at, self._fire)
 
     def clear(self) -> None:
         """Stop the timer until it is set again."""

@@ -153,7 +153,7 @@ class HttpConnection(asyncio.Protocol):
             assert self._exchange is not None
             self._exchange.keep_alive = False
 
-    def take_one_more(self) -> None:
+    def close_after_next(self) -> None:
         """Prepare for the stop: close the connection after this response or the next."""
         self._is_stopping = True
         if self._exchange is not None and not self._exchange.has_begun:
@@ -241,12 +241,12 @@ class HttpConnection(asyncio.Protocol):
         if self.stage is not ConnectionStage.CLOSING:
             self._outgoing.write(data)
 
-    def want_body(self) -> None:
+    def resume_body(self) -> None:
         """Read more of the body, for which the application waits."""
         if not self._is_queued:
             self._transport.resume_reading()
 
-    def responded(self) -> None:
+    def end_response(self) -> None:
         """Continue after a complete response."""
         exchange = self._exchange
         assert exchange is not None
@@ -259,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
             self._next()
         else:
             self._deadline.set(LINGER_SECONDS)  # a short rest of an unread body
-            self.want_body()
+            self.resume_body()
 
     def fail(self) -> None:
         """Disconnect immediately."""
@@ -324,8 +324,10 @@ class HttpConnection(asyncio.Protocol):
 def _refusal(error: RequestError, headers: RawHeaders) -> bytes:
     """`error` as a whole response on the wire; `headers` are those of every response."""
     request_id = uuid.uuid4().hex
-    own = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}
-    response = errors.response(error, errors.encode_openai, retry_after_seconds=1, headers=own)
+    own_headers = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}
+    response = errors.response(
+        error, errors.encode_openai, retry_after_seconds=1, headers=own_headers
+    )
     status = http.HTTPStatus(error.status)
     lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
     lines += [b"%s: %s" % header for header in (*headers, *response.raw_headers)]

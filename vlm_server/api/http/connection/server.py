@@ -116,7 +116,7 @@ class HttpServer(uvicorn.Server):
         while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             for connection in self._connections:
-                connection.take_one_more()
+                connection.close_after_next()
             stages = [connection.stage for connection in self._connections]
             num_answered = stages.count(ConnectionStage.ANSWER)
             may_ask = len(stages) > num_answered + stages.count(ConnectionStage.CLOSING)
@@ -152,15 +152,15 @@ class HttpServer(uvicorn.Server):
 class ConnectionLimit:
     """The limit on connections: `wanted`, or less by that on open files, raised if possible."""
 
-    def __init__(self, wanted: int) -> None:
-        self._wanted = wanted
-        self._told = wanted
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._told = max_connections
         _raise_file_limit()
         self()
 
     def __call__(self) -> int:
         files = _file_limit()
-        limit = max(1, min(self._wanted, files - RESERVED_FILES))
+        limit = max(1, min(self._max_connections, files - RESERVED_FILES))
         if limit < self._told:
             logger.warning("at most %d connections: only %d files may be open", limit, files)
         self._told = limit
@@ -175,8 +175,8 @@ def _file_limit() -> int:
 def _raise_file_limit() -> None:
     """Raise the limit to the hard limit, or as far as the system allows."""
     soft, hard = _file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    for files in (wanted, 10240):  # macOS grants no more than OPEN_MAX
+    num_files = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    for files in (num_files, 10240):  # macOS grants no more than OPEN_MAX
         if files > soft and (files <= hard or hard == resource.RLIM_INFINITY):
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

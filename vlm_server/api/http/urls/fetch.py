@@ -48,8 +48,8 @@ class TooLarge(Exception):
 async def resolve(host: str, port: int) -> list[str]:
     """The addresses that this machine's resolver gives. Raises OSError."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in addresses))
 
 
 def default_context() -> ssl.SSLContext:

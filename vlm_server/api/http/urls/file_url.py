@@ -54,10 +54,10 @@ def _path(url: str) -> Path:
 def _read(root: Path, path: Path, max_bytes: int) -> bytes:
     """The bytes of the file. Raises OSError, NotReadable or TooLarge."""
     real_root = Path(os.path.realpath(root, strict=True))
-    real = Path(os.path.realpath(path, strict=True))
-    if real_root not in real.parents:
+    real_path = Path(os.path.realpath(path, strict=True))
+    if real_root not in real_path.parents:
         raise NotReadable
-    descriptor = _open_below(real_root, real.relative_to(real_root).parts)
+    descriptor = _open_below(real_root, real_path.relative_to(real_root).parts)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

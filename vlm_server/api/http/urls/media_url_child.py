@@ -17,7 +17,7 @@ from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
 from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.platform.child.serve import ChildLimits, serve
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expand_home
 
 MAX_CONNECTIONS = 8
 """The most connections of one job."""
@@ -31,7 +31,7 @@ class Reader:
     def __init__(self, job: UrlJob, fetcher: Fetcher) -> None:
         self._job = job
         self._fetcher = fetcher
-        self._roots = [expanded(root) for root in job.roots]
+        self._roots = [expand_home(root) for root in job.roots]
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
         self._left_bytes = job.max_total_bytes
         self._unread = dict.fromkeys(job.urls)
@@ -42,8 +42,8 @@ class Reader:
             async with asyncio.timeout(self._job.seconds), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._read(url)) for url in self._job.urls]
         except TimeoutError:
-            late = next(iter(self._unread))
-            raise late.refusal(f"did not arrive within {self._job.seconds:g} seconds") from None
+            url = next(iter(self._unread))
+            raise url.refusal(f"did not arrive within {self._job.seconds:g} seconds") from None
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return tuple(task.result() for task in tasks)
@@ -87,12 +87,12 @@ def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
         # New threads: those of the previous job may still wait for a name server.
         runner.get_loop().set_default_executor(ThreadPoolExecutor(_MAX_LOOKUPS))
         reader = Reader(job, fetcher_of(job))
-        made: Contents | SentError
+        outcome: Contents | SentError
         try:
-            made = Contents(runner.run(reader.read()))
+            outcome = Contents(runner.run(reader.read()))
         except RequestError as error:
-            made = SentError(error.code, error.message, error.param)
-        return msgspec.msgpack.encode(made)
+            outcome = SentError(error.code, error.message, error.param)
+        return msgspec.msgpack.encode(outcome)
 
     serve(answer, ChildLimits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))
 

@@ -56,15 +56,15 @@ class MediaUrls:
             max_total_bytes=self._max_total_bytes,
         )
         try:
-            made = _decode(await self._run(msgspec.msgpack.encode(job)))
+            outcome = _decode(await self._run(msgspec.msgpack.encode(job)))
         except ChildTimeout:
             seconds = f"{self._urls.timeout_seconds:g} seconds"
             raise urls[0].refusal(f"did not arrive within {seconds}") from None
         except ChildFailed:
             raise urls[0].refusal("can't be read: what its URL leads to takes too much") from None
-        if isinstance(made, SentError):
-            raise RequestError.from_code(made.code, made.message, made.param)
-        return {url.url: data for url, data in zip(urls, made.data, strict=True)}
+        if isinstance(outcome, SentError):
+            raise RequestError.from_code(outcome.code, outcome.message, outcome.param)
+        return {url.url: data for url, data in zip(urls, outcome.data, strict=True)}
 
     def _check_enabled(self, url: MediaUrl) -> None:
         if url.is_file and not self._urls.file_roots:

@@ -54,10 +54,10 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 def is_public(address: str) -> bool:
     """Whether `address` is public, and not one of this machine's own."""
     try:
-        parsed = ip_address(address)
+        ip = ip_address(address)
     except ValueError:
         return False
-    return _is_global(parsed) and not _is_own(parsed)
+    return _is_global(ip) and not _is_own(ip)
 
 
 def _is_global(address: IPv4Address | IPv6Address) -> bool:

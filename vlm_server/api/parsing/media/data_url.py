@@ -94,7 +94,7 @@ def _decode_base64(data: str, media: MediaUrl) -> bytes:
     if _BYTES_LITERAL.match(data):
         raise media.invalid(_IS_BYTES_LITERAL)
     if not data.isascii():
-        raise media.invalid(_fault(data))
+        raise media.invalid(_fault_of(data))
     if any(character in data for character in _WHITE_SPACE):  # rare
         data = data.translate(dict.fromkeys(map(ord, _WHITE_SPACE)))
     if not data:
@@ -102,16 +102,16 @@ def _decode_base64(data: str, media: MediaUrl) -> bytes:
     first = data.find("=")
     padding = 0 if first < 0 else len(data) - first
     if len(data) % 4 or padding > 2:
-        raise media.invalid(_fault(data))
+        raise media.invalid(_fault_of(data))
     if len(data) // 4 * 3 - padding > media.max_bytes:
         raise media.too_large()
     try:
         return pybase64.b64decode(data, validate=True)
     except binascii.Error:
-        raise media.invalid(_fault(data)) from None
+        raise media.invalid(_fault_of(data)) from None
 
 
-def _fault(data: str) -> str:
+def _fault_of(data: str) -> str:
     """The reason why `data` is invalid base64."""
     if _ALPHABET.fullmatch(data):
         return "The base64 data is truncated or wrongly padded."

@@ -45,7 +45,7 @@ _BEGINNINGS = {
 }
 
 
-def looks_like(data: bytes) -> str | None:
+def guess_format(data: bytes) -> str | None:
     """The format that the first bytes of `data` suggest; None if unknown."""
     if data[4:8] == b"ftyp":
         return heif_header.brand(data) or _BOXES.get(data[8:12], "MP4 or MOV")
@@ -58,12 +58,12 @@ def looks_like(data: bytes) -> str | None:
     return next((name for start, name in _BEGINNINGS.items() if beginning.startswith(start)), None)
 
 
-def not_readable(noun: str, readable: Sequence[str], data: bytes) -> str:
+def unreadable_message(noun: str, readable: Sequence[str], data: bytes) -> str:
     """The message of an error: `data` is no `noun` in a `readable` format, or a damaged one."""
-    found = looks_like(data) if data else "nothing"
-    if found in readable:
+    format_name = guess_format(data) if data else "nothing"
+    if format_name in readable:
         why = "it is damaged, cut off or of a rare kind"
-        return f"The {noun} begins like {found}, but its header can't be read: {why}."
-    guess = f" It looks like {found}." if found else ""
+        return f"The {noun} begins like {format_name}, but its header can't be read: {why}."
+    guess = f" It looks like {format_name}." if format_name else ""
     names = f"{', '.join(readable[:-1])} or {readable[-1]}"
     return f"The {noun} is not a readable {names}.{guess}"

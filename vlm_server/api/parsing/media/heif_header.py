@@ -24,31 +24,31 @@ def brand(data: bytes) -> str | None:
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """Width and height of the largest picture described, before rotation and clipping.
+    """Width and height of the largest image described, before rotation and clipping.
 
-    No decoded picture has more pixels, even if it is a grid of pictures. Raises NotRead.
+    No decoded image has more pixels, even if it is a grid of images. Raises NotRead.
     """
-    left = iter(range(_MAX_BOXES))
+    boxes_left = iter(range(_MAX_BOXES))
     try:
-        (meta,) = _boxes(data, (0, len(data)), b"meta", left)
-        (properties,) = _boxes(data, (meta[0] + 4, meta[1]), b"iprp", left)
-        (container,) = _boxes(data, properties, b"ipco", left)
+        (meta,) = _boxes(data, (0, len(data)), b"meta", boxes_left)
+        (properties,) = _boxes(data, (meta[0] + 4, meta[1]), b"iprp", boxes_left)
+        (container,) = _boxes(data, properties, b"ipco", boxes_left)
         sizes = [
             struct.unpack_from(">II", data, start + 4)
-            for start, _ in _boxes(data, container, b"ispe", left)
+            for start, _ in _boxes(data, container, b"ispe", boxes_left)
         ]
     except (ValueError, struct.error):
         raise NotRead from None
-    found = max(sizes, key=lambda each: each[0] * each[1], default=(0, 0))
-    if not all(found):
+    largest = max(sizes, key=lambda each: each[0] * each[1], default=(0, 0))
+    if not all(largest):
         raise NotRead
-    return found[0], found[1]
+    return largest[0], largest[1]
 
 
 def _boxes(
-    data: bytes, span: tuple[int, int], name: bytes, left: Iterator[int]
+    data: bytes, span: tuple[int, int], name: bytes, boxes_left: Iterator[int]
 ) -> Iterator[tuple[int, int]]:
-    """(start, end) of the content of each box `name` in `span`; each uses up one of `left`."""
+    """(start, end) of the content of each box `name` in `span`; each takes one of `boxes_left`."""
     position, end = span
     while position + 8 <= end:
         length, kind = struct.unpack_from(">I4s", data, position)
@@ -57,7 +57,7 @@ def _boxes(
             (length,) = struct.unpack_from(">Q", data, start)
             start += 8
         length = length or end - position  # 0: to the end
-        if length < start - position or position + length > end or next(left, None) is None:
+        if length < start - position or position + length > end or next(boxes_left, None) is None:
             raise NotRead
         if kind == name:
             yield start, position + length

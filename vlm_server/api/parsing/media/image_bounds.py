@@ -110,12 +110,12 @@ def _check_raw_profile(content: memoryview, *, is_deflated: bool) -> None:
 
 def _check_jpeg(data: bytes) -> None:
     position, stray, counts = 2, 0, Counter[str]()
-    while found := _MARKER.search(data, position):
-        stray += found.start() - position
+    while match := _MARKER.search(data, position):
+        stray += match.start() - position
         if stray > MAX_STRAY_BYTES:
             raise TooMuch("fill bytes")
         _count(counts, "segments", MAX_SEGMENTS)
-        marker, position = data[found.end() - 1], found.end()
+        marker, position = data[match.end() - 1], match.end()
         if marker == _SOS:
             _check_scans(data, position)
             return
@@ -136,8 +136,8 @@ def _check_scans(data: bytes, position: int) -> None:
     run = data.find(_FILL_RUN, position)
     limit = len(data) if run < 0 else run + 2
     counts = Counter(scans=1)
-    while found := _SCAN_MARKER.search(data, position, limit):
-        marker, position = data[found.end() - 1], found.end()
+    while match := _SCAN_MARKER.search(data, position, limit):
+        marker, position = data[match.end() - 1], match.end()
         if marker in (_SOI, _EOI):
             return
         _count(counts, "segments", MAX_SEGMENTS)
@@ -206,7 +206,7 @@ def _check_directory(tiff: bytes, max_bytes: int, max_numbers: float = math.inf)
             raise TooMuch("strips or numbers")
 
 
-def _count(counts: Counter[str], what: str, limit: int) -> None:
-    counts[what] += 1
-    if counts[what] > limit:
-        raise TooMuch(what)
+def _count(counts: Counter[str], subject: str, limit: int) -> None:
+    counts[subject] += 1
+    if counts[subject] > limit:
+        raise TooMuch(subject)

@@ -17,7 +17,7 @@ from PIL import (
 )
 
 from vlm_server.api.parsing.media import heif_header, image_bounds
-from vlm_server.api.parsing.media.formats import not_readable
+from vlm_server.api.parsing.media.formats import unreadable_message
 from vlm_server.errors import InvalidImage
 
 _FORMATS = (
@@ -79,4 +79,4 @@ def _open(data: bytes, param: str) -> ImageHeader:
     except InvalidImage:
         raise
     except Exception:  # noqa: BLE001  Pillow's parsers raise almost anything on hostile bytes
-        raise InvalidImage(not_readable("image", READABLE, data), param) from None
+        raise InvalidImage(unreadable_message("image", READABLE, data), param) from None

@@ -20,7 +20,7 @@ _NONE: Given = {}
 
 
 def parse_image(
-    url: str, param: str, limits: Limits, given: Given = _NONE, *, is_base64: bool = False
+    url: str, param: str, limits: Limits, contents: Given = _NONE, *, is_base64: bool = False
 ) -> Image:
     """The image at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
@@ -28,7 +28,7 @@ def parse_image(
     PayloadTooLarge, both naming `param`.
     """
     media = MediaUrl(url, param, "image", limits.max_image_bytes)
-    data = data_url.decode_base64(media) if is_base64 else _bytes_of(media, given)
+    data = data_url.decode_base64(media) if is_base64 else _bytes_of(media, contents)
     header = image_header.read(data, param, limits.max_image_pixels)
     return Image(
         data=data,
@@ -40,9 +40,9 @@ def parse_image(
     )
 
 
-def parse_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
+def parse_video(url: str, param: str, limits: Limits, contents: Given = _NONE) -> Video:
     """The video at `url`, otherwise as `parse_image`. Raises InvalidVideo or PayloadTooLarge."""
-    data = _bytes_of(MediaUrl(url, param, "video", limits.max_video_bytes), given)
+    data = _bytes_of(MediaUrl(url, param, "video", limits.max_video_bytes), contents)
     header = video_header.read(data, param)
     return Video(
         data=data,
@@ -53,9 +53,9 @@ def parse_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> V
     )
 
 
-def _bytes_of(media: MediaUrl, given: Given) -> bytes:
+def _bytes_of(media: MediaUrl, contents: Given) -> bytes:
     # Looking up a data URL takes as long as decoding it.
-    data = given.get(media.url) if is_external(media.url) else None
+    data = contents.get(media.url) if is_external(media.url) else None
     if data is None:
         return data_url.decode(media)
     if len(data) > media.max_bytes:

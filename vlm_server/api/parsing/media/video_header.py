@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vlm_server.api.parsing.media.formats import not_readable
+from vlm_server.api.parsing.media.formats import unreadable_message
 from vlm_server.errors import InvalidVideo
 
 _READABLE = ("MP4", "MOV", "WebM", "Matroska", "GIF")
@@ -37,7 +37,7 @@ def read(data: bytes, param: str) -> VideoHeader:
         return VideoHeader("MP4", not _boxes_fit(data, param))
     if data[:4] == _EBML and any(kind in data[:64] for kind in _DOCUMENT_TYPES):
         return VideoHeader("WEBM", not _segment_fits(data))
-    raise InvalidVideo(not_readable("video", _READABLE, data), param)
+    raise InvalidVideo(unreadable_message("video", _READABLE, data), param)
 
 
 def _boxes_fit(data: bytes, param: str) -> bool:

@@ -32,7 +32,7 @@ from vlm_server.runner.backends.cuda.attention_kernels import (
 from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.backends.dequantize import dequantize_for_many_rows
 from vlm_server.runner.backends.interface import Attention, Backend, Mask, Rotate
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +136,8 @@ class CudaBackend(Backend):
 
     def is_short_of_memory(self, memory_bytes: int) -> bool:
         """Whether little memory is free; False if the driver reports nothing."""
-        used = self.used_bytes()
-        return used > 0 and memory_bytes - used < memory_bytes // _FULL_SHARE
+        used_bytes = self.used_bytes()
+        return used_bytes > 0 and memory_bytes - used_bytes < memory_bytes // _FULL_SHARE
 
     def attention(self, context_tokens: int) -> Attention:
         return CudaAttention(context_tokens, num_kept_plans())
@@ -251,11 +251,11 @@ class CudaAttention(Attention):
         for heads, schedule in self._schedules.items():
             if not schedule.is_checked:
                 self._works_ahead = False  # also if the check raises
-                schedule.is_checked = self._works_ahead = _is_sound(heads)
+                schedule.is_checked = self._works_ahead = _is_correct(heads)
                 return self._works_ahead
             if (shape := schedule.next()) is not None:
                 schedule.add(shape)
-                mx.eval(_some(heads, shape))
+                mx.eval(_attend_random(heads, shape))
                 return True
         return False
 
@@ -278,11 +278,11 @@ def causal_attention(
     queries, keys, values = (
         mx.contiguous(array.squeeze(0).swapaxes(0, 1)) for array in (queries, keys, values)
     )
-    before, end, outputs = len(keys) - len(queries), 0, []
+    num_before, end, outputs = len(keys) - len(queries), 0, []
     for count in blocks:
         start, end = end, end + count
-        seen = before + end
-        seen_keys, seen_values = _slice(keys, 0, seen), _slice(values, 0, seen)
+        num_seen = num_before + end
+        seen_keys, seen_values = _slice(keys, 0, num_seen), _slice(values, 0, num_seen)
         output = _whole(_slice(queries, start, end), seen_keys, seen_values, scale)
         outputs.append(output.swapaxes(1, 2))
     return (outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)).swapaxes(1, 2)
@@ -314,11 +314,11 @@ def _whole(queries: mx.array, keys: mx.array, values: mx.array, scale: float) ->
 
 def _blocks(shape: Shape) -> list[Shape]:
     """The blocks of a chunk of this shape, the longest first."""
-    (left, num_keys), blocks = shape, []
-    while left:
-        block = next(length for length in _BLOCKS if length <= left)
-        left -= block
-        blocks.append((block, num_keys - left))
+    (num_queries_left, num_keys), blocks = shape, []
+    while num_queries_left:
+        block = next(length for length in _BLOCKS if length <= num_queries_left)
+        num_queries_left -= block
+        blocks.append((block, num_keys - num_queries_left))
     return blocks
 
 
@@ -351,23 +351,23 @@ def _random(heads: _Heads, shape: Shape) -> tuple[mx.array, mx.array, mx.array]:
     return queries, keys, values
 
 
-def _some(heads: _Heads, shape: Shape) -> mx.array:
+def _attend_random(heads: _Heads, shape: Shape) -> mx.array:
     """Lazy attention of a chunk of this shape, whose evaluation plans it."""
     return causal_attention(*_random(heads, shape), heads.size**-0.5, [shape[0]])
 
 
-def _is_sound(heads: _Heads) -> bool:
+def _is_correct(heads: _Heads) -> bool:
     """Whether blocks agree with MLX's attention, and cuDNN plans a shape once, as measured."""
     scale, seconds = heads.size**-0.5, []
     for _ in range(2):
         inputs = _random(heads, (2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS))
-        expected = _whole(*inputs, scale)
-        mx.eval(expected)
-        started = time.perf_counter()
-        found = causal_attention(*inputs, scale, [BLOCK_TOKENS] * 2)
-        mx.eval(found)
-        seconds.append(time.perf_counter() - started)
-        distance = float(read(mx.abs(found - expected).max().astype(mx.float32)))
+        reference = _whole(*inputs, scale)
+        mx.eval(reference)
+        started_at = time.perf_counter()
+        outputs = causal_attention(*inputs, scale, [BLOCK_TOKENS] * 2)
+        mx.eval(outputs)
+        seconds.append(time.perf_counter() - started_at)
+        distance = float(to_numpy(mx.abs(outputs - reference).max().astype(mx.float32)))
     if distance > _TOLERANCE or seconds[1] > seconds[0] / 3:
         logger.warning(
             "attention is not planned ahead: blocks take %.1f and %.1f ms and are %.2g off",

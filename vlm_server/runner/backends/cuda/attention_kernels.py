@@ -125,8 +125,8 @@ def _value_parts(size: int) -> int:
 
 def _shared_memory(size: int) -> int:
     """Bytes of a tile of keys and one of values, twice if registers are not the limit anyway."""
-    both = source.tile_bytes(size) + source.tile_bytes(source.values_of_block(size))
-    return both if _value_parts(size) > 1 else 2 * both
+    tile_bytes = source.tile_bytes(size) + source.tile_bytes(source.values_of_block(size))
+    return tile_bytes if _value_parts(size) > 1 else 2 * tile_bytes
 
 
 @cache

@@ -195,12 +195,12 @@ def _constant(named: tuple[str, Any]) -> str:
 def hash_of(data: bytes) -> int:
     """`std::hash` of a string in libstdc++: MurmurHash64A."""
     value = _HASH_SEED ^ (len(data) * _HASH_FACTOR & _64_BITS)
-    whole = len(data) - len(data) % 8
-    for start in range(0, whole, 8):
+    whole_length = len(data) - len(data) % 8
+    for start in range(0, whole_length, 8):
         part = int.from_bytes(data[start : start + 8], "little") * _HASH_FACTOR & _64_BITS
         value = (value ^ (part ^ part >> 47) * _HASH_FACTOR) * _HASH_FACTOR & _64_BITS
-    if whole < len(data):
-        value = (value ^ int.from_bytes(data[whole:], "little")) * _HASH_FACTOR & _64_BITS
+    if whole_length < len(data):
+        value = (value ^ int.from_bytes(data[whole_length:], "little")) * _HASH_FACTOR & _64_BITS
     value = (value ^ value >> 47) * _HASH_FACTOR & _64_BITS
     return value ^ value >> 47
 
@@ -218,9 +218,9 @@ def provide(code: Code) -> None:
         return
     jobs = getattr(_collected, "jobs", None)
     if jobs is None:
-        _try(code, folder)
+        _compile_or_log(code, folder)
     else:
-        jobs.append(_threads().submit(_try, code, folder))
+        jobs.append(_threads().submit(_compile_or_log, code, folder))
 
 
 @contextmanager
@@ -246,23 +246,23 @@ def _threads() -> ThreadPoolExecutor:
 
 def kernels_folder() -> Path:
     """Where MLX looks for compiled kernels."""
-    chosen = os.environ.get("MLX_PTX_CACHE_DIR")
-    return Path(chosen) if chosen else Path(tempfile.gettempdir(), "mlx", version("mlx"), "ptx")
+    folder = os.environ.get("MLX_PTX_CACHE_DIR")
+    return Path(folder) if folder else Path(tempfile.gettempdir(), "mlx", version("mlx"), "ptx")
 
 
-def _try(code: Code, folder: Path) -> None:
+def _compile_or_log(code: Code, folder: Path) -> None:
     """Compile `code` into `folder`. A failure is logged: then MLX compiles it."""
-    started = time.perf_counter()
+    started_at = time.perf_counter()
     try:
-        found = _library(), _include_folders()
-        compiled, symbol = compiled_code(*found, code, _architecture())
+        paths = _library(), _include_folders()
+        compiled, symbol = compiled_code(*paths, code, _architecture())
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / f"{code.module}.txt", f"{code.function}\t{symbol}\n".encode())
         _write(folder / f"{code.module}.ptx", compiled)  # MLX looks for it first
     except (AssertionError, LookupError, OSError, RuntimeError) as error:
         logger.warning("MLX is left to compile %s, which takes longer: %s", code.name, error)
         return
-    logger.info("compiled %s in %.1f s", code.name, time.perf_counter() - started)
+    logger.info("compiled %s in %.1f s", code.name, time.perf_counter() - started_at)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -294,8 +294,8 @@ def compiled_code(
         symbol = ctypes.c_char_p()
         _check(nvrtc.nvrtcGetLoweredName(program, name, ctypes.byref(symbol)))
         assert symbol.value is not None
-        made = _output(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-        return made, symbol.value.decode()
+        cubin = _output(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        return cubin, symbol.value.decode()
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlm_server.runner.backends.cuda import compiler, source
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
-from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.device.device import current_device
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def gated_delta(
 ) -> tuple[mx.array, mx.array]:
     """See `backends.gated_delta`, and gated_delta.cu."""
     rows, _, heads, size = v.shape
-    made = _gated_delta(q.shape[-1])(
+    outputs = _gated_delta(q.shape[-1])(
         inputs=[q, k, v, *(mx.contiguous(each.astype(mx.float32)) for each in (g, beta, state))],
         template=[("T", q.dtype)],
         grid=(-(-size // _STATE_ROWS) * _STATE_ROWS * _STATE_LANES, rows * heads, 1),
@@ -121,7 +121,7 @@ def gated_delta(
         output_shapes=[v.shape, state.shape],
         output_dtypes=[q.dtype, mx.float32],
     )
-    return made[0], made[1]
+    return outputs[0], outputs[1]
 
 
 def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
@@ -144,7 +144,7 @@ def arrange_rows(
     _, heads, _, size = keys.shape
     shape = len(places), heads, capacity, size
     units = capacity * size * keys.dtype.size // _WIDEST_ACCESS
-    made = _arrange_rows()(
+    outputs = _arrange_rows()(
         inputs=[*sources[0], *sources[-1], places],
         template=[("T", keys.dtype)],
         grid=(-(-units // _COPYING_THREADS) * _COPYING_THREADS, heads, 2 * len(places)),
@@ -152,7 +152,7 @@ def arrange_rows(
         output_shapes=[shape, shape],
         output_dtypes=[keys.dtype, keys.dtype],
     )
-    return made[0], made[1]
+    return outputs[0], outputs[1]
 
 
 def attend_to_segments(
@@ -208,7 +208,7 @@ def can_be_used() -> bool:
     try:
         with compiler.in_parallel():
             distances = [check() for check in checks]
-        distance = sum(float(read(each)) for each in distances)
+        distance = sum(float(to_numpy(array)) for array in distances)
     except Exception:
         logger.warning("our CUDA kernels can't be used", exc_info=True)
         return False
@@ -250,22 +250,22 @@ def _distance_of_heads() -> mx.array:
     first, second, rest = mx.split(queries, [6, 12], axis=-1)
     rotated = first * cosines - second * sines, second * cosines + first * sines
     expected = mx.concatenate([*rotated, rest], axis=-1)
-    found = rotate_heads(queries, keys, cosines, sines)
-    return _distance(found[0], expected) + _distance(found[1], expected[:, :1])
+    outputs = rotate_heads(queries, keys, cosines, sines)
+    return _distance(outputs[0], expected) + _distance(outputs[1], expected[:, :1])
 
 
 def _distance_of_segments() -> mx.array:
     shape, segments, scale = (2, 102, 2, 16), [(2, 16), (1, 70)], 0.25
     queries, keys, values = (mx.random.normal(shape, key=mx.random.key(i)) for i in range(3))
-    q, k, v = (each.astype(mx.bfloat16) for each in (queries, keys, values))
-    found = attend_to_segments(q, k, v, mx.array(blocks_of(segments)), scale)
+    q, k, v = (array.astype(mx.bfloat16) for array in (queries, keys, values))
+    outputs = attend_to_segments(q, k, v, mx.array(blocks_of(segments)), scale)
     places = mx.array(np.repeat(np.arange(3), [16, 16, 70]))
     expected = mx.fast.scaled_dot_product_attention(
-        *(each.swapaxes(1, 2) for each in (queries, keys, values)),
+        *(array.swapaxes(1, 2) for array in (queries, keys, values)),
         scale=scale,
         mask=places[:, None] == places,
     )
-    return _distance(found, expected.swapaxes(1, 2))
+    return _distance(outputs, expected.swapaxes(1, 2))
 
 
 def _distance_of_gated_delta() -> mx.array:
@@ -273,12 +273,12 @@ def _distance_of_gated_delta() -> mx.array:
     v, state = (mx.random.normal((2, n, 4, 40), key=mx.random.key(n)) for n in (5, 64))
     g, beta = (mx.random.uniform(shape=(2, 5, 4), key=mx.random.key(i)) for i in range(2))
     arguments = q, k, v, g, beta, state.transpose(0, 2, 3, 1)
-    found, expected = gated_delta(*arguments), gated_delta_in_chunks(*arguments)
-    return _distance(found[0], expected[0]) + _distance(found[1], expected[1])
+    outputs, expected = gated_delta(*arguments), gated_delta_in_chunks(*arguments)
+    return _distance(outputs[0], expected[0]) + _distance(outputs[1], expected[1])
 
 
-def _distance(found: mx.array, expected: mx.array) -> mx.array:
-    return mx.abs(found - expected).max().astype(mx.float32)
+def _distance(outputs: mx.array, expected: mx.array) -> mx.array:
+    return mx.abs(outputs - expected).max().astype(mx.float32)
 
 
 @cache

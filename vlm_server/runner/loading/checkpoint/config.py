@@ -31,33 +31,33 @@ _UNSCALED = ("default", "axial")
 """Kinds of rope with no parameters but a base, and perhaps `mrope_section`."""
 
 
-def normalised(config: Json) -> Json:
+def normalise(config: Json) -> Json:
     """A copy of `config` (config.json) that mlx-vlm reads as transformers does.
 
     Raises ModelLoadError for a model that mlx-vlm can't run.
     """
     spelling = spelling_of(config)
-    made = copy.deepcopy(config)
-    vision = made.get("vision_config")
+    config = copy.deepcopy(config)
+    vision = config.get("vision_config")
     if spelling.vision_type and isinstance(vision, dict):
         vision["model_type"] = spelling.vision_type
     for name, other in _SAME:
-        if made.get(name) is None and made.get(other) is not None:
-            made[name] = made[other]
-    if spelling.has_flat_config and isinstance(made.get("text_config"), dict):
-        made = made["text_config"] | made
-        del made["text_config"]
-    module = _module_of(made)
+        if config.get(name) is None and config.get(other) is not None:
+            config[name] = config[other]
+    if spelling.has_flat_config and isinstance(config.get("text_config"), dict):
+        config = config["text_config"] | config
+        del config["text_config"]
+    module = _module_of(config)
     if module is None:
-        return made
+        return config
     whole = _fields(module, "ModelConfig") | _fields(module, "TextConfig")
-    _Part(made, whole).read()
-    parts = [part for part in made.values() if isinstance(part, dict) and "text_config" in part]
-    for holder in (made, *parts):
+    _Part(config, whole).read()
+    parts = [part for part in config.values() if isinstance(part, dict) and "text_config" in part]
+    for holder in (config, *parts):
         for name, owner in _OWNERS.items():
             if isinstance(part := holder.get(f"{name}_config"), dict):
                 _Part(part, _fields(module, owner)).read()
-    return made
+    return config
 
 
 def spelling_of(config: Json) -> Spelling:

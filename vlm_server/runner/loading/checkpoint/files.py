@@ -13,7 +13,7 @@ from vlm_server.hub.layout import (
     INDEX,
     fault_of,
     fault_of_quantization,
-    lack_of,
+    missing_files_of,
     shards,
     visible_files,
 )
@@ -30,7 +30,7 @@ def check_files(folder: Path) -> None:
     is no checkpoint for MLX."""
     if fault := fault_of(folder):
         raise ModelLoadError(fault)
-    if lack := lack_of([path.name for path in visible_files(folder) if path.is_file()]):
+    if lack := missing_files_of([path.name for path in visible_files(folder) if path.is_file()]):
         raise ModelLoadError(f"{folder} {lack}")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelLoadError(f"{folder} has no tokenizer.json: the checkpoint is not complete")
@@ -111,7 +111,7 @@ def check_weights(path: Path) -> list[tuple[str, int]]:
         tensors = [(str(e["dtype"]), prod(int(side) for side in e["shape"])) for e in entries]
     except (ValueError, AttributeError, KeyError, IndexError, TypeError):
         raise ModelLoadError(f"{path} is no safetensors file") from None
-    wanted = _HEADER_BYTES + length + max(ends, default=0)
-    if size < wanted:
-        raise ModelLoadError(f"{path} is cut short: it has {size} of {wanted} bytes")
+    num_bytes = _HEADER_BYTES + length + max(ends, default=0)
+    if size < num_bytes:
+        raise ModelLoadError(f"{path} is cut short: it has {size} of {num_bytes} bytes")
     return tensors

@@ -34,8 +34,8 @@ def view_of(folder: Path, config: dict[str, Any]) -> Iterator[Path]:
 
     Removed after the `with` block: lazy weights must be read by then.
     """
-    with TemporaryDirectory(prefix="vlm-server-model-") as made:
-        view = Path(made)
+    with TemporaryDirectory(prefix="vlm-server-model-") as folder_name:
+        view = Path(folder_name)
         for path in visible_files(folder):
             if path.name != "config.json":
                 (view / path.name).symlink_to(path.absolute())
@@ -54,26 +54,26 @@ def weights_renamed(config: dict[str, Any], prefixes: Mapping[str, str]) -> Iter
         yield
         return
     model: Any = get_model_and_args(config)[0].Model
-    own = model.__dict__.get("sanitize")
+    original = model.__dict__.get("sanitize")
     inner = getattr(model, "sanitize", None)
 
     def sanitize(self: Any, weights: Mapping[str, Any]) -> Any:
-        renamed = {_renamed(name, prefixes): array for name, array in weights.items()}
+        renamed = {_rename(name, prefixes): array for name, array in weights.items()}
         return inner(self, renamed) if inner else renamed
 
     model.sanitize = sanitize
     try:
         yield
     finally:
-        if own is None:
+        if original is None:
             del model.sanitize
         else:
-            model.sanitize = own
+            model.sanitize = original
 
 
-def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
-    found = next((old for old in prefixes if name.startswith(old)), None)
-    return name if found is None else prefixes[found] + name[len(found) :]
+def _rename(name: str, prefixes: Mapping[str, str]) -> str:
+    prefix = next((old for old in prefixes if name.startswith(old)), None)
+    return name if prefix is None else prefixes[prefix] + name[len(prefix) :]
 
 
 @contextmanager

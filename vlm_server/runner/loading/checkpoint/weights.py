@@ -75,17 +75,17 @@ def check_fits(
 
 def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> str:
     """The figures and what to change, in one message."""
-    stored = f" ({_gib(stored_bytes)} in its files)" if stored_bytes < 0.9 * size_bytes else ""
+    stored_size = f" ({_gib(stored_bytes)} in its files)" if stored_bytes < 0.9 * size_bytes else ""
     cast = "" if dtype == "auto" else f" as {dtype}"
     device = budget.device
     where = "this machine lets a process use" if device.name == "cpu" else f"the {device.name} has"
     advice = ["serve a smaller or a quantized checkpoint"]
-    if stored and stored_bytes <= budget.bytes:
+    if stored_size and stored_bytes <= budget.bytes:
         advice.append('set model.dtype = "bfloat16", which is slower on a CPU')
     if budget.limit_bytes < device.memory_bytes and size_bytes < device.memory_bytes:
         advice.append("raise memory.limit_bytes")
     return (
-        f"the weights do not fit: they take {_gib(size_bytes)}{cast}{stored}, and "
+        f"the weights do not fit: they take {_gib(size_bytes)}{cast}{stored_size}, and "
         f"{_gib(budget.bytes)} are allowed (memory.limit_bytes; {where} "
         f"{_gib(device.memory_bytes)}): {', or '.join(advice)}"
     )

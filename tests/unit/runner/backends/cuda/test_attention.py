@@ -99,8 +99,8 @@ class Planned:
 def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     made = Planned()
     monkeypatch.setattr(cuda_attention, "_whole", made.attend)
-    monkeypatch.setattr(cuda_attention, "_some", made.plan)
-    monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: True)
+    monkeypatch.setattr(cuda_attention, "_attend_random", made.plan)
+    monkeypatch.setattr(cuda_attention, "_is_correct", lambda heads: True)
     return made
 
 
@@ -210,7 +210,7 @@ def test_requested_chunk_shapes_are_precompiled_first_and_reported(planned: Plan
 def test_cuda_attention_failing_its_check_is_left_to_mlx(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
+    monkeypatch.setattr(cuda_attention, "_is_correct", lambda heads: False)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     assert not attention.is_precompiled(768, 1024, 64)
@@ -224,7 +224,7 @@ def test_failing_cuda_attention_check_is_not_repeated_forever(
     def fail(heads: object) -> bool:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(cuda_attention, "_is_sound", fail)
+    monkeypatch.setattr(cuda_attention, "_is_correct", fail)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     with pytest.raises(RuntimeError):
