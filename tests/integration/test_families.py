@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from mlx_vlm import stream_generate
 from mlx_vlm.prompt_utils import apply_chat_template
+from numpy.typing import NDArray
 
 from tests.integration.harness import (
     GREEDY,
@@ -35,7 +37,9 @@ from vlm_server.cache.lru import LruCache
 from vlm_server.engine.request.states import State
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeWork, Prepared
+from vlm_server.prompt.media.processing import Processed, process_image
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.kv.segments import needs_snapshots
@@ -216,6 +220,24 @@ def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngin
     assert isinstance(failed, Failed)
     assert (failed.code, "not finite" in failed.message) == ("internal_error", True)
     assert not caches.features.stats().entries
+
+
+def test_images_processed_on_several_threads_equal_those_processed_alone(served: Served):
+    spec = served[0].spec
+    placeholder = PromptTokenizer(spec).template.placeholder
+    images = [np.array(random_image(seed, 60 + 28 * (seed % 3))) for seed in range(6)]
+
+    def processed(pixels: NDArray[np.uint8]) -> Processed:
+        return process_image(spec, placeholder, pixels, "")
+
+    alone = [processed(pixels) for pixels in images]
+    with ThreadPoolExecutor(len(images)) as threads:
+        together = list(threads.map(processed, images * 4))
+    for number, result in enumerate(together):
+        expected = alone[number % len(images)]
+        assert result.layout.token_ids.tolist() == expected.layout.token_ids.tolist()
+        for name, values in expected.inputs[0].items():
+            assert np.array_equal(result.inputs[0][name], values, equal_nan=True)
 
 
 def test_more_placeholders_than_features_fail_only_their_request(

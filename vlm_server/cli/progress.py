@@ -6,6 +6,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, TextIO
 
+from vlm_server.cli.text import shorten_stage
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 

@@ -1,7 +1,7 @@
 """Images and videos, decoded and processed one by one unless a cache has the result.
 
-Thread-safe: the processor is locked, and only one thread works on the same item. Between two steps
-of a cancelled request, `Cancelled` is raised.
+Thread-safe: only one thread works on the same item. Between two steps of a cancelled request,
+`Cancelled` is raised.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class MediaProcessor:
         self._template = template
         self._decoders = decoders
         self._caches = caches
-        self._processor = threading.Lock()
         self._locks = _KeyLocks()
         self._sizes = ImageSizes(spec.pixel_rule, decoders.image_limits)
 
@@ -138,17 +137,15 @@ class MediaProcessor:
     def _image(
         self, pixels: NDArray[np.uint8], param: str, cancellation: Cancellation
     ) -> Processed:
-        with self._processor:
-            cancellation.check()
-            return process_image(self._spec, self._template.placeholder, pixels, param)
+        cancellation.check()
+        return process_image(self._spec, self._template.placeholder, pixels, param)
 
     def _video(self, decoded: Clip, param: str, cancellation: Cancellation) -> Processed:
         token_id, placeholder = self._spec.video_token_id, self._template.video_placeholder
         assert token_id is not None
         assert placeholder is not None
-        with self._processor:
-            cancellation.check()
-            return process_video(self._spec, token_id, placeholder, decoded, param)
+        cancellation.check()
+        return process_video(self._spec, token_id, placeholder, decoded, param)
 
     def _item(
         self,

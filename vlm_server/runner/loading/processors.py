@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,15 +33,13 @@ _Around = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 class ModelProcessor:
-    """One model's processor, as `ModelSpec` has it.
-
-    Not thread-safe: mlx-vlm sets padding on the tokenizer.
-    """
+    """One model's processor, as `ModelSpec` has it. Thread-safe."""
 
     def __init__(
         self, processor: Any, image_token_id: int, stand_in: StandIn | None = None
     ) -> None:
         self._processor = processor
+        _encode_one_by_one(getattr(processor, "tokenizer", processor))
         self._image_token_id = image_token_id
         self._stand_in = stand_in
         self._around = dict[str, _Around | None]()
@@ -141,6 +140,20 @@ class ModelProcessor:
         is_image = ids == stand_in.model_id
         counts = np.where(is_image, stand_in.num_tokens, 1)
         return np.repeat(np.where(is_image, stand_in.token_id, ids), counts).astype(np.int32)
+
+
+def _encode_one_by_one(tokenizer: Any) -> None:
+    """Let one thread at a time encode text, since each call first sets the padding of all.
+
+    The rest of a processor keeps no state between calls, and so needs no lock.
+    """
+    encode, lock = tokenizer._encode_plus, threading.RLock()
+
+    def encode_alone(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return encode(*args, **kwargs)
+
+    tokenizer._encode_plus = encode_alone
 
 
 def _check_not_cut(inputs: Mapping[str, NDArray[Any]]) -> None:

@@ -27,6 +27,7 @@ from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
+from vlm_server.runner.kv.segments import only_append
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 32
 """Maximum rows of a step that is precompiled."""
+
+_ROWS_OF_KERNELS = 2
+"""Rows of the steps whose kernels are compiled too: steps of more rows have the same ones."""
 
 _CHUNKS = (1, 32, 128, *range(256, 2049, 256))
 """Numbers of tokens of compiled prefill chunks."""
@@ -119,14 +123,16 @@ class CompiledModel(TextModel):
         """Of the first call's buffers, one column or the states: the pattern for others."""
         self._inputs: Inputs = {}
         """One token of all inputs that chunks have had: the pattern for others."""
-        self._shapes = self._all_shapes(draft_widths) if self._in_place else []
+        shapes = self._all_shapes(draft_widths, can_draft=only_append(layers))
+        self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)
         """Shapes to precompile."""
 
-    def _all_shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
+    def _all_shapes(self, draft_widths: Sequence[int], *, can_draft: bool) -> list[_Shape]:
         """The likeliest first: those of one request, then of some at the same time."""
         rows = range(1, _MAX_ROWS + 1)
-        wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
+        drafting = range(1, MAX_DRAFTING_ROWS + 1 if can_draft else 1)
+        wide = [_Shape(rows, n) for rows in drafting for n in draft_widths]
         chunks = [_Shape(0, prompt_tokens=count) for count in _CHUNKS]
         count = self._tokens_per_pass
         row_counts = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
@@ -243,19 +249,29 @@ class CompiledModel(TextModel):
         if shape.rows:
             positions = next_position_ids(self._positions, [0] * shape.rows, shape.width)
             rows = self._some_tokens(shape.rows, shape.width, positions)
-        if not shape.prompt_tokens:
-            assert rows is not None
-            self._step(*rows)
-            return True
-        inputs = pad_inputs(self._inputs, 0, shape.prompt_tokens - 1)
-        prompt = self._some_tokens(1, shape.prompt_tokens, inputs)
-        self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
+        with self._fallback():
+            if shape.prompt_tokens:
+                inputs = pad_inputs(self._inputs, 0, shape.prompt_tokens - 1)
+                prompt = self._some_tokens(1, shape.prompt_tokens, inputs)
+                made = self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
+            else:
+                assert rows is not None
+                made = self._step(*rows)
+            if shape.rows <= _ROWS_OF_KERNELS:
+                mx.eval(made)
         return True
 
     def _some_tokens(self, rows: int, count: int, inputs: Inputs) -> Rows:
         """Zeros in the shapes of real tokens, lazy."""
-        bounds = [mx.zeros((rows, 3), mx.int32) for _ in self._forward.windows]
-        buffers = self._empty_buffers(rows, VIEW_TOKENS)
+        bounds = [mx.array([[0, count, count]] * rows, mx.int32) for _ in self._forward.windows]
+        buffers = [
+            arrays if kind.has_states else tuple(side[:, :, :VIEW_TOKENS] for side in arrays)
+            for kind, arrays in zip(
+                self._kinds,
+                self._empty_buffers(rows, max(count, VIEW_TOKENS), count),
+                strict=True,
+            )
+        ]
         return Rows(mx.zeros((rows, count), mx.int32), bounds, buffers, inputs)
 
     def _empty_buffers(self, rows: int, capacity: int, num_new: int = 0) -> Buffers:

@@ -199,6 +199,14 @@ def _modules_with_cache(layer: Any) -> Iterable[Any]:
     ]
 
 
+_STATE_BLOCK = 64
+"""Multiple to which the tokens of a prompt are padded for a layer with states.
+
+mlx-vlm has their number as a constant in its operations, and so MLX would compile another kernel
+for each number of rows beside a prompt.
+"""
+
+
 class SplitModule:
     """A module of a layer with states, which are computed in the order of a sequence's tokens."""
 
@@ -223,7 +231,10 @@ def _split_type(module_type: Any) -> type:
             output: mx.array = call(*bound.args, **bound.kwargs)
             return output
 
-        outputs = [part(x[states.num_rows :].swapaxes(0, 1), states.prompt).swapaxes(0, 1)]
+        prompt = x[states.num_rows :].swapaxes(0, 1)
+        count = prompt.shape[1]
+        padded = mx.pad(prompt, [(0, 0), (0, -count % _STATE_BLOCK), (0, 0)])
+        outputs = [part(padded, states.prompt)[:, :count].swapaxes(0, 1)]
         if states.rows is not None:
             outputs.insert(0, part(x[: states.num_rows], states.rows))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
