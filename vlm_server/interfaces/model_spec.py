@@ -105,7 +105,7 @@ class ReasoningFormat:
 class ModelSpec:
     """A loaded model for preparing prompts. Holds no device array.
 
-    The processor's functions are not thread-safe, and may raise any exception.
+    The processor's functions may raise any exception.
     """
 
     tokenizer: Any
@@ -134,6 +134,8 @@ class ModelSpec:
     """((frames, height, width, 3), seconds of each frame, placeholder) to its tokens and inputs."""
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy
+    has_states: bool = False
+    """Whether some layers have recurrent states, which can be stored only at a chunk's end."""
     pixel_rule: PixelRule | None = None
     """None where images have a fixed size, or the rule is unknown."""
     stand_in: StandIn | None = None

@@ -49,6 +49,8 @@ class PreparedPrompt:
     snapshot_points: tuple[int, ...] = ()
     """Ascending token counts after which to store a state, for families whose states can't be
     cut."""
+    chunk_ends: tuple[int, ...] = ()
+    """Those of them at which a chunk must end, for families with recurrent states."""
     atomic_prefill_tokens: int = 0
     """The number of first tokens to prefill in one chunk, or to have cached completely, for
     families where tokens attend to later ones."""

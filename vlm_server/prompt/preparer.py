@@ -236,6 +236,7 @@ class MultimodalPreparer:
             positions=positions,
             rope_delta=rope_delta,
             snapshot_points=snapshot_points,
+            chunk_ends=snapshot_points if self._spec.has_states else (),
             atomic_prefill_tokens=num_atomic,
             token_types=token_types if num_atomic else None,
             cache_salt=salt,

@@ -301,9 +301,10 @@ class FakeRunner:
         assert work.start >= atomic or (work.start, work.end >= atomic) == (0, True), "a cut"
         assert 0 < work.end - work.start <= max(self.chunk_tokens, atomic - work.start)
         assert work.is_last == (work.end == prepared_prompt.num_tokens)
-        assert not any(work.start < point < work.end for point in prepared_prompt.snapshot_points)
+        assert not any(work.start < point < work.end for point in prepared_prompt.chunk_ends)
         prefill.num_prefilled = work.end
-        prefill.snapshots |= {work.end} & set(prepared_prompt.snapshot_points)
+        points = prepared_prompt.snapshot_points
+        prefill.snapshots |= {point for point in points if work.start < point <= work.end}
         if work.is_last:
             self.joined[work.request_id] = self.prefills.pop(work.request_id)
             for choice in range(prefill.request.sampling.n):

@@ -52,10 +52,12 @@ def prompt_mixed(
     ends = {"before": 0, "in media": max((s.end for s in key.spans), default=0)}
     atomic = ends.get(attention, num_tokens)
     points = ({span.end for span in key.spans} | ({last} - {0})) if has_snapshots else set[int]()
+    snapshot_points = tuple(sorted(point for point in points if point >= atomic))
     return PreparedPrompt(
         key.token_ids,
         key.spans,
-        snapshot_points=tuple(sorted(point for point in points if point >= atomic)),
+        snapshot_points=snapshot_points,
+        chunk_ends=snapshot_points if num_tokens % 2 else (),
         atomic_prefill_tokens=atomic,
         cache_salt=submit.cache_salt,
     )

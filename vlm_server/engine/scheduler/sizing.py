@@ -123,15 +123,15 @@ class ChunkSizer:
         """The end of the chunk of `prompt` that begins at token `start`.
 
         Its size is that of a mixed step, `piggyback_tokens`, or `chunk_tokens` if there is none. It
-        ends at the next snapshot point before that, but never inside `atomic_prefill_tokens`.
+        ends at the next of `chunk_ends` before that, but never inside `atomic_prefill_tokens`.
         """
         num_left = prompt.num_tokens - start
         size = min(piggyback_tokens, self._max_chunk_tokens)
         if not size:
             size = self.chunk_tokens(num_left, start, others_decode=others_decode)
         end = start + min(num_left, size)
-        later_points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
-        return max(prompt.atomic_prefill_tokens, min([end, *later_points[:1]]))
+        later_ends = prompt.chunk_ends[bisect_right(prompt.chunk_ends, start) :]
+        return max(prompt.atomic_prefill_tokens, min([end, *later_ends[:1]]))
 
     def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
         """The size, at least one, of a chunk that is not piggybacked; `num_left` tokens remain."""

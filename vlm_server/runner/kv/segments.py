@@ -168,8 +168,16 @@ def needs_snapshots(language_model: Any) -> bool:
     return not all(_can_be_cut(layer) for layer in new_layers(language_model))
 
 
-def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
-    """The states of the layers that can't be cut, of one sequence or of a batch's `row`."""
+def has_states(layers: Sequence[Any]) -> bool:
+    """Whether some layer has only its newest state, so that a snapshot must be taken at once."""
+    return not all(isinstance(layer, KVCache | WindowKVCache) for layer in layers)
+
+
+def snapshot(layers: Sequence[Any], row: int | None = None, *, num_after: int = 0) -> LayerStates:
+    """The states of the layers that can't be cut, of one sequence or of a batch's `row`.
+
+    num_after: the number of tokens of the last chunk after the snapshot; 0 if `has_states`.
+    """
     arrays, counters = [], []
     for layer in layers:
         if _can_be_cut(layer):
@@ -179,7 +187,7 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
             arrays.append(_copy_arrays(alone.cache))
             counters.append(())
         else:
-            window = layer.extract(row or 0)  # a copy
+            window = layer.extract(row or 0, *([num_after] if num_after else []))  # a copy
             arrays.append((window.keys, window.values))
             counters.append(window.meta_state)
     mx.async_eval([a for layer in arrays for a in layer if a is not None])  # type: ignore[no-untyped-call]

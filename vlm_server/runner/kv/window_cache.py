@@ -106,14 +106,18 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
             return mask
         return "causal"
 
-    def extract(self, _: int) -> WindowKVCache:
-        """A copy that has only the columns from `first_seen` on."""
+    def extract(self, _: int, num_after: int = 0) -> WindowKVCache:
+        """A copy without the last `num_after` tokens, all of them of the last chunk.
+
+        It has only the columns that its next token attends to.
+        """
         copy = WindowKVCache(self.max_size)
-        first, length = self.first_seen, self.end - self.first_seen
+        end = self.end - num_after
+        first = max(end - self.max_size + 1, 0)
         if self.keys is not None:
-            runs = [Run(0, 1, first, length)]
+            runs, length = [Run(0, 1, first, end - first)], end - first
             copy.keys, copy.values = arrange([(self.keys, self.values)], runs, length)
-        copy.offset, copy.num_dropped = self.offset, self.num_dropped + first
+        copy.offset, copy.num_dropped = self.offset - num_after, self.num_dropped + first
         return copy
 
     @property

@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces.model_spec import AskPositions, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
+from vlm_server.runner.kv.segments import has_states
 from vlm_server.runner.kv.window_cache import new_layers
 from vlm_server.runner.loading.chat_templates import (
     ChosenTemplate,
@@ -73,6 +74,7 @@ def model_spec(
         process_video=model_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=chunk_policy(model),
+        has_states=has_states(new_layers(model.language_model)),
         tool_parser=tool_parser(template.text, settings.tool_parser),
         reasoning_format=reasoning_format(template.text),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),

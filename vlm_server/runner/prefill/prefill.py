@@ -70,8 +70,9 @@ class Prefill:
         else:
             self._is_compiled = True
         self._loaded.forget_positions()
-        if end in self._prompt.snapshot_points:
-            self.kv.snapshots[end] = snapshot(self._cache)
+        for point in self._prompt.snapshot_points:
+            if start < point <= end:
+                self.kv.snapshots[point] = snapshot(self._cache, num_after=end - point)
         if end == self._prompt.num_tokens:
             self._inputs = None
             for layer in self._cache:
