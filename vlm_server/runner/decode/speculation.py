@@ -94,7 +94,7 @@ class Speculation:
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
         """The probability of each draft, before the host may have the newest token."""
-        lag, limit = 0 if seq.newest_token_on_host else 1, seq.num_useful_drafts(self._max_drafts)
+        lag, limit = 0 if seq.newest_token_followed else 1, seq.num_useful_drafts(self._max_drafts)
         chances = [0.0]
         if limit and seq.drafter is not None and seq.drafter.probability:
             first, *rest = seq.drafter.probabilities(limit + 1)

@@ -125,7 +125,10 @@ class Prefill:
 
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None
-        token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
+        token_ids, arguments = (
+            self._inputs.token_ids(start, end),
+            self._inputs.arguments(start, end),
+        )
         return PromptChunk(
             token_ids, arguments, self._cache, buffer_capacity(self._prompt.num_tokens)
         )
@@ -182,7 +185,7 @@ class _PromptInputs:
         """Tokens `start` to `end` of the prompt, (1, tokens)."""
         return self._token_ids[:, start - self._start : end - self._start]
 
-    def chunk(self, start: int, end: int) -> dict[str, Any]:
+    def arguments(self, start: int, end: int) -> dict[str, Any]:
         """The keyword arguments for tokens `start` to `end` of the prompt."""
         kwargs: dict[str, Any] = {}
         if self._prompt.positions is not None:
