@@ -61,7 +61,7 @@ def tokens_alone(answered: EngineHarness) -> Callable[[str], list[int]]:
     return lambda name: answered.tokens[name]
 
 
-# ---- equal whatever runs beside ------------------------------------------------------
+# ---- batched, chunked and cached answers equal those alone ---------------------------
 
 
 def test_batched_answers_equal_answers_alone(
@@ -441,7 +441,7 @@ def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: N
     assert ours == mlx_vlm_tokens(mlx_vlms, *turns)
 
 
-# ---- nothing stays -------------------------------------------------------------------
+# ---- memory and references after the end ---------------------------------------------
 
 
 @pytest.mark.families("caches", "tower")

@@ -104,7 +104,7 @@ def test_process_footprint_includes_held_arrays():
     del array
 
 
-# ---- what a row holds --------------------------------------------------------------------
+# ---- bytes of a row ----------------------------------------------------------------------
 
 
 def prefilled_engine(served: Served, chunk_tokens: int) -> tuple[EngineHarness, list[Any]]:
@@ -153,7 +153,7 @@ def test_prompt_buffers_are_allocated_once(served: Served, monkeypatch: pytest.M
     engine.run()
 
 
-# ---- when it runs out --------------------------------------------------------------------
+# ---- shortage ----------------------------------------------------------------------------
 
 NO_MEMORY = "[malloc] Unable to allocate 123456789 bytes."
 

@@ -155,7 +155,7 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
     assert engine.caches.num_references == 0
 
 
-# ---- who shares --------------------------------------------------------------------------
+# ---- keys --------------------------------------------------------------------------------
 
 
 def test_tiles_of_different_salts_are_not_shared(served: Served):

@@ -90,7 +90,7 @@ def decode_clip(video: Video, **limits: Any) -> Clip:
     return DECODERS.video(video, VideoSettings(**limits), Cancellation())
 
 
-# ---- equal whatever runs beside ------------------------------------------------------
+# ---- videos beside other requests ----------------------------------------------------
 
 
 def test_batched_and_chunked_video_answers_equal_answers_alone(

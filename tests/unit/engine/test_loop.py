@@ -392,7 +392,7 @@ def test_exception_of_runner_ends_loop():
         engine.loop.run()
 
 
-# ---- what the device works on --------------------------------------------------------
+# ---- announcements of work on the device ---------------------------------------------
 
 
 def announced(engine: ThreadedEngine) -> list[set[str]]:
@@ -521,7 +521,7 @@ def test_request_waiting_for_encoder_is_not_announced():
     assert {"b"} in announced(engine)
 
 
-# ---- what hangs ----------------------------------------------------------------------
+# ---- heartbeats of hung threads ------------------------------------------------------
 
 
 def at_work(engine: ThreadedEngine) -> list[dict[str, int]]:
@@ -649,7 +649,7 @@ def test_idle_engine_launches_no_plan(engine: ThreadedEngine):
 
 
 def test_engine_is_idle_after_its_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
-    """What it still held could not be given back, and nobody would try again."""
+    """Memory that a sequence still held could not be freed, and no later step would try again."""
     engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=0))
     held = list[int]()
     monkeypatch.setattr(

@@ -400,7 +400,7 @@ def test_invalid_answer_schema_with_tools_is_refused(grammars: Grammars):
     assert "Invalid type" in refusal(grammars, constraint_of_request)
 
 
-# ---- which requests are held to what -------------------------------------------------
+# ---- constraints by request ----------------------------------------------------------
 
 
 def test_constraint_depends_on_tools_parser_and_schema():
