@@ -1,1 +1,1 @@
-"""Attacks on a real daemon: which are accepted, which requests suffer, and what remains afterwards."""
+"""Attacks on a real daemon: what is accepted, which requests suffer, and what remains."""

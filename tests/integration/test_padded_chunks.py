@@ -17,7 +17,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.families import Deepstack
-from vlm_server.runner.kv.segments import buffer_capacity
+from vlm_server.runner.kv.buffers import buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.prefill import prefill

@@ -14,8 +14,7 @@ from itertools import accumulate, takewhile
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
 from vlm_server.runner.decode.sequence import DecodingSequence
-from vlm_server.runner.kv.segments import only_append
-from vlm_server.runner.kv.window_cache import new_layers
+from vlm_server.runner.kv.layers import new_layers, only_append
 from vlm_server.runner.loaded import LoadedModel
 
 _MASK_SECONDS = 0.01

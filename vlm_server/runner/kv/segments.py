@@ -21,7 +21,9 @@ from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
+from vlm_server.runner.kv.buffers import buffer_capacity
+from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.kv.window_cache import WindowKVCache
 
 _MIN_STORED_SHARE = 0.75
 """Minimum share of a buffer to be stored for which all of it is stored without a copy."""
@@ -151,11 +153,6 @@ class StateSize:
 def _num_bytes(tree: Any) -> int:
     leaves: Any = tree_flatten(tree)
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
-
-
-def only_append(layers: Sequence[Any]) -> bool:
-    """Whether all layers are plain ones, which can be cut after any token."""
-    return all(type(layer) is KVCache for layer in layers)
 
 
 def can_store(language_model: Any) -> bool:
