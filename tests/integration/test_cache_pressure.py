@@ -14,13 +14,16 @@ from tests.integration.harness import (
     GREEDY,
     EngineHarness,
     Part,
+    Served,
+    Turns,
     ask,
+    cached_tokens,
+    caches_of,
     conversation,
     encode_works,
     new_preparer,
 )
 from tests.integration.test_cache_twins import run_to_idle
-from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.errors import InvalidImage

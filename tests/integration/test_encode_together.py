@@ -12,6 +12,7 @@ import pytest
 from tests.integration.harness import (
     EngineHarness,
     Part,
+    Served,
     ask,
     encode_works,
 )
@@ -22,14 +23,10 @@ from tests.tiny_models import FAMILIES
 from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeCall, Encoder, EncodeWork
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.encode.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.families import FAMILIES as ROWS
-from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("tower", "batches")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 TAKES_SEVERAL = [name for name in FAMILIES if ROWS[name].takes_several]
 SIZES = {"small": (84, 84), "wide": (200, 140), "of whole windows": (112, 224)}

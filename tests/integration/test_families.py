@@ -21,6 +21,7 @@ from tests.integration.harness import (
     EngineHarness,
     NewEngine,
     Part,
+    Served,
     ask,
     conversation,
     encode_works,
@@ -45,8 +46,6 @@ from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import gated_delta
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 ONE_IMAGE_IS_RIGHT = {
     "fastvlm": "mlx-vlm moves a token of text over each image after the first",

@@ -9,13 +9,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import EngineHarness, ask
+from tests.integration.harness import EngineHarness, Served, ask
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from vlm_server.errors import OutOfMemory
 from vlm_server.platform import heap
 from vlm_server.platform.footprint import SystemProcessMemory
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
 from vlm_server.runner.decode.decode_batch import DecodeBatch
@@ -23,14 +22,12 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.encode.encoder import ImageEncoding
 from vlm_server.runner.kv.buffers import buffer_capacity
 from vlm_server.runner.kv.segments import StateSize
-from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.settings import MemorySettings
 
 pytestmark = pytest.mark.families("caches")
 
-Served = tuple[LoadedModel, MultimodalPreparer]
 MIB = 1 << 20
 LONG = "word " * 120
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import GREEDY, EngineHarness, ask
-from tests.integration.test_loop import Served
+from tests.integration.harness import GREEDY, EngineHarness, Served, ask
 from tests.support.images import random_image
 from vlm_server import settings
 from vlm_server.prompt.preparer import MultimodalPreparer

@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
-from tests.integration.harness import GREEDY, EngineHarness, ask, conversation, encode_works
-from tests.integration.test_caches import Served, Turns, caches_of
+from tests.integration.harness import (
+    GREEDY,
+    EngineHarness,
+    Served,
+    Turns,
+    ask,
+    caches_of,
+    conversation,
+    encode_works,
+)
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.support.screenshots import screenshots

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.integration.harness import ask
-from tests.integration.test_loop import Served
+from tests.integration.harness import Served, ask
 from tests.support.image_files import image_of
 from tests.support.whole_run import few_of
 from vlm_server import settings
