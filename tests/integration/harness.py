@@ -305,7 +305,7 @@ class EngineHarness:
     max_images_per_encode: int = 1
     max_prompts_per_prefill: int = 1
     caches: Caches = field(default_factory=Caches)
-    """Those that store anything are in use by scheduler, runner and a preparer of their own."""
+    """If they store anything, the harness has a preparer of its own, which uses them, too."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
     """The text of each choice without its reasoning."""
     seq_calls: dict[SeqId, list[ToolCallDelta]] = field(default_factory=dict)

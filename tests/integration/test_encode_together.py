@@ -67,7 +67,7 @@ def test_batched_encode_features_equal_single_encodes(
 
 
 def test_batched_encode_features_own_separate_memory(served: Served):
-    """Else one that is kept would keep that of all."""
+    """Otherwise the features of one image would keep the memory of all."""
     works = works_of(served, (200, 140), 8)
     features = list(ImageEncoder(served[0]).encode(works))
     before = active_bytes()

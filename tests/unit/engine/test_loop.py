@@ -547,7 +547,7 @@ def wait_for_rest(engine: ThreadedEngine) -> None:
 
 
 def test_hanging_encoder_keeps_its_heartbeat_number_after_abort():
-    """Nothing but these signs would tell the supervisor's watchdog."""
+    """The supervisor's watchdog has no other sign of the hang."""
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -609,7 +609,7 @@ def test_successful_step_resets_count_of_failures(engine: ThreadedEngine):
 
 
 def test_failing_requests_do_not_end_loop_that_decodes():
-    """Their chunks fail, one a step; a sequence that decodes beside them shows that all is well."""
+    """In each step a chunk fails; a sequence that decodes beside it shows that the model works."""
 
     class Slow(FakeRunner):  # the sequence must not end before the others are prepared
         def launch(self, plan: SchedulerOutput) -> FakeStep:

@@ -110,7 +110,7 @@ def test_images_are_not_batched_if_limited_to_one():
 
 
 def test_prompt_is_prefilled_before_images_of_next_request():
-    """Its prefill comes first, and so does that of a short one beside the images of a long."""
+    """So is a short request's prompt, between the images of a long one."""
     engine = new_engine(gpu)
     arrive(engine, a=1, b=1)
     assert calls_of(engine) == [["a"], ["b"]]

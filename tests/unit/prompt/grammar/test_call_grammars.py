@@ -224,7 +224,7 @@ def test_call_grammar_of_hundred_tools_is_compiled_once(new: New, monkeypatch: p
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_expensive_pattern_among_many_tools_is_refused(new: New, strict: bool):
-    """It is refused on compilation, before a long prompt is prefilled in vain."""
+    """The schema is refused on compilation, before a long prompt is prefilled in vain."""
     pattern = {"type": "string", "pattern": "^(a{1000}){1000}$"}
     wrong = {"type": "object", "properties": {"a": pattern}, "required": ["a"]}
     grammars = new(memory_bytes=64 << 20)
