@@ -59,7 +59,7 @@ def gateway_command(
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])

@@ -127,7 +127,7 @@ def _change_sockets() -> None:
 
 
 def _refuse_absent(event: str, arguments: tuple[Any, ...]) -> None:
-    """There is no /proc and no /sys."""
+    """Refuse to open /proc and /sys, which macOS does not have."""
     if event not in ("open", "os.listdir", "os.scandir") or _is_system:
         return
     path = arguments[0]

@@ -1,1 +1,1 @@
-"""Attacks on a real daemon: what is accepted, who pays, and what remains."""
+"""Attacks on a real daemon: what is accepted, which requests suffer, and what remains."""

@@ -216,7 +216,7 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
 
 @contextmanager
 def stopped_parsers(daemon: Daemon) -> Iterator[set[int]]:
-    """Suspend the idle parsing processes, as if their work took for ever."""
+    """Suspend the idle parsing processes, as if their work took forever."""
     assert post(daemon, small_image())[0] == 200
     wait_until(lambda: len(parser_pids(daemon)) >= 1, 10, daemon.log)
     pids = parser_pids(daemon)

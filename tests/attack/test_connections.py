@@ -46,7 +46,7 @@ HEAD = (
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 TWO_LENGTHS = b"Content-Length: 60\r\n" + CHUNKED
 SMUGGLED = b"\r\n0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-"""A body that ends with its chunks, and another request behind it, for who goes by those."""
+"""To a server that goes by the chunks: the end of the body, and another request behind it."""
 LONG_ANSWER: dict[str, Any] = {
     "stream": True,
     "n": 4,
@@ -389,7 +389,7 @@ def test_engine_death_after_keepalive_is_error_event(
     daemon.wait_ready()
 
 
-# ---- what is no request ------------------------------------------------------------
+# ---- bytes that are no request -----------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ async def test_engine_start_without_descriptors_is_tried_again(front: Front) -> 
     await front.check_clean()
 
 
-# ---- nobody innocent pays --------------------------------------------------------------
+# ---- quarantine ------------------------------------------------------------------------
 
 
 SUSPECT = " " * 20_000

@@ -91,7 +91,7 @@ def test_user_key_sees_models_and_has_no_buttons(tiny_daemon: Daemon, open_page:
     assert accessibility_problems(page) == []
 
 
-# ---- what is here, and what comes -------------------------------------------------------
+# ---- models on this machine, and downloads ----------------------------------------------
 
 
 def test_page_serves_local_checkpoint(models_daemon: ModelsDaemon, open_page: Open) -> None:

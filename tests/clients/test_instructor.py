@@ -124,7 +124,7 @@ def test_instructor_wraps_errors_of_keys(connect: Connect, crowded: str) -> None
         assert isinstance(caught.value.__cause__, expected)
 
 
-# ---- what the embedded model does not do -------------------------------------------------
+# ---- answers of a scripted engine --------------------------------------------------------
 
 
 def scripted_client(scripted: str, mode: Mode) -> instructor.AsyncInstructor:

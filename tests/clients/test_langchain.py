@@ -154,7 +154,7 @@ def test_langchain_raises_openais_errors(connect: Connect, crowded: str) -> None
                 connect(**fields, use_responses_api=uses_responses).invoke("Hi")
 
 
-# ---- what the embedded model does not do -------------------------------------------------
+# ---- answers of a scripted engine --------------------------------------------------------
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])

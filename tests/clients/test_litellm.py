@@ -132,7 +132,7 @@ def test_litellm_raises_context_window_exceeded(
         list(ask(daemon, provider, user(TOO_LONG * times), stream=streams))
 
 
-# ---- what the embedded model does not do -------------------------------------------------
+# ---- answers of a scripted engine --------------------------------------------------------
 
 LOOKS_AND_CLICKS = (
     *(thinks("Look"), thinks(" and click.")),

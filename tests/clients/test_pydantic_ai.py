@@ -138,7 +138,7 @@ async def test_pydantic_ai_long_prompt_has_context_length_code(model: Model) -> 
     assert (caught.value.status_code, body["code"]) == (400, "context_length_exceeded")
 
 
-# ---- what the embedded model does not do -------------------------------------------------
+# ---- answers of a scripted engine --------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

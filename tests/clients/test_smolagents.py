@@ -173,7 +173,7 @@ def test_smolagents_long_prompt_has_context_length_code(model: OpenAIServerModel
     assert caught.value.code == "context_length_exceeded"
 
 
-# ---- what the embedded model does not do -------------------------------------------------
+# ---- answers of a scripted engine --------------------------------------------------------
 
 
 async def test_smolagents_tool_loop_reads_screenshots(

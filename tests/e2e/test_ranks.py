@@ -290,7 +290,7 @@ def engine_of(daemon: Daemon) -> int | None:
     return pid
 
 
-# ---- what can't be ---------------------------------------------------------------------------
+# ---- starts that fail ------------------------------------------------------------------------
 
 
 def test_unreachable_rank_ends_start_with_its_status(tmp_path: Path) -> None:

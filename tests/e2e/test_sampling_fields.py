@@ -107,7 +107,7 @@ def test_ignored_end_tokens_have_no_text(tiny_daemon: Daemon) -> None:
     assert answer.choices[0].message.content == ""
 
 
-# ---- what changes an answer ----------------------------------------------------------
+# ---- fields that change an answer ----------------------------------------------------
 
 
 PENALTIES: list[dict[str, Any]] = [

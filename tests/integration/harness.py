@@ -66,6 +66,7 @@ from vlm_server.protocol import (
 )
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.encode.encoder import ImageEncoder
+from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.loading.processors import ModelProcessor
@@ -73,7 +74,22 @@ from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 
 Part = str | PillowImage.Image | Image | Video
+Served = tuple[LoadedModel, MultimodalPreparer]
+"""A loaded tiny model, and a preparer for it."""
+Load = Callable[[str], Served]
+"""Loads the tiny model of a family."""
+Turns = tuple[tuple[str, tuple[Part, ...]], ...]
+"""The turns of a `conversation`: role and parts of each."""
+_CACHE_BYTES = 64 << 20
+"""More than any test stores."""
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+
+
+def caches_of(served: Served, **sizes: int) -> Caches:
+    """Caches for a model, large ones unless `sizes` says otherwise."""
+    names = ("token_layout_bytes", "pixel_bytes", "encoder_bytes", "prefix_bytes")
+    all_sizes = dict.fromkeys(names, _CACHE_BYTES) | sizes
+    return Caches(**all_sizes, needs_snapshots=needs_snapshots(served[0].language_model))
 
 
 def video_of(data: bytes, name: str = "MP4") -> Video:
@@ -289,7 +305,7 @@ class EngineHarness:
     max_images_per_encode: int = 1
     max_prompts_per_prefill: int = 1
     caches: Caches = field(default_factory=Caches)
-    """Those that store anything are in use by scheduler, runner and a preparer of their own."""
+    """If they store anything, the harness has a preparer of its own, which uses them, too."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
     """The text of each choice without its reasoning."""
     seq_calls: dict[SeqId, list[ToolCallDelta]] = field(default_factory=dict)
@@ -428,3 +444,8 @@ class EngineHarness:
 
 
 NewEngine = Callable[..., EngineHarness]
+
+
+def cached_tokens(engine: EngineHarness, request_id: str) -> int:
+    """The number of cached tokens of a request that has ended."""
+    return engine.ends[request_id].usage.cached_tokens

@@ -12,21 +12,19 @@ import pytest
 from tests.integration.harness import (
     EngineHarness,
     Part,
+    Served,
     ask,
+    caches_of,
     conversation,
     load_model,
     new_preparer,
     prompt_of,
 )
-from tests.integration.test_caches import caches_of
 from tests.support.images import random_image
 from tests.tiny_models import build
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import chunk_policy
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 A, B = random_image(1), random_image(2)

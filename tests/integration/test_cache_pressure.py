@@ -14,13 +14,16 @@ from tests.integration.harness import (
     GREEDY,
     EngineHarness,
     Part,
+    Served,
+    Turns,
     ask,
+    cached_tokens,
+    caches_of,
     conversation,
     encode_works,
     new_preparer,
 )
 from tests.integration.test_cache_twins import run_to_idle
-from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.errors import InvalidImage
@@ -211,7 +214,7 @@ def test_aborts_at_every_step_leave_answers_unchanged(served: Served):
 
 
 def cancel_at(engine: EngineHarness, submit: Submit, num_tokens: int) -> list[int]:
-    """Cancel a request once so much of its prompt is read; returns where its chunks ended."""
+    """Cancel a request once `num_tokens` are prefilled; returns where its chunks ended."""
     ends = [0]
     engine.add(submit)
     while ends[-1] < num_tokens:
@@ -351,7 +354,7 @@ def test_failed_chunk_stores_no_prefix_of_its_prompt(
     assert not engine.caches.prefixes.stats().entries
 
 
-# ---- how tokens are drawn ----------------------------------------------------------------
+# ---- sampling ----------------------------------------------------------------------------
 
 
 def test_cache_hits_change_neither_sampled_tokens_nor_logprobs(served: Served):

@@ -19,12 +19,14 @@ from tests.integration.harness import (
     DECODERS,
     EngineHarness,
     Part,
+    Served,
     ask,
+    cached_tokens,
+    caches_of,
     new_preparer,
     prepare,
     video_of,
 )
-from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.support import video_files
 from tests.support.image_files import image_of, submitted
 from tests.support.images import random_image

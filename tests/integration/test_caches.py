@@ -7,20 +7,24 @@ from functools import cache
 
 import pytest
 
-from tests.integration.harness import EngineHarness, Part, ask, conversation
+from tests.integration.harness import (
+    EngineHarness,
+    Part,
+    Served,
+    Turns,
+    ask,
+    cached_tokens,
+    caches_of,
+    conversation,
+)
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import EngineBroken
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.runner.kv.segments import SequenceState, needs_snapshots
-from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("caches", "deepstack", "prompts", "turns", "tiling")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
-Turns = tuple[tuple[str, tuple[Part, ...]], ...]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 LOTS = 64 << 20
@@ -37,13 +41,6 @@ PROMPTS: dict[str, tuple[Part, ...]] = {
     "B and A": ("First", B, "and then", A, QUESTION),
     "only A of both": ("First", A, "and then", QUESTION),
 }
-
-
-def caches_of(served: Served, **sizes: int) -> Caches:
-    wanted = {"token_layout_bytes": LOTS, "pixel_bytes": LOTS, "encoder_bytes": LOTS}
-    wanted |= {"prefix_bytes": LOTS, **sizes}
-    needed = needs_snapshots(served[0].language_model)
-    return Caches(**wanted, needs_snapshots=needed)
 
 
 def prompt_request(name: str, request_id: str = "") -> Submit:
@@ -77,10 +74,6 @@ def engine(served: Served):
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
     assert not any(reading.pinned_bytes for reading in engine.caches.stats())
-
-
-def cached_tokens(engine: EngineHarness, request_id: str) -> int:
-    return engine.ends[request_id].usage.cached_tokens
 
 
 def test_repeated_requests_answer_as_without_caches(

@@ -9,19 +9,15 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from tests.integration.harness import GREEDY, EngineHarness, NewEngine, ask
+from tests.integration.harness import GREEDY, EngineHarness, NewEngine, Served, ask
 from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from vlm_server.interfaces import SeqId
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
-from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.sampling import choice_params
 
 pytestmark = pytest.mark.families("caches")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 
 def with_choices(params: SamplingParams, n: int) -> SamplingParams:

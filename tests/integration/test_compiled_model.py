@@ -18,16 +18,23 @@ from mlx import nn
 from mlx.nn import Linear, QuantizedLinear  # type: ignore[attr-defined]
 from mlx_vlm.models.cache import make_prompt_cache
 
-from tests.integration.harness import EngineHarness, ask, conversation, load_model
+from tests.integration.harness import (
+    EngineHarness,
+    Load,
+    Served,
+    ask,
+    cached_tokens,
+    caches_of,
+    conversation,
+    load_model,
+)
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.integration.segments import attend_everywhere, attend_to_segments
-from tests.integration.test_caches import cached_tokens, caches_of
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.engine.scheduler import sizing
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.backends import rows as kv_rows
 from vlm_server.runner.backends.bounded_layer import first_columns
@@ -55,8 +62,6 @@ from vlm_server.runner.vision.towers import FrameTower
 
 pytestmark = pytest.mark.families("rope")
 
-Served = tuple[LoadedModel, MultimodalPreparer]
-Load = Callable[[str], Served]
 Model = TypeVar("Model", bound=CompiledModel)
 
 CANT_BE_COMPILED = ("glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")

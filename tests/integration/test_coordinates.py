@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,12 @@ from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from tests.integration.harness import ask, prepare
+from tests.integration.harness import Load, ask, prepare
 from tests.support.image_files import submitted
 from vlm_server.prompt.media.image_sizes import fit
-from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("tiling")
 
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 DOCS = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
 SCREEN = (640, 362)
 MARK = (501, 97)

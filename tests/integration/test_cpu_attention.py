@@ -8,10 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import EngineHarness
+from tests.integration.harness import EngineHarness, Served, caches_of
 from tests.integration.prompts import answer_in_pairs
-from tests.integration.test_caches import caches_of
-from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.backends import cpu
 from vlm_server.runner.backends.interface import Mask
 from vlm_server.runner.model.attention import ModelAttention

@@ -7,10 +7,8 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import EngineHarness
+from tests.integration.harness import EngineHarness, Served, caches_of
 from tests.integration.prompts import answer_in_pairs
-from tests.integration.test_caches import caches_of
-from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.backends.cuda.attention import CudaAttention
 from vlm_server.runner.device.device import DeviceKind

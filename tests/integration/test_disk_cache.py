@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.integration.harness import EngineHarness, ask, conversation, load_model, new_preparer
+from tests.integration.harness import (
+    EngineHarness,
+    Served,
+    ask,
+    conversation,
+    load_model,
+    new_preparer,
+)
 from tests.support.disk_writes import wait_until_written
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
@@ -28,7 +35,6 @@ from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.interfaces import MemoryReading
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
 from vlm_server.runner import caches as runner_caches
 from vlm_server.runner.caches import build_caches, disk_folder
@@ -36,12 +42,9 @@ from vlm_server.runner.disk import disk_cache, records
 from vlm_server.runner.disk.records import Record, features_record, prefix_record, read_header
 from vlm_server.runner.encode.encoder import ImageFeatures
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
-from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("caches", "deepstack")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 LOTS = 64 << 20

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from tests.integration.harness import EngineHarness, ask, encode_works
+from tests.integration.harness import EngineHarness, Load, Served, ask, encode_works
 from tests.integration.prompts import LONGER, prompt_request
-from tests.integration.test_compiled_model import Load, Served, run_all
+from tests.integration.test_compiled_model import run_all
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.cache.lru import LruCache

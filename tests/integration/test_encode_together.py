@@ -12,6 +12,7 @@ import pytest
 from tests.integration.harness import (
     EngineHarness,
     Part,
+    Served,
     ask,
     encode_works,
 )
@@ -22,14 +23,10 @@ from tests.tiny_models import FAMILIES
 from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeCall, Encoder, EncodeWork
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.encode.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.families import FAMILIES as ROWS
-from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("tower", "batches")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 TAKES_SEVERAL = [name for name in FAMILIES if ROWS[name].takes_several]
 SIZES = {"small": (84, 84), "wide": (200, 140), "of whole windows": (112, 224)}
@@ -70,7 +67,7 @@ def test_batched_encode_features_equal_single_encodes(
 
 
 def test_batched_encode_features_own_separate_memory(served: Served):
-    """Else one that is kept would keep that of all."""
+    """Otherwise the features of one image would keep the memory of all."""
     works = works_of(served, (200, 140), 8)
     features = list(ImageEncoder(served[0]).encode(works))
     before = active_bytes()

@@ -21,6 +21,7 @@ from tests.integration.harness import (
     EngineHarness,
     NewEngine,
     Part,
+    Served,
     ask,
     conversation,
     encode_works,
@@ -46,8 +47,6 @@ from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import gated_delta
 
-Served = tuple[LoadedModel, MultimodalPreparer]
-
 ONE_IMAGE_IS_RIGHT = {
     "fastvlm": "mlx-vlm moves a token of text over each image after the first",
     "granite4_vision": "mlx-vlm gives all images the features of the first",
@@ -61,7 +60,7 @@ def tokens_alone(answered: EngineHarness) -> Callable[[str], list[int]]:
     return lambda name: answered.tokens[name]
 
 
-# ---- equal whatever runs beside ------------------------------------------------------
+# ---- batched, chunked and cached answers equal those alone ---------------------------
 
 
 def test_batched_answers_equal_answers_alone(
@@ -441,7 +440,7 @@ def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: N
     assert ours == mlx_vlm_tokens(mlx_vlms, *turns)
 
 
-# ---- nothing stays -------------------------------------------------------------------
+# ---- memory and references after the end ---------------------------------------------
 
 
 @pytest.mark.families("caches", "tower")

@@ -20,7 +20,14 @@ from mlx_vlm.models.base import install_auto_processor_patch
 from mlx_vlm.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers import AutoProcessor
 
-from tests.integration.harness import EngineHarness, ask, encode_works, load_model, new_preparer
+from tests.integration.harness import (
+    EngineHarness,
+    Served,
+    ask,
+    encode_works,
+    load_model,
+    new_preparer,
+)
 from tests.integration.test_videos import SMALL
 from tests.support.images import random_image
 from tests.tiny_models.fixtures import TinyModel
@@ -30,8 +37,6 @@ from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.families import FAMILIES, Spelling
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import family_of, probe
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 
 def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedModel):
@@ -131,7 +136,6 @@ def test_family_needs_only_its_table_row(
 
 
 # ---- encoding ------------------------------------------------------------------------
-
 
 WRITTEN_ALIKE = ("_deepstack_target_layers",)
 """What mlx-vlm writes with each image, the same for all, as its row's fix does at load."""

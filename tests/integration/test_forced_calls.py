@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from tests.integration.harness import EngineHarness, ask, new_grammars, new_preparer, prepare
+from tests.integration.harness import EngineHarness, Load, ask, new_grammars, new_preparer, prepare
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.interfaces import SeqId
@@ -19,7 +18,6 @@ from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.lark import arguments_schema
 from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
     Failed,
     Finished,
@@ -32,7 +30,6 @@ from vlm_server.runner.loaded import LoadedModel
 
 Call = tuple[str, dict[str, Any]]
 """Name and arguments."""
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 THINK = ReasoningFormat("<think>", "</think>")
 POINT = {"type": "integer", "minimum": 0, "maximum": 1000}
@@ -65,7 +62,6 @@ TOOLS["click"]["$defs"]["at"] = {
     "required": ["x", "y"],
     "additionalProperties": False,
 }
-
 
 HERMES = ToolParser(
     "json_tools", "<tool_call>", "</tool_call>", parse=lambda text, _: json.loads(text)

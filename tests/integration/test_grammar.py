@@ -6,51 +6,20 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.integration.harness import GREEDY, EngineHarness, NewEngine, ask
+from tests.integration.schemas import SHAPE, conforming_answer, schema_sampling
 from tests.support.images import random_image
 from vlm_server.interfaces import SeqId
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
-from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families()
 
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
-
-SHAPE = {
-    "type": "object",
-    "properties": {
-        "colour": {"enum": ["red", "grün", '\u2028"\\\n']},
-        "count": {"type": "integer", "minimum": 0, "maximum": 99},
-        "label": {"type": "string", "maxLength": 6},
-        "filled": {"type": "boolean"},
-    },
-    "required": ["colour", "count", "label", "filled"],
-    "additionalProperties": False,
-}
 GREEDY_SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=3)
 DEEP: Any = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in range(700)]}
 """Compiles, but has too many ways to go on after the first brace."""
-
-
-def schema_sampling(schema: Any, seed: int | None = None, **changes: Any) -> SamplingParams:
-    """Greedy without a seed."""
-    fields = {"max_tokens": 100, "temperature": 0.0 if seed is None else 1.5, "seed": seed}
-    return SamplingParams(json_schema=json.dumps(schema), **fields | changes)
-
-
-def conforming_answer(engine: EngineHarness, request_id: str, schema: Any) -> Any:
-    """The answer of a request, checked against its schema."""
-    end = engine.ends[request_id]
-    assert isinstance(end, Finished), end
-    assert engine.finish_reasons[SeqId(request_id)] == "stop"
-    answer = json.loads(engine.texts[request_id])
-    jsonschema.validate(answer, schema)
-    return answer
 
 
 # ---- in the engine -------------------------------------------------------------------

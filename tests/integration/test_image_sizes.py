@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 from PIL import Image as PillowImage
 
-from tests.integration.harness import EngineHarness, ask, new_preparer, prepare, prompt_of
+from tests.integration.harness import EngineHarness, Load, ask, new_preparer, prepare, prompt_of
 from tests.support.image_files import submitted
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
@@ -26,8 +25,6 @@ from vlm_server.protocol import Finished, Image, ImageUse, Submit
 from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("tiling")
-
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 SHOT = submitted(random_image(1, 320, 200))
 CACHING = {"encoder_bytes": 1 << 24, "pixel_bytes": 1 << 24, "prefix_bytes": 1 << 24}

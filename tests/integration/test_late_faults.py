@@ -12,9 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import EngineHarness, ask
-from tests.integration.test_caches import cached_tokens, caches_of
-from tests.integration.test_compiled_model import Load, Served
+from tests.integration.harness import EngineHarness, Load, Served, ask, cached_tokens, caches_of
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.engine.encoding import EncoderInTurns

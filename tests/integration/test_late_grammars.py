@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.integration.harness import EngineHarness, ask, new_grammars, new_preparer, prepare
-from tests.integration.test_grammar import SHAPE, conforming_answer, schema_sampling
+from tests.integration.harness import EngineHarness, Load, ask, new_grammars, new_preparer, prepare
+from tests.integration.schemas import SHAPE, conforming_answer, schema_sampling
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Submit
-from vlm_server.runner.loaded import LoadedModel
 
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 SLOW = {"type": "string", "pattern": "^a{99999}$"}
 """Takes 25 ms and more for each token."""
 FREE = SamplingParams(max_tokens=120, temperature=1.1, seed=3)

@@ -100,7 +100,7 @@ def test_auto_map_code_never_runs(tmp_path: Path, family: str, file: str, change
     assert not mark.exists()
 
 
-# ---- what is no checkpoint -----------------------------------------------------------
+# ---- folders that are no checkpoints -------------------------------------------------
 
 
 def test_missing_folder_is_refused(tmp_path: Path):
@@ -222,7 +222,7 @@ def test_truncated_json_file_is_refused(checkpoint: Path, file: str):
     assert f"can't read {checkpoint / file}: " in refusal(checkpoint)
 
 
-# ---- what is read --------------------------------------------------------------------
+# ---- facts of a loaded model ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -3,62 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
 
 import pytest
 
 from tests.integration.harness import GREEDY, EngineHarness, ask
 from tests.integration.prompts import PROMPTS
+from tests.integration.threaded_engine import ThreadedEngine
 from tests.support.active_memory import active_bytes
 from vlm_server import settings
-from vlm_server.engine.inbox import Inbox
-from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.start import build_engine
 from vlm_server.interfaces import SchedulerOutput, StepResult
-from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
-from vlm_server.runner.caches import build_caches
+from vlm_server.protocol import Abort, Finished, Start, Stats
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep
 
 pytestmark = pytest.mark.families("caches", "turns")
 
 
-@dataclass
-class Served:
-    """The engine of one model with its threads, and all events sent."""
-
-    loaded: LoadedModel
-    start: Start
-    events: list[Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        memory = MlxMemory(self.start.memory, self.loaded.device)
-        self.caches = build_caches(self.start.cache, memory.read(), self.loaded)
-        self.inbox = Inbox()
-        governor = Governor(self.start.memory, memory, SystemProcessMemory(), self.caches)
-        self.loop = build_engine(
-            self.start, self.loaded, governor, self.caches, self.inbox, self.events.append
-        )
-
-    @property
-    def texts(self) -> dict[str, str]:
-        found: dict[str, str] = defaultdict(str)
-        for event in self.events:
-            for delta in event.deltas if isinstance(event, Tokens) else ():
-                found[delta.request_id] += delta.text
-        return found
-
-    @property
-    def ends(self) -> dict[str, Finished | Failed]:
-        return {e.request_id: e for e in self.events if isinstance(e, Finished | Failed)}
-
-
 @pytest.fixture
-def crowded_engine(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
+def crowded_engine(served: tuple[LoadedModel, MultimodalPreparer]) -> ThreadedEngine:
     start = Start(
         model=settings.ModelSettings(),
         scheduler=settings.SchedulerSettings(
@@ -67,11 +30,11 @@ def crowded_engine(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
         engine=settings.EngineSettings(),
         log=settings.Log(),
     )
-    return Served(served[0], start)
+    return ThreadedEngine(served[0], start)
 
 
 def test_threaded_loop_answers_crowd_as_alone(
-    served: tuple[LoadedModel, MultimodalPreparer], crowded_engine: Served
+    served: tuple[LoadedModel, MultimodalPreparer], crowded_engine: ThreadedEngine
 ):
     alone = EngineHarness(*served)
     for name, parts in PROMPTS.items():
@@ -91,7 +54,7 @@ def test_threaded_loop_answers_crowd_as_alone(
     assert all(isinstance(end, Finished) for end in crowded_engine.ends.values())
 
 
-def test_threaded_loop_releases_memory_of_crowd(crowded_engine: Served):
+def test_threaded_loop_releases_memory_of_crowd(crowded_engine: ThreadedEngine):
     def crowd(name: str) -> int:
         for number in range(6):
             crowded_engine.inbox.put(ask(f"{name} {number}", *PROMPTS["images"], sampling=GREEDY))

@@ -9,27 +9,25 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import EngineHarness, ask
+from tests.integration.harness import EngineHarness, Served, ask
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from vlm_server.errors import OutOfMemory
 from vlm_server.platform import heap
 from vlm_server.platform.footprint import SystemProcessMemory
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
 from vlm_server.runner.decode.decode_batch import DecodeBatch
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.encode.encoder import ImageEncoding
-from vlm_server.runner.kv.segments import StateSize, buffer_capacity
-from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.kv.buffers import buffer_capacity
+from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.settings import MemorySettings
 
 pytestmark = pytest.mark.families("caches")
 
-Served = tuple[LoadedModel, MultimodalPreparer]
 MIB = 1 << 20
 LONG = "word " * 120
 
@@ -104,7 +102,7 @@ def test_process_footprint_includes_held_arrays():
     del array
 
 
-# ---- what a row holds --------------------------------------------------------------------
+# ---- bytes of a row ----------------------------------------------------------------------
 
 
 def prefilled_engine(served: Served, chunk_tokens: int) -> tuple[EngineHarness, list[Any]]:
@@ -153,7 +151,7 @@ def test_prompt_buffers_are_allocated_once(served: Served, monkeypatch: pytest.M
     engine.run()
 
 
-# ---- when it runs out --------------------------------------------------------------------
+# ---- shortage ----------------------------------------------------------------------------
 
 NO_MEMORY = "[malloc] Unable to allocate 123456789 bytes."
 

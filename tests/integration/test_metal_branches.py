@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.harness import EngineHarness, ask, new_preparer
+from tests.integration.harness import EngineHarness, Served, ask, caches_of, new_preparer
 from tests.integration.prompts import LONGER, PROMPTS, prompt_request
-from tests.integration.test_caches import caches_of
-from tests.integration.test_compiled_model import Served
 from tests.support.selection import CORE
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel

@@ -46,7 +46,7 @@ def test_families_without_mrope_keep_their_rotary_embedding(tiny_model: TinyMode
     assert load_model(tiny_model("gemma3")).decode_positions is DecodePositions.NONE
 
 
-# ---- what it computes, and what it leaves ------------------------------------------
+# ---- rotation, and memory that stays -----------------------------------------------
 
 
 def embedding(style: str, rotated: int = HEAD) -> Any:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from tests.integration.harness import GREEDY, EngineHarness, ask
-from tests.integration.test_loop import Served
+from tests.integration.threaded_engine import ThreadedEngine
 from tests.support.images import random_image
 from vlm_server import settings
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -43,7 +43,7 @@ def start_with_limit(limit_bytes: int, **scheduler: int) -> Start:
     )
 
 
-def reported_max_num_seqs(engine: Served) -> int:
+def reported_max_num_seqs(engine: ThreadedEngine) -> int:
     """The `max_num_seqs` of the last statistics."""
     return next(e for e in reversed(engine.events) if isinstance(e, Stats)).max_num_seqs
 
@@ -63,7 +63,7 @@ def test_automatic_max_num_seqs_follows_memory_and_is_reported(
     free = 2 * wanted * seq_bytes + seq_bytes
     eight = SamplingParams(n=8, max_tokens=40, temperature=1.0, seed=1)
     try:
-        engine = Served(loaded, start_with_limit(mx.get_active_memory() + free))
+        engine = ThreadedEngine(loaded, start_with_limit(mx.get_active_memory() + free))
         for name in "abc":
             engine.inbox.put(ask(name, "what?", sampling=eight))
         most = 0
@@ -78,7 +78,7 @@ def test_automatic_max_num_seqs_follows_memory_and_is_reported(
 
 
 def test_explicit_max_num_seqs_is_kept(loaded: LoadedModel) -> None:
-    engine = Served(loaded, start_with_limit(0, max_num_seqs=3))
+    engine = ThreadedEngine(loaded, start_with_limit(0, max_num_seqs=3))
     engine.inbox.put(ask("a", "what?", sampling=GREEDY))
     engine.loop.run_until_idle()
     assert reported_max_num_seqs(engine) == 3

@@ -8,23 +8,18 @@ from dataclasses import replace
 import pytest
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from tests.integration.harness import EngineHarness, new_preparer
+from tests.integration.harness import EngineHarness, Served, caches_of, new_preparer
 from tests.integration.prompts import answer_in_pairs
-from tests.integration.test_caches import caches_of
 from tests.support.whole_run import few_of
 from vlm_server.interfaces.model_spec import ChunkPolicy
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.families import Deepstack
-from vlm_server.runner.kv.segments import buffer_capacity
-from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.kv.buffers import buffer_capacity
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.prefill import prefill
 
 pytestmark = pytest.mark.families("deepstack", "caches")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 
 @pytest.fixture

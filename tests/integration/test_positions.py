@@ -10,16 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.integration.harness import Served
 from vlm_server.interfaces.model_spec import MRope
 from vlm_server.prompt.positions import media_positions, prompt_positions
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import ask_positions, media_start
 
 pytestmark = pytest.mark.families("rope")
 
-Served = tuple[LoadedModel, MultimodalPreparer]
 Grid = tuple[int, int, int]
 
 WITH_MROPE = sorted(name for name, family in FAMILIES.items() if family.mrope)

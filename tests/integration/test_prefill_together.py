@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import EngineHarness, ask
-from tests.integration.test_caches import caches_of
+from tests.integration.harness import EngineHarness, Load, Served, ask, caches_of
+from tests.integration.schemas import SHAPE, conforming_answer, schema_sampling
 from tests.integration.test_cuda_attention import as_on_cuda
-from tests.integration.test_grammar import SHAPE, conforming_answer, schema_sampling
 from tests.support.whole_run import few_of
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import SeqId
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner import model_runner
 from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.kv.segments import needs_snapshots
-from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
 from vlm_server.runner.sampling import LazyLogprobs
 
 pytestmark = pytest.mark.families("rope", "deepstack")
 
 __all__ = ["as_on_cuda"]
-
-Served = tuple[LoadedModel, MultimodalPreparer]
-Load = Callable[[str], Served]
 
 TEXTS = (
     "Hi",

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from msgspec.structs import replace as replace_field
 
-from tests.integration.harness import ask, new_preparer, prompt_of
+from tests.integration.harness import Load, ask, new_preparer, prompt_of
 from tests.support.image_files import submitted
 from tests.support.images import random_image
 from vlm_server.errors import ContextLengthExceeded, InvalidImage
-from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.loaded import LoadedModel
-
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
 def test_images_beyond_context_are_not_even_decoded(load_tiny: Load):

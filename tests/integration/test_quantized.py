@@ -6,16 +6,12 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from tests.integration.harness import EngineHarness, ask, load_model, new_preparer
+from tests.integration.harness import EngineHarness, Served, ask, load_model, new_preparer
 from tests.integration.prompts import PROMPTS
 from tests.tiny_models import FAMILIES, build
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends.dequantize import DequantizingLinear
-from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("parts")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -275,7 +275,7 @@ def test_sampling_keeps_no_logits_in_memory(new_qwen_engine: Callable[[], Engine
 def test_nan_embedding_fails_only_requests_with_that_token(
     load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]], where: str
 ):
-    """Its embedding is NaN: at the first token of a prompt, or in the middle of an answer."""
+    """Its embedding is NaN, at the first token after a prompt or in the middle of an answer."""
     served = load_tiny("qwen3_vl")
     healthy = EngineHarness(*served).answer(ask("healthy", "a text"))
     sick = EngineHarness(*served)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
+from tests.integration.harness import Load
 from vlm_server.prompt import snapshot_points
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.template.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
-from vlm_server.runner.loaded import LoadedModel
-
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
 def test_remembered_system_prompts_are_bounded_in_bytes(

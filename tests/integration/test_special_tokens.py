@@ -15,6 +15,7 @@ from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
 from tests.integration.harness import (
     Part,
+    Served,
     ask,
     conversation,
     for_mlx_vlm,
@@ -25,12 +26,9 @@ from tests.integration.harness import (
 from tests.support.images import random_image
 from tests.tiny_models import ONE_IMAGE, build
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("template")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 PRIVATE_USE = "\ue0ff\ue0fe\ue0fd"
 PLAIN = "What is on the left"

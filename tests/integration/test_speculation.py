@@ -10,25 +10,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.integration.harness import EngineHarness, NewEngine, ask, prepare
+from tests.integration.harness import EngineHarness, Load, NewEngine, Served, ask, prepare
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, prompt_request
-from tests.integration.test_grammar import SHAPE, conforming_answer, schema_sampling
+from tests.integration.schemas import SHAPE, conforming_answer, schema_sampling
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams
 from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.decode.speculation import Speculation, speculation_of
-from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("caches", "rope", "batches")
 
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
-Served = tuple[LoadedModel, MultimodalPreparer]
 Answers = dict[SeqId, list[int]]
 
 

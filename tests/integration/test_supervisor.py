@@ -579,7 +579,6 @@ async def front(moment):
 asyncio.run(front(sys.argv[2]))
 """
 
-
 MOMENTS = ("streaming", "loading", "idle", "in the middle of a message")
 
 

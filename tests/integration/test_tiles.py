@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
-from tests.integration.harness import GREEDY, EngineHarness, ask, conversation, encode_works
-from tests.integration.test_caches import Served, Turns, caches_of
+from tests.integration.harness import (
+    GREEDY,
+    EngineHarness,
+    Served,
+    Turns,
+    ask,
+    caches_of,
+    conversation,
+    encode_works,
+)
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.support.screenshots import screenshots
@@ -155,7 +163,7 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
     assert engine.caches.num_references == 0
 
 
-# ---- who shares --------------------------------------------------------------------------
+# ---- keys --------------------------------------------------------------------------------
 
 
 def test_tiles_of_different_salts_are_not_shared(served: Served):

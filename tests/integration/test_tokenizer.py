@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from msgspec import structs
 
-from tests.integration.harness import ask, prompt_of
+from tests.integration.harness import Load, ask, prompt_of
 from tests.support.image_files import submitted
 from tests.support.images import random_image
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.template.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, SamplingParams, Submit, TextPart
-from vlm_server.runner.loaded import LoadedModel
-
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
 def test_lone_surrogate_is_refused_with_its_field(load_tiny: Load):

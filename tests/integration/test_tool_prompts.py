@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as altered
 
-from tests.integration.harness import ask, conversation, load_model, new_preparer, prompt_of
+from tests.integration.harness import Load, ask, conversation, load_model, new_preparer, prompt_of
 from tests.support.images import random_image
 from tests.tiny_models import build
 from tests.unit.prompt import tool_templates
@@ -23,7 +22,6 @@ from vlm_server.protocol import Message, Submit, TemplateOptions, TextPart, Tool
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.chat_templates import reasoning_format, tool_parser
 
-Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 

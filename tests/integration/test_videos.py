@@ -22,6 +22,7 @@ from tests.integration.harness import (
     EngineHarness,
     NewEngine,
     Part,
+    Served,
     ask,
     load_model,
     new_preparer,
@@ -35,15 +36,12 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Clip
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import VideoSettings
 
 pytestmark = pytest.mark.families("media", "rope")
-
-Served = tuple[LoadedModel, MultimodalPreparer]
 
 NATIVE = tuple(sorted(name for name, family in FAMILIES.items() if family.takes_videos))
 BY_FRAMES = ("gemma3", "smolvlm")
@@ -90,7 +88,7 @@ def decode_clip(video: Video, **limits: Any) -> Clip:
     return DECODERS.video(video, VideoSettings(**limits), Cancellation())
 
 
-# ---- equal whatever runs beside ------------------------------------------------------
+# ---- videos beside other requests ----------------------------------------------------
 
 
 def test_batched_and_chunked_video_answers_equal_answers_alone(

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.integration.harness import ask
-from tests.integration.test_loop import Served
+from tests.integration.threaded_engine import ThreadedEngine
 from tests.support.image_files import image_of
 from tests.support.whole_run import few_of
 from vlm_server import settings
@@ -48,7 +48,7 @@ def units_encoded(caches: Caches) -> int:
 def test_warm_up_encodes_media_and_leaves_nothing(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ):
-    served = Served(loaded, START)
+    served = ThreadedEngine(loaded, START)
     grown = {}
     for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         before = units_encoded(served.caches)
@@ -65,7 +65,7 @@ def test_warm_up_encodes_media_and_leaves_nothing(
 
 
 def test_warm_up_text_decodes_until_image_is_answered(loaded: LoadedModel):
-    served = Served(loaded, START)
+    served = ThreadedEngine(loaded, START)
     stage = next(
         stage
         for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
@@ -103,7 +103,7 @@ def test_warm_up_compiles_batched_prefill_and_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Batched prompts and rows of different lengths each need further compiled kernels."""
-    served = Served(load_tiny("qwen2_5_vl")[0], START)
+    served = ThreadedEngine(load_tiny("qwen2_5_vl")[0], START)
     together, wide = list[set[int]](), list[list[int]]()
     launch, take = model_runner.launch_batched, WideStep.result
 
@@ -130,7 +130,7 @@ def test_failed_warm_up_video_is_logged_and_tolerated(
     load_tiny: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
 ):
     start = replace(START, video=settings.VideoSettings(max_pixels=1))
-    served = Served(load_tiny("qwen3_vl")[0], start)
+    served = ThreadedEngine(load_tiny("qwen3_vl")[0], start)
     for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         warm_up(served.loop, stage)
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
@@ -139,7 +139,7 @@ def test_failed_warm_up_video_is_logged_and_tolerated(
 
 
 def test_warm_up_video_that_breaks_loop_is_tolerated(load_tiny: Callable[[str], Loaded]):
-    served = Served(load_tiny("qwen3_vl")[0], START)
+    served = ThreadedEngine(load_tiny("qwen3_vl")[0], START)
     video = next(
         stage
         for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
@@ -158,7 +158,7 @@ def test_warm_up_video_that_breaks_loop_is_tolerated(load_tiny: Callable[[str], 
 
 
 def test_failed_required_warm_up_refuses_model(load_tiny: Callable[[str], Loaded]):
-    served = Served(load_tiny("qwen3_vl")[0], START)
+    served = ThreadedEngine(load_tiny("qwen3_vl")[0], START)
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     stage = WarmUpStage("a picture", (ask("a picture", broken),))
     with pytest.raises(ModelLoadError, match="can't answer a picture: "):
@@ -166,7 +166,7 @@ def test_failed_required_warm_up_refuses_model(load_tiny: Callable[[str], Loaded
 
 
 def test_quick_warm_up_is_one_small_image(loaded: LoadedModel):
-    served = Served(loaded, START)
+    served = ThreadedEngine(loaded, START)
     (stage,) = stages(is_thorough=False, compiles=False, with_video=True, context_tokens=8192)
     warm_up(served.loop, stage)
     assert units_encoded(served.caches) == 1

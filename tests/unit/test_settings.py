@@ -290,7 +290,7 @@ def test_invalid_model_table_is_refused(text: str, message: str, tmp_path: Path)
 
 
 def test_unmounted_disk_is_detected_from_place_or_fstab(tmp_path: Path) -> None:
-    """Nothing is mounted in a folder of disks, or at a mount point of fstab."""
+    """By an empty place in a folder of disks, or a mount point of fstab without a mount."""
     disks, point = tmp_path / "disks", tmp_path / "mount point"
     for folder in (disks / "plain", point, tmp_path / "other"):
         folder.mkdir(parents=True)

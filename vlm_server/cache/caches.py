@@ -61,7 +61,9 @@ class Caches:
         self._open_disk = open_disk
         self._sizes = sizes
         self._opened_disk = DiskTier()
+        """The tier on disk, for its statistics and `close`."""
         self._disk = DiskTier()
+        """The same while it is in use; one that holds nothing before and afterwards."""
 
     # ---- all of them -----------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class EngineLoop:
         plan = self._last_plan = self.scheduler.schedule()
         if not plan.is_idle:
             self._precompile_due = time.monotonic() + _PRECOMPILE_AFTER_SECONDS
-        self._clear_if_idle(plan)
+        self._free_memory_if_idle(plan)
         for work in plan.prepare:
             self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self.preparers.start(work)
@@ -110,10 +110,7 @@ class EngineLoop:
         self._start_encode(plan.encode)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
         self._send_all(self.scheduler.update(plan, result))
-        is_long = bool(plan.decode and plan.prefills)
-        if self.encoder.has_parts_left:
-            self.runner.synchronize()
-        self.encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
+        self._advance_encode(plan)
         if plan.has_runner_work:
             self._record_step(plan, result)
         if time.monotonic() >= self._stats_due:
@@ -145,6 +142,14 @@ class EngineLoop:
         self.governor.before_encode(sum(encode.num_tokens for encode in encodes))
         self._heartbeat.start(ENCODER, encodes[0].request_id)
         self.encoder.start(encodes)
+
+    def _advance_encode(self, plan: SchedulerOutput) -> None:
+        """Launch the next part of an encode whose executor has no thread of its own."""
+        if self.encoder.has_parts_left:
+            self.runner.synchronize()  # late errors of the step are not the encode's
+        self.encoder.advance_encode(
+            is_alone=not plan.has_runner_work, is_long=bool(plan.decode and plan.prefills)
+        )
 
     def _announce(self, on_device: OnDevice, plan: SchedulerOutput) -> None:
         """Send the front the requests that the device is about to work on, if they change.
@@ -283,7 +288,8 @@ class EngineLoop:
             encode_done.encodes, encode_done.outcomes, encode_done.seconds
         )
 
-    def _clear_if_idle(self, plan: SchedulerOutput) -> None:
+    def _free_memory_if_idle(self, plan: SchedulerOutput) -> None:
+        """Without requests, free device memory that is due; with some, restart the idle time."""
         if plan.has_requests:
             self.governor.mark_busy()
         elif not plan.has_runner_work:

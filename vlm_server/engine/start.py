@@ -66,14 +66,14 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     loop = build_engine(start, loaded, governor, caches, channel.inbox, channel.send, group)
-    host = loaded.spec
+    spec = loaded.spec
     record = WarmUpRecord(start.model, device.name)
     needs_more = loaded.backend.compiles_kernels or not loaded.family.is_checked
     warm_up_stages = stages(
         is_thorough=needs_more and not record.exists(),
         compiles=loaded.backend.compiles_kernels,
-        with_video=host.video_token_id is not None,
-        context_tokens=host.context_tokens,
+        with_video=spec.video_token_id is not None,
+        context_tokens=spec.context_tokens,
     )
     loaded_at = time.monotonic()
     have_answered = True
@@ -86,7 +86,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
         record.write()
     _precompile(loop.runner)
     end_warm_up(loop, caches)
-    _check_room(loop, loaded.spec.context_tokens)
+    _check_room(loop, spec.context_tokens)
     if loaded.backend.uses_blas:
         warn_of_slow_products()
     gc.collect()
@@ -99,7 +99,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
         ready_at - loaded_at,
     )
     facts = model_facts(loaded, Path(start.model.path))
-    channel.send(Ready(loaded.family.name, device.name, loaded.spec.context_tokens, facts))
+    channel.send(Ready(loaded.family.name, device.name, spec.context_tokens, facts))
     return loop, caches
 
 
@@ -113,7 +113,7 @@ def end_warm_up(loop: EngineLoop, caches: Caches) -> None:
 def _check_room(loop: EngineLoop, context_tokens: int) -> None:
     """Raises ModelLoadError if the model leaves no room for even a short request."""
     num_tokens = min(MIN_REQUEST_TOKENS, context_tokens)
-    needed_bytes, free_bytes = loop.runner.kv_bytes(num_tokens), loop.governor.free_bytes
+    needed_bytes, free_bytes = loop.runner.kv_bytes(num_tokens), loop.governor.bytes_for_requests
     if needed_bytes > free_bytes:
         raise ModelLoadError(
             f"the model leaves no room for requests: {needed_bytes / MIB:.0f} MiB are needed for "

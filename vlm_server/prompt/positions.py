@@ -50,11 +50,11 @@ def prompt_positions(
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     cursor = position = 0
-    for start, media_positions in [*media, (num_tokens, np.zeros((3, 0), dtype=np.int32))]:
+    for start, item_positions in [*media, (num_tokens, np.zeros((3, 0), dtype=np.int32))]:
         positions[:, cursor:start] = np.arange(position, position + start - cursor)
-        position, cursor = position + start - cursor, start + media_positions.shape[1]
-        positions[:, start:cursor] = position + media_positions
-        position += int(media_positions.max(initial=-1)) + 1
+        position, cursor = position + start - cursor, start + item_positions.shape[1]
+        positions[:, start:cursor] = position + item_positions
+        position += int(item_positions.max(initial=-1)) + 1
     return positions, position - num_tokens
 
 

@@ -62,6 +62,15 @@ class MultimodalPreparer:
         self._snapshot_points = SnapshotPoints(self._prompts)
         self._media = MediaProcessor(spec, self._prompts.template, decoders, caches)
 
+    @property
+    def num_tracked(self) -> int:
+        """Media items that are being decoded or processed, or waited for."""
+        return self._media.num_in_flight
+
+    def pixels_to_decode(self, submit: Submit) -> int:
+        """The approximate number of pixels of a request's images that are not cached."""
+        return self._media.pixels_to_decode(submit)
+
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
     ) -> Prepared:
@@ -130,10 +139,6 @@ class MultimodalPreparer:
         num_atomic = prompt.atomic_prefill_tokens
         return CacheReferences(self._caches, prompt.key, prompt.cache_salt, num_atomic)
 
-    def pixels_to_decode(self, submit: Submit) -> int:
-        """The approximate number of pixels of a request's images that are not cached."""
-        return self._media.pixels_to_decode(submit)
-
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
         constraint = None if submit.count_only else self._constraints.constraint_on(submit)
         if constraint is None:
@@ -167,11 +172,6 @@ class MultimodalPreparer:
                 return True
         tail = self._prompts.text_of(token_ids[-_TAIL_TOKENS:]).rstrip()
         return bool(marks.start) and tail.endswith(marks.start)
-
-    @property
-    def num_tracked(self) -> int:
-        """Media items that are being decoded or processed, or waited for."""
-        return self._media.num_in_flight
 
     def _lay_out(
         self, submit: Submit, chat: Chat, budget: DecodeBudget

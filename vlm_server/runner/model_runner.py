@@ -142,8 +142,7 @@ class ModelRunner:
         """The tokens and failures of a launched step."""
         waiting_since = time.perf_counter()
         sampled = self._finish_decode(step.plan, step.failures)
-        # The device had not begun the chunk.
-        decode_seconds = time.perf_counter() - waiting_since
+        decode_seconds = time.perf_counter() - waiting_since  # the chunk began only after these
         if step.plan.is_batched_prefill:
             sampled.add(self._finish_batch(step))
         elif step.plan.prefills:
@@ -180,17 +179,17 @@ class ModelRunner:
     def _launch_decode(self, plan: SchedulerOutput, failures: StepFailures) -> mx.array | None:
         """Begin a decode step; returns the chunk's logits if it is a mixed one."""
         assert set(plan.decode) == set(self._groups.seq_ids)
-        piggybacked, chunk = self._piggybacked(plan), None
+        piggybacked, prompt_chunk = self._piggybacked(plan), None
         if piggybacked is not None:
             with self._fail_on_chunk_error(piggybacked, failures):
                 prefill = self._prefill_of(plan, piggybacked)
-                chunk = prefill.chunk(piggybacked.start, piggybacked.end)
+                prompt_chunk = prefill.chunk(piggybacked.start, piggybacked.end)
         try:
-            return self._groups.launch(is_alone=not plan.prefills, chunk=chunk)
+            return self._groups.launch(is_alone=not plan.prefills, chunk=prompt_chunk)
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
-            if chunk is not None and piggybacked is not None:  # the chunk may be half done
+            if prompt_chunk is not None and piggybacked is not None:  # the chunk may be half done
                 self._end_prefill(piggybacked.request_id, error, failures)
             return None
 
@@ -202,7 +201,7 @@ class ModelRunner:
         prompts = {request.request_id: request.prompt for request in plan.new}
         prompt = prompts.get(chunk.request_id) or self._prefills[chunk.request_id].kv.prompt
         if chunk.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
-            return None  # the host better builds the chunk while the device decodes
+            return None  # better to launch the chunk while the device decodes
         return chunk
 
     def _finish_decode(self, plan: SchedulerOutput, failures: StepFailures) -> Sampled:
@@ -213,7 +212,7 @@ class ModelRunner:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
             return Sampled()
-        return self._without_unsampled(sampled, failures)
+        return self._fail_unsampled(sampled, failures)
 
     def _fail_decode(self, plan: SchedulerOutput, error: Exception, failures: StepFailures) -> None:
         """End all sequences, and the prompts whose latest chunk was part of a mixed step."""
@@ -225,8 +224,8 @@ class ModelRunner:
             if prefill.is_piggybacked:
                 self._end_prefill(request_id, error, failures)
 
-    def _without_unsampled(self, sampled: Sampled, failures: StepFailures) -> Sampled:
-        """Remove the sequences of `sampled` that got no token, without storing them."""
+    def _fail_unsampled(self, sampled: Sampled, failures: StepFailures) -> Sampled:
+        """End the sequences that got no token, without storing them; returns the others."""
         for seq in [seq for seq, tokens in sampled.tokens.items() if NO_TOKEN in tokens]:
             del sampled.tokens[seq]
             error = self._groups.grammar_error(seq)
@@ -285,7 +284,7 @@ class ModelRunner:
             return Sampled()
         del self._prefills[chunk.request_id]
         self._joined_prompts[chunk.request_id] = kv
-        return self._without_unsampled(sampled, failures)
+        return self._fail_unsampled(sampled, failures)
 
     @contextmanager
     def _fail_on_chunk_error(self, chunk: PrefillWork, failures: StepFailures) -> Iterator[None]:
@@ -313,7 +312,7 @@ class ModelRunner:
         if sampled is None:
             return self._prefill_one_by_one(step.plan, step.failures)
         self._joined_prompts |= step.batch
-        return self._without_unsampled(sampled, step.failures)
+        return self._fail_unsampled(sampled, step.failures)
 
     @contextmanager
     def _record_batch_error(self, failures: StepFailures) -> Iterator[None]:

@@ -51,7 +51,7 @@ class Quarantine:
 
     @property
     def num_shapes(self) -> int:
-        """Number of loads that are refused now."""
+        """Number of loads that are refused now; shapes in status and metrics."""
         return sum(self._seconds_left(load) > 0 for load in self._records)
 
     @property

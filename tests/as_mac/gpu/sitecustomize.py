@@ -110,7 +110,7 @@ _AFTER = {
     "vlm_server.runner.encode.encoder": _spoil_encode,
     "vlm_server.runner.kv.segments": _spoil_store,
 }
-"""What is changed after a module is imported, and before anybody has it."""
+"""Changes to modules, made after their import and before their first use."""
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -223,7 +223,7 @@ async def test_lone_surrogates_in_arguments_of_items_are_refused(client: httpx.A
     assert error["param"] == "input[1].arguments"
 
 
-# ---- what asks for nothing ------------------------------------------------------------
+# ---- fields that ask for nothing ------------------------------------------------------
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/v0/chat/completions", "/v1/detokenize"])
@@ -349,7 +349,7 @@ async def test_events_before_stream_error_are_in_order(
     assert kinds == ["message_start", *thought, *block, "error"]
 
 
-# ---- what is ignored -------------------------------------------------------------------
+# ---- ignored fields --------------------------------------------------------------------
 
 HOSTILE = ("a\r\nSet-Cookie: b", "na\u00efve \u2603", "\ud800", "x" * 10_000, *"abcdefgh" * 20)
 
@@ -386,7 +386,7 @@ async def test_unknown_fields_follow_setting(connect: Connect, route: str) -> No
     assert (answer.status_code, answer.headers.get("x-vlm-ignored")) == (200, "colour")
 
 
-# ---- what excludes what ----------------------------------------------------------------
+# ---- fields that exclude each other ----------------------------------------------------
 
 
 @pytest.mark.parametrize(

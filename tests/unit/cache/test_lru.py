@@ -235,7 +235,7 @@ class LruMachine(RuleBasedStateMachine):
         self._evict(0)
 
     def _evict(self, size_bytes: int) -> None:
-        """Make room for so much, as far as nothing is leased."""
+        """Make room for `size_bytes`, as far as entries are not leased."""
         for each in list(self.stored):
             if size_bytes + sum(one.size_bytes for one in self.stored) <= self.limit:
                 return

@@ -224,8 +224,8 @@ class FakeRunner:
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
     """The cached prompt tokens of each request."""
     is_launched: bool = False
-    plans_left: int = 0
-    """How many shapes are left to precompile."""
+    shapes_left: int = 0
+    """The number of shapes left to precompile; negative once the end was reported."""
 
     @property
     def num_tracked(self) -> int:
@@ -235,9 +235,9 @@ class FakeRunner:
         """Finish all launched work."""
 
     def precompile_next(self) -> bool:
-        assert not self.num_tracked, "somebody waits"
-        self.plans_left -= 1
-        return self.plans_left >= 0
+        assert not self.num_tracked, "requests wait during the compilation"
+        self.shapes_left -= 1
+        return self.shapes_left >= 0
 
     def kv_bytes(self, num_tokens: int) -> int:
         return num_tokens

@@ -392,7 +392,7 @@ def test_exception_of_runner_ends_loop():
         engine.loop.run()
 
 
-# ---- what the device works on --------------------------------------------------------
+# ---- announcements of work on the device ---------------------------------------------
 
 
 def announced(engine: ThreadedEngine) -> list[set[str]]:
@@ -521,7 +521,7 @@ def test_request_waiting_for_encoder_is_not_announced():
     assert {"b"} in announced(engine)
 
 
-# ---- what hangs ----------------------------------------------------------------------
+# ---- heartbeats of hung threads ------------------------------------------------------
 
 
 def at_work(engine: ThreadedEngine) -> list[dict[str, int]]:
@@ -547,7 +547,7 @@ def wait_for_rest(engine: ThreadedEngine) -> None:
 
 
 def test_hanging_encoder_keeps_its_heartbeat_number_after_abort():
-    """Nothing but these signs would tell the supervisor's watchdog."""
+    """The supervisor's watchdog has no other sign of the hang."""
     engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
@@ -609,7 +609,7 @@ def test_successful_step_resets_count_of_failures(engine: ThreadedEngine):
 
 
 def test_failing_requests_do_not_end_loop_that_decodes():
-    """Their chunks fail, one a step; a sequence that decodes beside them shows that all is well."""
+    """In each step a chunk fails; a sequence that decodes beside it shows that the model works."""
 
     class Slow(FakeRunner):  # the sequence must not end before the others are prepared
         def launch(self, plan: SchedulerOutput) -> FakeStep:
@@ -649,7 +649,7 @@ def test_idle_engine_launches_no_plan(engine: ThreadedEngine):
 
 
 def test_engine_is_idle_after_its_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
-    """What it still held could not be given back, and nobody would try again."""
+    """Memory that a sequence still held could not be freed, and no later step would try again."""
     engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=0))
     held = list[int]()
     monkeypatch.setattr(

@@ -41,7 +41,7 @@ def snapshot(home: Path, commit: str = FIRST, ref: str | None = "main", *weights
 
 
 def test_unreadable_paths_do_not_hide_checkpoints(home: Path) -> None:
-    """The system refuses a long name as it does what is in somebody else's folder."""
+    """The system refuses a name that is too long in the same way as another user's folder."""
     found = checkpoint(home / "disk" / NAME)
     (home / "disk/link").symlink_to("x" * 300)
     (home / "disk/lost+found").mkdir()

@@ -141,7 +141,7 @@ def test_shared_heap_keeps_memory_freed_by_threads_until_trim():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_keep_images_keeps_two_megapixels_mapped():
-    """Those of two megapixels, and not all of what a large one took."""
+    """Memory of images of two megapixels stays, but not all memory of a large one."""
     program = """
 import resource
 from vlm_server.platform import heap

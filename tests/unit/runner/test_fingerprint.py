@@ -27,7 +27,7 @@ COMPUTING = ("cache", "engine", "interfaces", "platform", "prompt", "protocol", 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """A file that was written before anybody looked."""
+    """A weights file, written before its first fingerprint."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -105,7 +105,6 @@ def test_success_between_crashes_clears_load(quarantine: Quarantine) -> None:
 def test_success_with_cached_image_does_not_clear_encode_load(
     quarantine: Quarantine,
 ) -> None:
-    """The image was cached."""
     crash(quarantine, LARGE)
     crash(quarantine, LARGE)
     admit(quarantine, SAME)
@@ -115,7 +114,7 @@ def test_success_with_cached_image_does_not_clear_encode_load(
 
 
 def test_crash_blames_phase_of_request(quarantine: Quarantine) -> None:
-    """Its image was encoded, and is no suspect; its prompt is."""
+    """The image was encoded and is no suspect; the prompt is one."""
     screenshots = ask("many", "", *[SCREENSHOT] * 20)
     crash_of_prompts(quarantine, screenshots)
     crash_of_prompts(quarantine, screenshots)
@@ -168,7 +167,7 @@ def test_condemned_load_is_refused_with_advice_and_retry_time(
 
 
 def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantine) -> None:
-    """Others may be on the device by then."""
+    """Other requests may be on the device by then."""
     crash(quarantine, LARGE)
     crash(quarantine, LARGE)
     admit(quarantine, LARGE)
@@ -198,7 +197,7 @@ def test_expired_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> No
     assert not is_suspect(quarantine, LARGE)
 
 
-# ---- notes ---------------------------------------------------------------------------
+# ---- blame ---------------------------------------------------------------------------
 
 
 def test_crashes_far_apart_do_not_count_together(quarantine: Quarantine, clock: Clock) -> None:

@@ -41,13 +41,13 @@ class Admission:
         hold. some_are_ending: whether ended requests still hold some. Raises MemoryExceeded if the
         request does not fit even alone.
         """
-        resident_bytes = self._resident([request])
+        resident_bytes = self._resident_bytes([request])
         if not self._governor.fits_alone(resident_bytes):
             self._governor.count_decision("refuse")
             raise self._too_large(request, resident_bytes)
-        transient_bytes = self._transient(request, admitted)
+        transient_bytes = self._transient_bytes(request, admitted)
         peaks = [r.transient_bytes for r in admitted if r.state is not State.DECODE]
-        added_bytes = self._resident([request, *admitted]) - self._resident(admitted)
+        added_bytes = self._resident_bytes([request, *admitted]) - self._resident_bytes(admitted)
         has_room = self._governor.make_room(
             added_bytes + request.disk_read_bytes + max([transient_bytes, *peaks]),
             self.reserved_bytes(admitted),
@@ -62,12 +62,12 @@ class Admission:
         return None
 
     def _too_large(self, request: Request, needed_bytes: int) -> MemoryExceeded:
-        free_bytes = self._governor.free_bytes
-        largest = self._largest_answer(request, free_bytes)
+        available_bytes = self._governor.bytes_for_requests
+        largest = self._largest_answer(request, available_bytes)
         advice = f" `max_tokens` may be at most {largest}." if largest else ""
         return MemoryExceeded(
             f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
-            f"{free_bytes / MIB:.0f} MiB are available besides the model.{advice}",
+            f"{available_bytes / MIB:.0f} MiB are available besides the model.{advice}",
             "max_tokens" if largest else None,
         )
 
@@ -80,7 +80,7 @@ class Admission:
         if disk_read is None:
             return True
         read_bytes = disk_read.size_bytes + disk_read.transient_bytes
-        return self._resident([request]) + read_bytes <= self._governor.free_bytes
+        return self._resident_bytes([request]) + read_bytes <= self._governor.bytes_for_requests
 
     def reserved_bytes(self, admitted: Sequence[Request]) -> int:
         """Bytes that `admitted` requests, and their disk reads, may still allocate."""
@@ -92,7 +92,7 @@ class Admission:
             if r.state is State.PREFILL and r.is_known_to_runner
         )
         disk_read_bytes = sum(r.disk_read_bytes for r in admitted)
-        return max(0, self._resident(admitted) - allocated_bytes) + disk_read_bytes
+        return max(0, self._resident_bytes(admitted) - allocated_bytes) + disk_read_bytes
 
     def make_room_for_reserved(self, admitted: Sequence[Request]) -> None:
         """Evict cache entries that occupy memory reserved for `admitted`."""
@@ -129,7 +129,7 @@ class Admission:
         needed_bytes += max(r.transient_bytes for r in requests)
         return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
-    def _transient(self, request: Request, admitted: Sequence[Request]) -> int:
+    def _transient_bytes(self, request: Request, admitted: Sequence[Request]) -> int:
         """Bytes at its peak: during a disk read, an encode, a chunk, or joining the others.
 
         Joining copies all sequences once. The features of its media come on top, and a second time
@@ -143,7 +143,7 @@ class Admission:
             prompt.atomic_prefill_tokens - num_cached,
         )
         estimator = self._governor.estimator
-        join_bytes = self._batch_bytes(batch, _width_when_joined) if _num_seqs(batch) > 1 else 0
+        join_bytes = self._batch_bytes(batch, _length_when_joined) if _num_seqs(batch) > 1 else 0
         peak_bytes = max(
             estimator.bytes_for("encode", max(encode_lengths, default=0)),
             estimator.bytes_for("prefill", chunk),
@@ -153,29 +153,29 @@ class Admission:
         feature_tokens = request.num_media_tokens + sum(encode_lengths)
         return peak_bytes + feature_tokens * estimator.feature_bytes
 
-    def _resident(self, requests: Sequence[Request]) -> int:
+    def _resident_bytes(self, requests: Sequence[Request]) -> int:
         """Bytes of the batch's KV at the end of its longest request."""
-        return self._batch_bytes(requests, _final_width)
+        return self._batch_bytes(requests, _final_length)
 
-    def _largest_answer(self, request: Request, free_bytes: int) -> int:
+    def _largest_answer(self, request: Request, available_bytes: int) -> int:
         """The maximum length of an answer that fits into memory; 0 if none does."""
 
         def is_too_long(num_tokens: int) -> bool:
-            width = request.prompt.num_tokens + num_tokens
-            return self._batch_bytes([request], lambda _: width) > free_bytes
+            length = request.prompt.num_tokens + num_tokens
+            return self._batch_bytes([request], lambda _: length) > available_bytes
 
         return bisect_left(range(1, request.max_tokens + 1), True, key=is_too_long)
 
-    def _batch_bytes(self, requests: Sequence[Request], width: Callable[[Request], int]) -> int:
+    def _batch_bytes(self, requests: Sequence[Request], length: Callable[[Request], int]) -> int:
         """Bytes of one batch: all its sequences are padded to the longest."""
-        return _num_seqs(requests) * self._kv_bytes(max(map(width, requests), default=0))
+        return _num_seqs(requests) * self._kv_bytes(max(map(length, requests), default=0))
 
 
 def _num_seqs(requests: Sequence[Request]) -> int:
     return sum(len(r.seqs) for r in requests)
 
 
-def _final_width(request: Request) -> int:
+def _final_length(request: Request) -> int:
     """The maximum number of tokens of its prompt and an answer."""
     answer_tokens = request.max_tokens
     max_tokens = request.sampling.max_tokens
@@ -184,6 +184,6 @@ def _final_width(request: Request) -> int:
     return request.prompt.num_tokens + answer_tokens
 
 
-def _width_when_joined(request: Request) -> int:
+def _length_when_joined(request: Request) -> int:
     """Tokens of its sequences if a further one joined now."""
     return max(request.prompt.num_tokens, request.num_kv_tokens)

@@ -112,13 +112,13 @@ class Governor:
     # ---- room for requests -----------------------------------------------------------
 
     @property
-    def free_bytes(self) -> int:
-        """Memory for requests: the limit less the baseline; may be negative."""
+    def bytes_for_requests(self) -> int:
+        """Memory that requests share, used or not: the limit less the baseline; may be negative."""
         return self._memory.read().limit_bytes - self._baseline_bytes
 
     def fits_alone(self, num_bytes: int) -> bool:
         """Whether a request of this size fits if it runs alone; true until `reset_stats`."""
-        return not self._baseline_bytes or num_bytes <= self.free_bytes
+        return not self._baseline_bytes or num_bytes <= self.bytes_for_requests
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether `num_bytes` fit in addition to the arrays that exist."""
@@ -256,7 +256,7 @@ class Governor:
             self._evict(-(-self._caches.evictable_bytes // 2))
 
     def seconds_until_poll(self) -> float | None:
-        """Seconds until `read` and `give_back_to_other_programs` are due on an idle engine.
+        """Seconds until `stats` and `give_back_to_other_programs` are due on an idle engine.
 
         None if there is nothing to free, or if device memory is not shared with other programs.
         """
@@ -333,7 +333,10 @@ class Governor:
         self._is_short = self._memory.is_short()
 
     def stats(self, reserved_bytes: int = 0) -> MemoryStats:
-        """The figures for `/v1/status` and `/metrics`. To be called between two steps."""
+        """The figures for `/v1/status` and `/metrics`, the driver's among them (`_ask_driver`).
+
+        To be called between two steps.
+        """
         self._ask_driver()
         reading = self._memory.read()
         return MemoryStats(

@@ -101,7 +101,8 @@ class EncodeBatcher:
     def _fit(self, encodes: Sequence[EncodeWork]) -> bool:
         """Whether there is memory for `encodes` in one call; it is reserved for each alone."""
         num_tokens = sum(encode.num_tokens for encode in encodes)
-        requests = [self._requests[name] for name in {encode.request_id for encode in encodes}]
+        request_ids = {encode.request_id for encode in encodes}
+        requests = [self._requests[request_id] for request_id in request_ids]
         return self._admission.fits_encode(num_tokens, requests, self._requests.admitted)
 
 

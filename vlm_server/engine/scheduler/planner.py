@@ -168,9 +168,9 @@ class Planner:
 
     def on_encoded(self, encodes: Sequence[EncodeWork], seconds: float | None) -> None:
         """Record the end of an encode; see `EncodeDone`."""
-        self._device_order.finish_encode()
         if not self._device_order.encode_overlaps_chunk:
             self._encode_batcher.record(encodes, seconds)
+        self._device_order.finish_encode()
 
     @property
     def num_tracked(self) -> int:
@@ -264,9 +264,9 @@ class Planner:
         if request.is_known_to_runner:
             return (), (self._next_chunk(request, num_decoding),)
         batch = self._prefill_batch(request, others_decode=num_decoding > 0)
-        num_seqs = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
+        num_beside = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
         new_requests = tuple(request.start_in_runner() for request in batch)
-        return new_requests, tuple(self._next_chunk(request, num_seqs) for request in batch)
+        return new_requests, tuple(self._next_chunk(request, num_beside) for request in batch)
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
@@ -287,14 +287,18 @@ class Planner:
             turn.rematch_prefix()
             yield turn
 
-    def _next_chunk(self, request: Request, num_decoding: int) -> PrefillWork:
-        """The next chunk of `request`, in a step that decodes `num_decoding` sequences."""
+    def _next_chunk(self, request: Request, num_beside: int) -> PrefillWork:
+        """The next chunk of `request`, sized for `num_beside` sequences that decode beside it.
+
+        0 for a batched prefill: `PrefillBatcher` has bounded its time, and each chunk is a whole
+        prompt.
+        """
         self._device_order.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
-        end = self._chunk_sizer.end(
+        end = self._chunk_sizer.chunk_end(
             prompt,
             start,
-            piggyback_tokens=self._piggyback_tokens(prompt, num_decoding) if num_decoding else 0,
-            others_decode=num_decoding > 0,
+            piggyback_tokens=self._piggyback_tokens(prompt, num_beside) if num_beside else 0,
+            others_decode=num_beside > 0,
         )
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)

@@ -60,10 +60,11 @@ class PreparerOrder:
     """
 
     def __init__(self, max_preparing: int, max_ready: int, clock: Callable[[], float]) -> None:
-        """max_preparing: the limit of each kind; with 1, a cheap request may still be prepared
+        """`clock`: in seconds, never backwards.
+
+        max_preparing: the limit of each kind; with 1, a cheap request may still be prepared
         concurrently with a costly one. max_ready: how many more with media or a schema may be
-        waiting or decoding; of those that do not decode yet, at most `_MAX_READY`. clock: in
-        seconds, never backwards.
+        waiting or decoding; of those that do not decode yet, at most `_MAX_READY`.
         """
         max_costly = max(max_preparing - 1, 1)
         self._limits = dict.fromkeys(_Kind, max_preparing) | {
@@ -97,7 +98,7 @@ class PreparerOrder:
         self._shares = {
             client: self._shares.get(client) or _Share(self._virtual_time) for client in clients
         }
-        rooms = self._free_places([r for r in tracked if r.state is not State.WAITING])
+        rooms = self._rooms([r for r in tracked if r.state is not State.WAITING])
         chosen = list[Request]()
         while candidates := _fitting(waiting, rooms):
             request = self._choose(candidates)
@@ -127,9 +128,11 @@ class PreparerOrder:
             for preparation in self._preparations.values()
             if preparation.client == client
         ]
-        return self._shares[client].seconds + sum(self._clock() - s.since for s in preparations)
+        return self._shares[client].seconds + sum(
+            self._clock() - preparation.since for preparation in preparations
+        )
 
-    def _free_places(self, begun_requests: list[Request]) -> dict[_Kind, int]:
+    def _rooms(self, begun_requests: list[Request]) -> dict[_Kind, int]:
         """How many more of each kind may be prepared; `begun_requests`: all but waiting."""
         preparing = [preparation.kinds for preparation in self._preparations.values()]
         rooms = {kind: limit - _count(kind, preparing) for kind, limit in self._limits.items()}

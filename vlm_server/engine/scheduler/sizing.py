@@ -76,8 +76,8 @@ _MIN_TOKENS = 16
 _LAST_CHUNKS = 16
 _WORTH_HALVING = 0.75
 """A chunk is halved only if its half takes less than this share of its time."""
-_WITH_ITS_REST = 1.25
-"""A prompt's last chunk may be larger by this factor."""
+_MAX_LAST_CHUNK = 1.25
+"""The maximum size of a prompt's last chunk, as a multiple of the others'."""
 _DOUBLING_TOKENS = 32768
 """The number of earlier tokens that doubles a chunk's time, for models of two to eight billion
 parameters."""
@@ -117,7 +117,7 @@ class ChunkSizer:
         self._allowed_tokens = max(1, min(self._allowed_tokens, _power_of_two(num_tokens) // 2))
         self._num_since_failure = 0
 
-    def end(
+    def chunk_end(
         self, prompt: PreparedPrompt, start: int, *, piggyback_tokens: int, others_decode: bool
     ) -> int:
         """The end of the chunk of `prompt` that begins at token `start`.
@@ -142,7 +142,7 @@ class ChunkSizer:
         if not others_decode and 2 * size > self._max_chunk_tokens:
             size = self._max_chunk_tokens
         size = min(size, self._allowed_tokens)
-        if num_left <= min(_WITH_ITS_REST * size, self._allowed_tokens):
+        if num_left <= min(_MAX_LAST_CHUNK * size, self._allowed_tokens):
             return num_left
         return size
 
@@ -186,7 +186,7 @@ def _growth(num_before: int) -> float:
 def _size_of(num_tokens: int) -> int:
     """The smallest size class that holds a chunk of `num_tokens`, with its remainder."""
     size = _power_of_two(num_tokens)
-    return size // 2 if 1 < num_tokens <= _WITH_ITS_REST * size / 2 else size
+    return size // 2 if 1 < num_tokens <= _MAX_LAST_CHUNK * size / 2 else size
 
 
 def _power_of_two(num_tokens: int) -> int:

@@ -139,7 +139,7 @@ class DecodeBatch:
         self._newest = NewTokens(tokens, [] if newest is None else newest.logprobs)
         self._seqs += seqs
         for seq, token in zip(seqs, to_numpy(first_tokens).tolist(), strict=True):
-            seq.append([token])
+            seq.follow([token])
             sampled.tokens[seq.id] = [token]
         return sampled
 
@@ -288,11 +288,11 @@ class DecodeBatch:
         (seqs, newest), self._unread = self._unread, None
         for seq, token in zip(seqs, to_numpy(newest.tokens).tolist(), strict=True):
             seq.token_ids.append(token)
-            if not seq.newest_token_on_host:
-                seq.append([token])
+            if not seq.newest_token_followed:
+                seq.follow([token])
             if not seq.newest_token_reported:
                 sampled.tokens[seq.id] = [token]
-            seq.newest_token_reported = seq.newest_token_on_host = False
+            seq.newest_token_reported = seq.newest_token_followed = False
         logprobs = by_sequence(newest.logprobs)
         sampled.logprobs = {seq: logprobs[seq] for seq in logprobs if seq in sampled.tokens}
         width, step = 1, self._step
@@ -315,7 +315,7 @@ class DecodeBatch:
         """
         if self._newest is None or not self._speculation.can_gain(self._seqs):
             return None
-        tokens = self._append_newest(self._newest)
+        tokens = self._follow_newest(self._newest)
         choice = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
         if choice is None:
             return None
@@ -330,7 +330,7 @@ class DecodeBatch:
         last_tokens = []
         rows, logprobs = wide.result(self._cache)
         for seq, tokens in zip(self._seqs, rows, strict=True):
-            seq.append(tokens)
+            seq.follow(tokens)
             seq.newest_token_reported = tokens[-1] != NO_TOKEN
             seq.token_ids += tokens[:-1]
             last_tokens.append(tokens[-1])
@@ -385,14 +385,14 @@ class DecodeBatch:
         """Advance the grammars while the device works on `logits`."""
         if self._with_matchers():
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
-            self._append_newest(newest)
+            self._follow_newest(newest)
 
-    def _append_newest(self, newest: NewTokens) -> list[int]:
+    def _follow_newest(self, newest: NewTokens) -> list[int]:
         """Read the newest tokens, and hand them to the drafters and grammars that lack them."""
         token_ids: list[int] = to_numpy(newest.tokens).tolist()
         for seq, token_id in zip(self._seqs, token_ids, strict=True):
-            if not seq.newest_token_on_host:
-                seq.append([token_id])
+            if not seq.newest_token_followed:
+                seq.follow([token_id])
         return token_ids
 
 

@@ -82,12 +82,16 @@ class DecodeGroups:
         for batch in self._batches():
             batch.remove(seq_ids)
         self._detached = {
-            name: request for name, request in self._detached.items() if request.batch.seq_ids
+            request_id: request
+            for request_id, request in self._detached.items()
+            if request.batch.seq_ids
         }
         if self._num_detachments:
             staying = {seq.request_id for seq in self.seq_ids}
             self._num_detachments = {
-                n: times for n, times in self._num_detachments.items() if n in staying
+                request_id: number
+                for request_id, number in self._num_detachments.items()
+                if request_id in staying
             }
 
     def launch(self, *, is_alone: bool = True, chunk: PromptChunk | None = None) -> mx.array | None:
@@ -143,7 +147,7 @@ class DecodeGroups:
 
         If nothing else decodes, waits up to `_ALONE_SECONDS` for the masks of the first one.
         """
-        ready = next((name for name in detached if self._is_ready(name)), None)
+        ready = next((request_id for request_id in detached if self._is_ready(request_id)), None)
         if ready is None and not self._batch.seq_ids:
             first = detached[0]
             if self._detached[first].batch.late_requests(_ALONE_SECONDS):

@@ -28,7 +28,7 @@ class DecodingSequence:
     """The answer's tokens that the cache holds."""
     newest_token_reported: bool = True
     """Whether the newest token is in a `Sampled`."""
-    newest_token_on_host: bool = False
+    newest_token_followed: bool = False
     """Whether drafter and grammar have the newest token."""
 
     def num_useful_drafts(self, limit: int) -> int:
@@ -36,9 +36,9 @@ class DecodingSequence:
         longest = self.sampler.params.max_tokens
         return limit if longest is None else min(limit, max(longest - len(self.token_ids) - 2, 0))
 
-    def append(self, token_ids: list[int]) -> None:
-        """Hand the newest tokens to drafter and grammar."""
-        self.newest_token_on_host = True
+    def follow(self, token_ids: list[int]) -> None:
+        """Hand the newest tokens to drafter and grammar. They are not in `token_ids` yet."""
+        self.newest_token_followed = True
         self.sampler.follow(token_ids)
         if self.drafter is not None:
             for token_id in token_ids:

@@ -14,8 +14,7 @@ from itertools import accumulate, takewhile
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
 from vlm_server.runner.decode.sequence import DecodingSequence
-from vlm_server.runner.kv.segments import only_append
-from vlm_server.runner.kv.window_cache import new_layers
+from vlm_server.runner.kv.layers import new_layers, only_append
 from vlm_server.runner.loaded import LoadedModel
 
 _MASK_SECONDS = 0.01
@@ -94,7 +93,7 @@ class Speculation:
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
         """The probability of each draft, before the host may have the newest token."""
-        lag, limit = 0 if seq.newest_token_on_host else 1, seq.num_useful_drafts(self._max_drafts)
+        lag, limit = 0 if seq.newest_token_followed else 1, seq.num_useful_drafts(self._max_drafts)
         chances = [0.0]
         if limit and seq.drafter is not None and seq.drafter.probability:
             first, *rest = seq.drafter.probabilities(limit + 1)

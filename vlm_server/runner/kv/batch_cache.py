@@ -15,7 +15,8 @@ from mlx_vlm.models.cache import BatchKVCache, KVCache
 
 from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
-from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
+from vlm_server.runner.kv.buffers import buffer_capacity
+from vlm_server.runner.kv.window_cache import WindowKVCache
 
 RowLayer: TypeAlias = KVCache | WindowKVCache
 """A layer of one sequence that appends."""

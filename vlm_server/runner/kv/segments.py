@@ -21,7 +21,9 @@ from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
+from vlm_server.runner.kv.buffers import buffer_capacity
+from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.kv.window_cache import WindowKVCache
 
 _MIN_STORED_SHARE = 0.75
 """Minimum share of a buffer to be stored for which all of it is stored without a copy."""
@@ -153,11 +155,6 @@ def _num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
-def only_append(layers: Sequence[Any]) -> bool:
-    """Whether all layers are plain ones, which can be cut after any token."""
-    return all(type(layer) is KVCache for layer in layers)
-
-
 def can_store(language_model: Any) -> bool:
     """Whether all layers of this model are of types that can be stored."""
     return all(type(layer) in _KNOWN for layer in new_layers(language_model))
@@ -166,11 +163,6 @@ def can_store(language_model: Any) -> bool:
 def needs_snapshots(language_model: Any) -> bool:
     """Whether some layer can't be cut after any token."""
     return not all(_can_be_cut(layer) for layer in new_layers(language_model))
-
-
-def has_states(layers: Sequence[Any]) -> bool:
-    """Whether some layer has only its newest state, so that a snapshot must be taken at once."""
-    return not all(isinstance(layer, KVCache | WindowKVCache) for layer in layers)
 
 
 def snapshot(layers: Sequence[Any], row: int | None = None, *, num_after: int = 0) -> LayerStates:

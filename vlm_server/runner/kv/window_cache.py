@@ -9,25 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.models.cache import KVCache, RotatingKVCache, create_causal_mask, make_prompt_cache
+from mlx_vlm.models.cache import KVCache, RotatingKVCache, create_causal_mask
 
 from vlm_server.runner.backends.rows import Run, arrange
-
-
-def new_layers(language_model: Any) -> list[Any]:
-    """An empty cache for each layer of one sequence that has one."""
-    layers = make_prompt_cache(language_model)
-    return [
-        WindowKVCache(layer.max_size)
-        if type(layer) is RotatingKVCache and not layer.keep
-        else layer
-        for layer in layers
-    ]
-
-
-def buffer_capacity(num_tokens: int) -> int:
-    """Columns of a buffer for `num_tokens` and at least one more."""
-    return int((num_tokens // KVCache.step + 1) * KVCache.step)
+from vlm_server.runner.kv.buffers import buffer_capacity
 
 
 class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not typed

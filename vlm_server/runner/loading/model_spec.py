@@ -15,8 +15,7 @@ from tokenizers import AddedToken
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces.model_spec import AskPositions, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
-from vlm_server.runner.kv.segments import has_states
-from vlm_server.runner.kv.window_cache import new_layers
+from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.loading.chat_templates import (
     ChosenTemplate,
     own_template,

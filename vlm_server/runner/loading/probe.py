@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.families import FAMILIES, POSITION_STATE, WRITE_PROMPTS, Family, MRopeRule
+from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
-from vlm_server.runner.kv.window_cache import new_layers
 from vlm_server.runner.model.fixes import drop_tokenizer_options
 from vlm_server.runner.vision.towers import fast_tower_of
 

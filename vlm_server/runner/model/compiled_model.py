@@ -27,8 +27,9 @@ from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
-from vlm_server.runner.kv.segments import only_append
-from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
+from vlm_server.runner.kv.buffers import buffer_capacity
+from vlm_server.runner.kv.layers import new_layers, only_append
+from vlm_server.runner.kv.window_cache import WindowKVCache
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
 from vlm_server.runner.model.forward_pass import (
@@ -119,10 +120,10 @@ class CompiledModel(TextModel):
         self._prompt_step: Any = mx.compile(self._forward.run_prompt)
         self.can_compile = bool(self._forward.windows)
         """False without attention, and after the model was found not to compile."""
-        self._column: Buffers = []
-        """Of the first call's buffers, one column or the states: the pattern for others."""
-        self._inputs: Inputs = {}
-        """One token of all inputs that chunks have had: the pattern for others."""
+        self._buffer_pattern: Buffers = []
+        """One column of each layer's buffers, or its states, of the first call; empty before it."""
+        self._input_pattern: Inputs = {}
+        """One token of each input that some chunk has had; other chunks get zeros of its shape."""
         shapes = self._all_shapes(draft_widths, can_draft=only_append(layers))
         self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)
@@ -161,11 +162,11 @@ class CompiledModel(TextModel):
         return not self._attention.attention.is_precompiled(*shape, max(sizes))
 
     def _keys_and_values(self) -> Buffers:
-        kinds = zip(self._kinds, self._column, strict=True)
+        kinds = zip(self._kinds, self._buffer_pattern, strict=True)
         return [arrays for kind, arrays in kinds if not kind.has_states]
 
     def max_piggybacked_tokens(self, rows: int) -> int:
-        is_known = self.can_compile and bool(self._inputs)
+        is_known = self.can_compile and bool(self._input_pattern)
         count = self._tokens_per_pass
         return count - rows if is_known and rows <= _MAX_SHARE_OF_ROWS * count else 0
 
@@ -203,7 +204,7 @@ class CompiledModel(TextModel):
         outputs = None
         with self._fallback():
             launched = self._step(*target.rows(token_ids, position_ids))
-            if not self._column:
+            if not self._buffer_pattern:
                 mx.eval(launched)  # compiles the kernels, if that is possible
             outputs = launched
         if outputs is None:
@@ -211,13 +212,15 @@ class CompiledModel(TextModel):
         logits, new_kv = outputs
         target.advance(new_kv)
         mx.async_eval(logits, new_kv)  # type: ignore[no-untyped-call]
-        if not self._column:
-            self._column = [
+        if not self._buffer_pattern:
+            self._buffer_pattern = [
                 tuple(arrays) if kind.has_states else tuple(_first(side, 2) for side in arrays)
                 for kind, arrays in zip(self._kinds, target.buffers, strict=True)
             ]
-            self._column = [tuple(array[:1] for array in arrays) for arrays in self._column]
-            mx.eval(self._column)
+            self._buffer_pattern = [
+                tuple(array[:1] for array in arrays) for arrays in self._buffer_pattern
+            ]
+            mx.eval(self._buffer_pattern)
         return logits, None
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
@@ -240,9 +243,9 @@ class CompiledModel(TextModel):
 
     def precompile_next(self) -> bool:
         shape = next(
-            (s for s in self._shapes_to_compile if self._inputs or not s.prompt_tokens), None
+            (s for s in self._shapes_to_compile if self._input_pattern or not s.prompt_tokens), None
         )
-        if shape is None or not self._column:
+        if shape is None or not self._buffer_pattern:
             return False
         del self._shapes_to_compile[shape]
         rows = None
@@ -251,14 +254,14 @@ class CompiledModel(TextModel):
             rows = self._some_tokens(shape.rows, shape.width, positions)
         with self._fallback():
             if shape.prompt_tokens:
-                inputs = pad_inputs(self._inputs, 0, shape.prompt_tokens - 1)
+                inputs = pad_inputs(self._input_pattern, 0, shape.prompt_tokens - 1)
                 prompt = self._some_tokens(1, shape.prompt_tokens, inputs)
-                made = self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
+                outputs = self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
             else:
                 assert rows is not None
-                made = self._step(*rows)
+                outputs = self._step(*rows)
             if shape.rows <= _ROWS_OF_KERNELS:
-                mx.eval(made)
+                mx.eval(outputs)
         return True
 
     def _some_tokens(self, rows: int, count: int, inputs: Inputs) -> Rows:
@@ -288,7 +291,7 @@ class CompiledModel(TextModel):
 
         return [
             tuple(zeros(array, kind) for array in arrays)
-            for kind, arrays in zip(self._kinds, self._column, strict=True)
+            for kind, arrays in zip(self._kinds, self._buffer_pattern, strict=True)
         ]
 
     def _make_buffers(self, chunk: PromptChunk, num_new: int) -> None:
@@ -304,25 +307,27 @@ class CompiledModel(TextModel):
 
     def _supports_inputs(self, chunk: PromptChunk) -> bool:
         are_known = chunk.inputs.keys() <= TOKEN_AXES.keys()
-        return are_known and bool(self._column) and self._supports(chunk.cache)
+        return are_known and bool(self._buffer_pattern) and self._supports(chunk.cache)
 
     def _prompt_rows(self, chunk: PromptChunk, count: int) -> tuple[Rows, _Target]:
         """A chunk's tokens, padded to `count`, and their target."""
         new_inputs = {
             name: _first(value, TOKEN_AXES[name])
             for name, value in chunk.inputs.items()
-            if name not in self._inputs
+            if name not in self._input_pattern
         }
         if new_inputs:
             mx.eval(new_inputs)
-            self._inputs = self._inputs | new_inputs
+            self._input_pattern = self._input_pattern | new_inputs
             self._shapes_to_compile = (
                 dict.fromkeys(s for s in self._shapes if s.prompt_tokens) | self._shapes_to_compile
             )
         self._make_buffers(chunk, count)
         target = self._target(chunk.cache, chunk.num_tokens, count)
         token_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
-        missing_inputs = {name: self._inputs[name] for name in self._inputs if name not in inputs}
+        missing_inputs = {
+            name: self._input_pattern[name] for name in self._input_pattern if name not in inputs
+        }
         zeros = pad_inputs({n: mx.zeros_like(a) for n, a in missing_inputs.items()}, 0, count - 1)
         return target.rows(token_ids, inputs | zeros), target
 

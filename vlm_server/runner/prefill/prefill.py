@@ -13,9 +13,11 @@ from vlm_server.interfaces import NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
+from vlm_server.runner.kv.buffers import buffer_capacity
+from vlm_server.runner.kv.layers import new_layers, only_append
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
-from vlm_server.runner.kv.segments import LayerStates, only_append, restore, snapshot
-from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity, new_layers
+from vlm_server.runner.kv.segments import LayerStates, restore, snapshot
+from vlm_server.runner.kv.window_cache import WindowKVCache
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
@@ -126,7 +128,10 @@ class Prefill:
 
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None
-        token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
+        token_ids, arguments = (
+            self._inputs.token_ids(start, end),
+            self._inputs.arguments(start, end),
+        )
         return PromptChunk(
             token_ids, arguments, self._cache, buffer_capacity(self._prompt.num_tokens)
         )
@@ -183,7 +188,7 @@ class _PromptInputs:
         """Tokens `start` to `end` of the prompt, (1, tokens)."""
         return self._token_ids[:, start - self._start : end - self._start]
 
-    def chunk(self, start: int, end: int) -> dict[str, Any]:
+    def arguments(self, start: int, end: int) -> dict[str, Any]:
         """The keyword arguments for tokens `start` to `end` of the prompt."""
         kwargs: dict[str, Any] = {}
         if self._prompt.positions is not None:

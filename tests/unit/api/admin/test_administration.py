@@ -351,7 +351,7 @@ async def test_pull_accepts_only_hub_names(operator: httpx.AsyncClient, name: st
     assert (status, error["param"]) == (400, "model")
 
 
-# ---- what is on this machine, and what is told of several -------------------------------
+# ---- checkpoints on this machine, and status of several models --------------------------
 
 
 def with_memory(limit: int, baseline: int, *progress: RequestProgress) -> Stats:

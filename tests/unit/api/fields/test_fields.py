@@ -89,7 +89,7 @@ def alike(outcome: Outcome) -> tuple[Any, ...]:
     return outcome.status, outcome.submitted, outcome.told
 
 
-# ---- what is declared ------------------------------------------------------------------
+# ---- declarations ----------------------------------------------------------------------
 
 
 async def works(trial: Trial, field: Field) -> None:
@@ -128,7 +128,7 @@ async def may_be_null(trial: Trial, field: Field) -> None:
     assert with_null.ignored == without.ignored
 
 
-# ---- of every field --------------------------------------------------------------------
+# ---- tests of every field --------------------------------------------------------------
 
 
 async def check_all(

@@ -50,7 +50,7 @@ Outcome = ParsedRequest | RequestError | None
 by_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 
 
-# ---- what is checked of each ---------------------------------------------------------
+# ---- checks of an outcome ------------------------------------------------------------
 
 
 def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
@@ -161,7 +161,7 @@ def test_refusals_do_not_repeat_value(dialect: Hostile) -> None:
                     assert value[:50] not in outcome.message
 
 
-# ---- drawn ---------------------------------------------------------------------------
+# ---- random requests -----------------------------------------------------------------
 
 
 @by_dialect
@@ -202,7 +202,7 @@ def test_request_with_changed_bytes_is_accepted_or_refused(
     check(dialect, bytes(body))
 
 
-# ---- where it is read ----------------------------------------------------------------
+# ---- parsing threads -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.with_image], ids=str)

@@ -36,7 +36,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "_GRACE_SECONDS", 0.05)
 
 
-# ---- what a client asks for ------------------------------------------------------------
+# ---- deadlines in headers --------------------------------------------------------------
 
 
 def test_timeout_header_shortens_and_never_extends() -> None:
@@ -89,7 +89,7 @@ async def test_slow_body_ends_with_total_timeout() -> None:
         assert b"total_timeout" in await client.until(b"}}")
 
 
-# ---- the engine's end, and that of one that does not react -----------------------------
+# ---- after the engine has the request --------------------------------------------------
 
 
 @pytest.mark.parametrize("code", ["queue_timeout", "first_token_timeout", "total_timeout"])

@@ -279,7 +279,7 @@ async def test_waiting_bytes_are_freed_when_engine_begins(
         await wait_until_nothing_waits(client)
 
 
-# ---- when to come back -----------------------------------------------------------------
+# ---- Retry-After -----------------------------------------------------------------------
 
 
 def test_service_rate_covers_last_minute() -> None:

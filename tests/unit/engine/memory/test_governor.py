@@ -142,7 +142,7 @@ def test_admission_synchronizes_before_it_evicts(harness: GovernorHarness):
 
 
 def test_reserved_bytes_evict_newer_cache_entries(harness: GovernorHarness):
-    """Entries cached since the reservation occupy the memory of a growing row."""
+    """Entries stored after the reservation take up memory that a growing row was promised."""
     harness.cache("old", 150)
     harness.cache("new", 150)
     harness.hold(active=200)
@@ -155,7 +155,7 @@ def test_reserved_bytes_evict_newer_cache_entries(harness: GovernorHarness):
 
 
 def test_make_room_for_reserved_synchronizes_in_at_most_every_eighth_step(harness: GovernorHarness):
-    """A decode step holds memory while it runs: settling in each would cost all their overlap."""
+    """A running step holds memory. Waiting for each would undo the overlap of device and host."""
     harness.cache("a", 100)
     harness.hold(active=700)
     settled = 0
@@ -178,7 +178,7 @@ def test_make_room_for_reserved_synchronizes_in_at_most_every_eighth_step(harnes
 def test_shortage_explained_by_launched_work_is_checked_again_after_eight_steps(
     harness: GovernorHarness,
 ):
-    """The same shortage may come of what grew, with nothing under way."""
+    """By then, the same shortage may be that of grown rows, with no work under way."""
     harness.cache("a", 100)
     harness.hold(active=740)
     harness.memory.unsettled_bytes = 60 * MIB
@@ -206,10 +206,10 @@ def test_empty_eviction_is_not_counted(harness: GovernorHarness):
 
 
 def test_admission_recovers_from_pressure_of_other_programs(harness: GovernorHarness):
-    """Somebody else took the memory and gives it back; in between, who could fit waits or runs."""
+    """Meanwhile a request that could fit alone waits for others, or begins if there are none."""
     harness.hold(active=850)
     assert harness.admit(300, others_run=True) == "wait"
-    assert harness.admit(300) == "admit", "nobody else's end can be waited for"
+    assert harness.admit(300) == "admit", "no other request's end would free memory"
     harness.hold(active=100)
     assert harness.admit(300, others_run=True) == "admit"
 
@@ -237,7 +237,7 @@ def test_self_trimming_pool_is_cleared_only_for_encodes():
     assert harness.decisions == {"clear_guard": 1}
 
 
-# ---- while anybody is served -------------------------------------------------------------
+# ---- under load --------------------------------------------------------------------------
 
 
 GIB = 1024
@@ -273,7 +273,7 @@ def serve(harness: GovernorHarness, seconds: int) -> None:
 
 
 def test_pool_is_never_cleared_with_ample_memory():
-    """The pool holds 12 GiB, which 100 more are left beside."""
+    """The pool holds 12 GiB, and 100 GiB are free besides."""
     harness = gpu()
     learn(harness, "encode", 256, 2 * GIB)
     serve(harness, 600)
@@ -282,14 +282,14 @@ def test_pool_is_never_cleared_with_ample_memory():
 
 
 def test_driver_is_polled_at_most_every_five_seconds():
-    """Asking it takes time between two steps."""
+    """A query takes time between two steps."""
     harness = gpu()
     serve(harness, 100)
     assert 20 <= harness.memory.num_driver_calls <= 21
 
 
 def test_pool_is_cleared_once_per_driver_report_of_shortage():
-    """In any step, be there answers or a prompt alone; until it says so again."""
+    """In a step that decodes or only prefills, and again after the next report."""
     harness = gpu()
     harness.memory.others_need_some = True
     harness.governor.stats()
@@ -313,7 +313,7 @@ def test_pool_is_kept_without_need_or_if_small(needed: bool, pool: int):
 
 
 def test_caches_are_halved_once_pool_is_empty():
-    """As long as the system is short of memory, every five seconds."""
+    """Every five seconds, as long as the system is short of memory."""
     harness = gpu()
     harness.hold(active=10 * GIB, pool=0)
     for number in range(16):
@@ -325,11 +325,11 @@ def test_caches_are_halved_once_pool_is_empty():
         harness.governor.give_back_to_other_programs()
         assert harness.cached == left
         harness.governor.give_back_to_other_programs()
-        assert harness.cached == left, "it was not asked again"
+        assert harness.cached == left, "the driver was not asked again"
 
 
 def test_shared_memory_is_polled_while_idle():
-    """Only while there is unused memory to free."""
+    """But only while there is unused memory to free."""
     harness = gpu()
     harness.seconds += 5.0
     harness.governor.stats()
@@ -343,11 +343,11 @@ def test_shared_memory_is_polled_while_idle():
     harness.governor.stats()
     assert harness.governor.seconds_until_poll() == 0.0
     harness.governor.give_back_to_other_programs()
-    assert harness.governor.seconds_until_poll() is None, "the pool was all"
+    assert harness.governor.seconds_until_poll() is None, "only the pool could be freed"
 
 
 def test_untrimmed_pool_is_cleared_only_near_limit(harness: GovernorHarness):
-    """With ample memory the pool's own limit bounds it."""
+    """With ample memory, only the pool's own limit bounds it."""
     harness.memory.limit_bytes = 12 * GIB * MIB
     learn(harness, "encode", 256, 500)
     harness.hold(active=500, pool=256)
@@ -358,13 +358,13 @@ def test_untrimmed_pool_is_cleared_only_near_limit(harness: GovernorHarness):
     assert harness.decisions == {"clear_decode": 1}
 
 
-# ---- around what takes much --------------------------------------------------------------
+# ---- encodes, chunks and decode steps ----------------------------------------------------
 
 
 def learn(
     harness: GovernorHarness, work: Literal["encode", "prefill"], num_tokens: int, size: int
 ) -> None:
-    """A piece of work at whose worst moment so much more was held. Clears nothing."""
+    """Let the estimator measure work whose peak is `size` MiB; clears nothing."""
     estimator = harness.governor.estimator
     estimator.begin(work)
     harness.memory.peak_bytes = harness.memory.active_bytes + size * MIB
@@ -372,7 +372,7 @@ def learn(
 
 
 def test_encode_peak_is_attributed_to_tokens_per_call(harness: GovernorHarness):
-    """Else the estimate for an image of one tile would be a fraction of the real peak."""
+    """Otherwise the estimate for an image of one tile would be a fraction of the real peak."""
     harness.governor.before_encode(800)
     harness.memory.peak_bytes = harness.memory.active_bytes + 80 * MIB
     harness.governor.after_encode(800, 800, tokens_per_call=80)
@@ -451,7 +451,7 @@ def test_failed_allocation_frees_all_unused_memory(harness: GovernorHarness):
 
 
 def test_idle_time_begins_at_end_of_work(harness: GovernorHarness):
-    assert harness.governor.seconds_until_clear() is None, "nothing was done yet"
+    assert harness.governor.seconds_until_clear() is None, "no work was done yet"
     harness.hold(pool=100)
     harness.governor.mark_busy()
     harness.seconds = 5.0
@@ -480,7 +480,7 @@ def test_idle_clear_keeps_small_pool(harness: GovernorHarness):
     assert harness.process.num_trims == 1
 
 
-# ---- costs -------------------------------------------------------------------------------
+# ---- estimates ---------------------------------------------------------------------------
 
 
 def test_estimator_expects_much_before_its_first_measurement(harness: GovernorHarness):
@@ -521,7 +521,7 @@ def test_estimator_ignores_peaks_of_overlapping_work():
 
 
 def test_estimator_excludes_memory_that_stays_allocated(harness: GovernorHarness):
-    """A long prompt's buffers, or those of a prefix that was found."""
+    """Such as the buffers of a long prompt, or of a restored prefix."""
     estimator = harness.governor.estimator
     estimator.begin("prefill")
     harness.hold(active=600)
@@ -544,7 +544,7 @@ def test_estimator_ignores_work_of_few_tokens(harness: GovernorHarness):
     assert harness.governor.estimator.bytes_for("prefill", 100) == before
 
 
-# ---- what the front decides ----------------------------------------------------------------
+# ---- commands of the front ---------------------------------------------------------------
 
 
 def test_smaller_limit_evicts_excess_entries_and_clears_pool(harness: GovernorHarness) -> None:
@@ -566,7 +566,7 @@ def test_smaller_limit_keeps_reserved_bytes(harness: GovernorHarness) -> None:
     harness.hold(active=100)
     harness.governor.set_limit(450 * MIB, 100 * MIB)
     harness._settle()
-    assert harness.cached == 0  # 100 for the weights, 100 held, 100 promised, 150 are left
+    assert harness.cached == 0  # of 450 MiB: 100 of weights, 100 held, 100 reserved, 150 left
     assert harness.governor.stats(100 * MIB).reserved_bytes == 100 * MIB
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from vlm_server.engine.scheduler.sizing import ChunkSizer
+from vlm_server.interfaces import PreparedPrompt
 
 Device = Callable[[int], float]
 
 
 def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 2048) -> list[int]:
     """The chunks of a prompt without end on a device that takes `device(tokens)` seconds."""
-    pace = ChunkSizer(budget, largest)
+    sizer = ChunkSizer(budget, largest)
     chunk_sizes = []
     for _ in range(count):
-        chunk_sizes.append(pace.chunk_tokens(10**6, others_decode=True))
-        pace.record(chunk_sizes[-1], device(chunk_sizes[-1]))
+        chunk_sizes.append(sizer.chunk_tokens(10**6, others_decode=True))
+        sizer.record(chunk_sizes[-1], device(chunk_sizes[-1]))
     return chunk_sizes
 
 
@@ -37,7 +39,7 @@ def test_chunk_size_stays_where_shrinking_saves_no_time():
 
 
 def test_single_slow_chunk_does_not_shrink_size():
-    """The first of a size may wait for a kernel to be compiled."""
+    """The first chunk of a size may wait for the compilation of a kernel."""
     known_sizes: set[int] = set()
 
     def compiles(tokens: int) -> float:
@@ -49,24 +51,24 @@ def test_single_slow_chunk_does_not_shrink_size():
 
 
 def test_chunk_size_that_was_slow_is_tried_again_later():
-    """So that a busy moment does not make chunks small for ever."""
-    pace = ChunkSizer(0.05, 2048)
+    """Otherwise one busy moment would keep chunks small forever."""
+    sizer = ChunkSizer(0.05, 2048)
     for _ in range(5):
-        pace.record(32, 9.0)
+        sizer.record(32, 9.0)
     for _ in range(30):
-        size = pace.chunk_tokens(10**6, others_decode=True)
-        pace.record(size, 0.025 + size * 1e-5)
+        size = sizer.chunk_tokens(10**6, others_decode=True)
+        sizer.record(size, 0.025 + size * 1e-5)
     assert size == 2048
 
 
 def test_chunk_size_follows_slower_device():
-    pace = ChunkSizer(0.05, 2048)
+    sizer = ChunkSizer(0.05, 2048)
     for _ in range(8):
-        pace.record(1024, 0.02)
+        sizer.record(1024, 0.02)
     for _ in range(12):
-        size = pace.chunk_tokens(10**6, others_decode=True)
-        pace.record(size, size * 1.5e-4)
-    assert pace.chunk_tokens(10**6, others_decode=True) == 256
+        size = sizer.chunk_tokens(10**6, others_decode=True)
+        sizer.record(size, size * 1.5e-4)
+    assert sizer.chunk_tokens(10**6, others_decode=True) == 256
 
 
 def test_chunk_sizes_are_powers_of_two():
@@ -79,38 +81,38 @@ def test_chunk_size_never_exceeds_maximum(largest: int):
 
 
 def test_chunk_includes_small_rest_of_prompt():
-    pace = ChunkSizer(0.05, 2048)
+    sizer = ChunkSizer(0.05, 2048)
     for _ in range(5):
-        pace.record(1024, 0.04)
-    assert pace.chunk_tokens(1200, others_decode=True) == 1200
-    assert pace.chunk_tokens(1400, others_decode=True) == 1024
-    assert pace.chunk_tokens(5, others_decode=True) == 5
+        sizer.record(1024, 0.04)
+    assert sizer.chunk_tokens(1200, others_decode=True) == 1200
+    assert sizer.chunk_tokens(1400, others_decode=True) == 1024
+    assert sizer.chunk_tokens(5, others_decode=True) == 5
 
 
 def test_chunk_may_take_one_second_while_no_sequence_decodes():
-    """Who comes meanwhile waits for it."""
-    pace = ChunkSizer(0.05, 2048)
-    assert pace.chunk_tokens(10**6, others_decode=False) == 128, "nothing is measured"
+    """A request that arrives meanwhile waits for the chunk."""
+    sizer = ChunkSizer(0.05, 2048)
+    assert sizer.chunk_tokens(10**6, others_decode=False) == 128, "nothing is measured"
     for _ in range(8):
-        size = pace.chunk_tokens(10**6, others_decode=False)
-        pace.record(size, size * 1.5e-3)
+        size = sizer.chunk_tokens(10**6, others_decode=False)
+        sizer.record(size, size * 1.5e-3)
     assert size == 512
     for _ in range(40):
-        size = pace.chunk_tokens(10**6, others_decode=False)
-        pace.record(size, size * 1e-4)
+        size = sizer.chunk_tokens(10**6, others_decode=False)
+        sizer.record(size, size * 1e-4)
     assert size == 2048
 
 
 @pytest.mark.parametrize("others_decode", [True, False])
 def test_chunks_shrink_with_cached_length_before_them(others_decode: bool):
-    """The first one already, as when a long beginning is cached."""
-    pace = ChunkSizer(1.0, 2048)
+    """Even the first chunk, if it follows a long cached prefix."""
+    sizer = ChunkSizer(1.0, 2048)
 
     def chunk_sizes(num_before: int, count: int) -> list[int]:
         sizes = []
         for _ in range(count):
-            sizes.append(pace.chunk_tokens(10**6, num_before, others_decode=others_decode))
-            pace.record(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
+            sizes.append(sizer.chunk_tokens(10**6, num_before, others_decode=others_decode))
+            sizer.record(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
         return sizes
 
     assert chunk_sizes(0, 10)[-1] == 1024
@@ -121,23 +123,32 @@ def test_chunks_shrink_with_cached_length_before_them(others_decode: bool):
 
 
 def test_chunk_sizer_learns_from_prompts_in_single_chunk():
-    """Sizes that are never met alone are judged by the chunks that they let through."""
-    pace = ChunkSizer(0.1, 2048)
+    """Whole prompts are chunks of other sizes than the sizer chooses; it learns from them, too."""
+    sizer = ChunkSizer(0.1, 2048)
     for tokens in (33, 65, 1, 1):
-        pace.record(tokens, tokens * 1e-3)
+        sizer.record(tokens, tokens * 1e-3)
     chunk_sizes = []
     for _ in range(10):
         left = 319
         while left:
-            chunk_sizes.append(pace.chunk_tokens(left, others_decode=True))
-            pace.record(chunk_sizes[-1], chunk_sizes[-1] * 1e-3)
+            chunk_sizes.append(sizer.chunk_tokens(left, others_decode=True))
+            sizer.record(chunk_sizes[-1], chunk_sizes[-1] * 1e-3)
             left -= chunk_sizes[-1]
     assert max(chunk_sizes[-10:]) <= 64 * 1.25
 
 
 def test_chunk_sizer_ignores_oversized_atomic_chunks():
-    pace = ChunkSizer(0.05, 2048)
-    pace.record(128, 0.045)
+    sizer = ChunkSizer(0.05, 2048)
+    sizer.record(128, 0.045)
     for _ in range(16):
-        pace.record(6000, 2.0)
-    assert pace.chunk_tokens(10**6, others_decode=True) == 128
+        sizer.record(6000, 2.0)
+    assert sizer.chunk_tokens(10**6, others_decode=True) == 128
+
+
+@pytest.mark.parametrize(("chunk_ends", "end"), [((), 12), ((5, 9), 5)])
+def test_chunk_ends_at_snapshot_point_only_where_it_must(chunk_ends: tuple[int, ...], end: int):
+    prompt = PreparedPrompt(
+        np.arange(12, dtype=np.int32), snapshot_points=(5, 9), chunk_ends=chunk_ends
+    )
+    sizer = ChunkSizer(0.05, 2048)
+    assert sizer.chunk_end(prompt, 0, piggyback_tokens=0, others_decode=False) == end

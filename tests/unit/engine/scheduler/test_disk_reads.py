@@ -12,7 +12,7 @@ from vlm_server.protocol import OnDevice
 
 
 def states_of(engine: SteppedEngine, name: str) -> list[State]:
-    """The states that a request is in after each step, until nobody has anything to do."""
+    """The states of a request after each step, until all requests have ended."""
     passed_states = list[State]()
     while not engine.ended:
         engine.step()

@@ -87,7 +87,7 @@ def calls_of(engine: SteppedEngine) -> list[list[str]]:
     return engine.encoder.calls
 
 
-# ---- whose -------------------------------------------------------------------------------
+# ---- members of a batch ------------------------------------------------------------------
 
 
 def test_images_of_request_are_encoded_in_one_batch():
@@ -110,7 +110,7 @@ def test_images_are_not_batched_if_limited_to_one():
 
 
 def test_prompt_is_prefilled_before_images_of_next_request():
-    """Its prefill comes first, and so does that of a short one beside the images of a long."""
+    """So is a short request's prompt, between the images of a long one."""
     engine = new_engine(gpu)
     arrive(engine, a=1, b=1)
     assert calls_of(engine) == [["a"], ["b"]]
@@ -205,7 +205,7 @@ def test_encode_batch_size_respects_free_memory():
     assert [len(call) for call in calls_of(engine)] == [4, 2, 2]
 
 
-# ---- when something happens to one of them -----------------------------------------------
+# ---- aborts and failures -----------------------------------------------------------------
 
 
 def test_failed_image_fails_only_its_request():
@@ -284,7 +284,7 @@ def test_abort_of_whole_encode_batch_leaves_nothing():
     assert engine.is_clean()
 
 
-# ---- nobody's first token comes later ----------------------------------------------------
+# ---- first tokens come no later ----------------------------------------------------------
 
 
 def first_tokens(device: Device, most: int, images: dict[str, int]) -> dict[str, float]:

@@ -159,7 +159,7 @@ def test_request_unknown_to_runner_is_not_dropped_there():
 
 
 def test_new_scheduler_does_not_clear_caches():
-    """They may be in use: it does not own them."""
+    """Other requests may use the features."""
     caches = caches_with_image()
     SteppedEngine(caches)
     assert caches.features.stats().entries == 1

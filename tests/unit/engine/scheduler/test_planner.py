@@ -124,7 +124,7 @@ def test_short_prompt_is_prefilled_between_chunks_of_long_one():
 
 
 def test_begun_prompt_keeps_its_place_in_batch():
-    """Else it would hold its KV cache while others come and go."""
+    """Otherwise it would hold its KV while later requests overtake it."""
     engine = SteppedEngine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
     engine.add("running", max_tokens=900, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -187,7 +187,7 @@ def test_prompts_without_images_are_prefilled_during_encode():
 
 
 def test_plan_is_empty_while_all_requests_wait_for_encode():
-    """Else the loop would turn in circles beside the encoder."""
+    """Otherwise the loop would spin while the encoder works."""
     engine = SteppedEngine(max_num_seqs=1, prefill_chunk_tokens=2)
     engine.add("a", text="x" * 12, images=1)
     engine.step_until(lambda: "a" in engine.runner.prefills)

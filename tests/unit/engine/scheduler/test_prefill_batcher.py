@@ -58,7 +58,7 @@ def prefill_batches(engine: SteppedEngine) -> list[list[str]]:
     return [[work.request_id for work in plan.prefills] for plan in plans]
 
 
-# ---- whose -------------------------------------------------------------------------------
+# ---- members of a batch ------------------------------------------------------------------
 
 
 def test_waiting_prompts_are_prefilled_in_ordered_batches():
@@ -149,7 +149,7 @@ def test_batched_prefill_is_halved_to_fit_memory():
     assert first_chunk(20 << 20) == [*"ab"]
 
 
-# ---- what is cached ----------------------------------------------------------------------
+# ---- cached prefixes ---------------------------------------------------------------------
 
 
 def add_texts(engine: SteppedEngine, **said: str) -> None:
@@ -182,7 +182,7 @@ def test_prompt_with_long_cached_prefix_is_prefilled_alone():
     assert prefill_batches(engine) == [["a"], ["b"]]
 
 
-# ---- what may happen to them -------------------------------------------------------------
+# ---- aborts and failures -----------------------------------------------------------------
 
 
 def test_failed_prompt_leaves_rest_of_its_batch():
@@ -235,7 +235,7 @@ def test_abort_leaves_rest_of_prefill_batch():
     assert engine.is_clean()
 
 
-# ---- nobody's first token comes later ----------------------------------------------------
+# ---- first tokens come no later ----------------------------------------------------------
 
 
 def first_tokens(device: Device, most: int, sizes: dict[str, int]) -> dict[str, float]:

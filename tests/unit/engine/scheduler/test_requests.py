@@ -99,7 +99,7 @@ def test_idle_client_gains_no_credit() -> None:
 
 @given(st.lists(st.sampled_from("aaaaabbc"), min_size=2, max_size=40), st.integers(1, 3))
 def test_waiting_clients_are_served_equally_often(clients: str, max_num_seqs: int) -> None:
-    """All are there at once; each that still waits is begun about as often as the others."""
+    """All requests arrive together; each client that still waits is served about as often."""
     engine = SteppedEngine(max_num_seqs=max_num_seqs, max_preparing=50)
     request_names = [f"{client}{number}" for number, client in enumerate(clients)]
     for name in request_names:

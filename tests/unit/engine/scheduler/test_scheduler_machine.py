@@ -55,7 +55,7 @@ from vlm_server.protocol import (
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
 ROUNDS_PER_REQUEST = 150
-"""More than its images, its chunks and its answer take, with as much for who goes between."""
+"""More than its images, chunks and answer take, and as many of requests served in between."""
 TEXTS = st.text("ab é😀", min_size=1, max_size=14)
 IMAGES = st.integers(0, 2)
 PARTS = st.tuples(st.lists(IMAGES | TEXTS, max_size=3).map(tuple), TEXTS).map(

@@ -190,7 +190,7 @@ def test_jobs_leave_no_threads_behind(pool: ChildPool):
 
 
 def test_running_job_counts_as_progress(pool: ChildPool):
-    """It ends at its own deadline: nobody else has to watch it."""
+    """The job ends at its own deadline, so no watchdog has to end it."""
     cancellation = Cancellation()
     thread = threading.Thread(target=pool.run, args=(b"sleep 3", 10, cancellation))
     thread.start()

@@ -224,7 +224,7 @@ def test_call_grammar_of_hundred_tools_is_compiled_once(new: New, monkeypatch: p
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_expensive_pattern_among_many_tools_is_refused(new: New, strict: bool):
-    """It is refused on compilation, before a long prompt is prefilled in vain."""
+    """The schema is refused on compilation, before a long prompt is prefilled in vain."""
     pattern = {"type": "string", "pattern": "^(a{1000}){1000}$"}
     wrong = {"type": "object", "properties": {"a": pattern}, "required": ["a"]}
     grammars = new(memory_bytes=64 << 20)
@@ -400,7 +400,7 @@ def test_invalid_answer_schema_with_tools_is_refused(grammars: Grammars):
     assert "Invalid type" in refusal(grammars, constraint_of_request)
 
 
-# ---- which requests are held to what -------------------------------------------------
+# ---- constraints by request ----------------------------------------------------------
 
 
 def test_constraint_depends_on_tools_parser_and_schema():

@@ -257,7 +257,7 @@ def test_blanks_after_reasoning_follow_chat_template(template: str, blanks: str)
     assert marks.closing_ids == [*ids(marks, "</think>"), *ids(marks, blanks)]
 
 
-# ---- which requests ------------------------------------------------------------------
+# ---- requests with a reasoning grammar -----------------------------------------------
 
 
 def submit(budget: int | None, enable_thinking: bool | None) -> Submit:

@@ -351,7 +351,7 @@ def test_unreadable_exif_leaves_image_unrotated(exif: bytes):
     assert distance(found, rgb()) < NEAR
 
 
-# ---- broken --------------------------------------------------------------------------
+# ---- broken images -------------------------------------------------------------------
 
 
 def noise(width: int = 120, height: int = 90) -> PillowImage.Image:

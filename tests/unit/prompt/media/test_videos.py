@@ -51,7 +51,7 @@ def levels(shown: Clip) -> list[float]:
     return [float(frame.mean()) for frame in shown.frames]
 
 
-# ---- what is read -----------------------------------------------------------------
+# ---- videos that are read ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_gif_still_is_one_frame() -> None:
     assert decode(video_files.encode(video_files.greys([9]), "gif"), "GIF").seconds == (0.0,)
 
 
-# ---- what is refused -----------------------------------------------------------------
+# ---- refused videos ------------------------------------------------------------------
 
 
 def test_damaged_video_is_refused() -> None:

@@ -53,7 +53,7 @@ def test_metal_fuses_usual_head_sizes_and_few_queries():
 
 
 def test_attention_scores_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch):
-    """All at once they take 32 MiB, and more for what is made of them: 41."""
+    """The scores of all queries would take 32 MiB, and 41 MiB with temporary arrays."""
     monkeypatch.setattr(metal, "_MAX_SCORE_BYTES", 1 << 19)
     q, k = mx.zeros((1, 8, 512, 256)), mx.zeros((1, 1, 2048, 256))
     mx.eval(q, k)

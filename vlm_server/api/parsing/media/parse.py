@@ -24,8 +24,8 @@ def parse_image(
 ) -> Image:
     """The image at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
-    With `is_base64`, `url` is plain base64. Raises InvalidImage or
-    PayloadTooLarge, both naming `param`.
+    With `is_base64`, `url` is plain base64. Raises InvalidImage or PayloadTooLarge, both naming
+    `param`.
     """
     media = MediaUrl(url, param, "image", limits.max_image_bytes)
     data = data_url.decode_base64(media) if is_base64 else _bytes_of(media, contents)

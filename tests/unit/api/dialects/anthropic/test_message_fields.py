@@ -232,7 +232,7 @@ async def test_anthropic_choice_none_offers_no_tools(ask: Asker) -> None:
     assert (await ask.submit(tools=[])).tools is None
 
 
-# ---- what is ignored, and what is not --------------------------------------------------
+# ---- ignored and refused fields --------------------------------------------------------
 
 
 async def test_fields_without_effect_are_reported(

@@ -355,7 +355,7 @@ async def test_wrong_tool_namespace_is_refused_by_name(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-# ---- what is refused, and what is ignored ----------------------------------------------
+# ---- refused and ignored fields --------------------------------------------------------
 
 FILE = {"type": "input_file", "file_id": "f"}
 HOSTED = {"type": "file_search"}

@@ -8,11 +8,11 @@ from tests.unit.engine.driver import SteppedEngine
 from vlm_server.engine import loop
 
 
-def test_idle_engine_precompiles_all_pending_plans():
+def test_idle_engine_precompiles_all_shapes():
     engine = SteppedEngine()
-    engine.runner.plans_left = 3
+    engine.runner.shapes_left = 3
     engine.loop.step()
-    assert engine.runner.plans_left == -1
+    assert engine.runner.shapes_left == -1
     assert engine.loop._precompile_due is None
 
 
@@ -22,25 +22,25 @@ def test_precompilation_pauses_right_after_answer(monkeypatch: pytest.MonkeyPatc
     engine = SteppedEngine()
     engine.add("a")
     engine.run()
-    engine.runner.plans_left = 2
+    engine.runner.shapes_left = 2
     engine.loop.step()
     now += loop._PRECOMPILE_AFTER_SECONDS / 2
     engine.loop.step()
-    assert engine.runner.plans_left == 2
+    assert engine.runner.shapes_left == 2
     seconds = engine.loop._seconds_to_wait()
     assert seconds is not None
     assert 0 < seconds <= loop._PRECOMPILE_AFTER_SECONDS / 2
     now += seconds
     engine.loop.step()
-    assert engine.runner.plans_left == -1
+    assert engine.runner.shapes_left == -1
 
 
 def test_precompilation_resumes_after_every_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loop, "_PRECOMPILE_AFTER_SECONDS", 0.0)
     engine = SteppedEngine()
     for name in ("a", "b"):
-        engine.runner.plans_left = 1
+        engine.runner.shapes_left = 1
         engine.add(name)
         engine.run()
         engine.loop.step()
-        assert engine.runner.plans_left == -1
+        assert engine.runner.shapes_left == -1

@@ -1,0 +1,31 @@
+"""The empty caches of a language model's layers, and what is known of them before any token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlx_vlm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from vlm_server.runner.kv.window_cache import WindowKVCache
+
+
+def new_layers(language_model: Any) -> list[Any]:
+    """An empty cache for each layer of one sequence that has one."""
+    layers = make_prompt_cache(language_model)
+    return [
+        WindowKVCache(layer.max_size)
+        if type(layer) is RotatingKVCache and not layer.keep
+        else layer
+        for layer in layers
+    ]
+
+
+def only_append(layers: Sequence[Any]) -> bool:
+    """Whether all layers are plain ones, which can be cut after any token."""
+    return all(type(layer) is KVCache for layer in layers)
+
+
+def has_states(layers: Sequence[Any]) -> bool:
+    """Whether some layer has only its newest state, so that a snapshot must be taken at once."""
+    return not all(isinstance(layer, KVCache | WindowKVCache) for layer in layers)
