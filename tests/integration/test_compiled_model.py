@@ -53,7 +53,7 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import compiled_model
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PromptChunk
-from vlm_server.runner.model.compiled_model import CompiledModel
+from vlm_server.runner.model.compiled_model import CompiledModel, _Shape
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.prefill.prefill import Prefill
@@ -518,6 +518,22 @@ def test_shapes_of_one_request_are_precompiled_first(load_tiny: Load):
     assert numbers[: numbers.count(1)] == [1] * numbers.count(1)
     assert numbers[: len(likely)] == likely
     assert max(numbers) == 32
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3", "gemma4"])
+def test_kernels_compiled_while_idle_change_no_answer(load_tiny: Load, family: str):
+    served = load_tiny(family)
+    engine, model = compiled(served, 64)
+    expected = EngineHarness(*served).answer(prompt_request("image"))
+    assert engine.answer(prompt_request("image")) == expected
+    engine.answer(prompt_request("text"))
+    model._shapes_to_compile = dict.fromkeys(
+        [_Shape(2), _Shape(0, prompt_tokens=128), _Shape(2, prompt_tokens=62)]
+    )
+    while model.precompile_next():
+        pass
+    assert model.can_compile
+    assert engine.answer(ask("again", *PROMPTS["image"])) == expected
 
 
 def test_uncompilable_model_runs_uncompiled(load_tiny: Load):
