@@ -66,7 +66,7 @@ from vlm_server.protocol import (
 )
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.encode.encoder import ImageEncoder
-from vlm_server.runner.kv.segments import needs_snapshots
+from vlm_server.runner.kv.layers import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.loading.processors import ModelProcessor

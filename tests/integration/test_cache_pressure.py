@@ -31,7 +31,7 @@ from vlm_server.interfaces import SchedulerOutput, SeqId
 from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
 from vlm_server.runner.distributed.messages import RankPlan, Stored, decode_message, encode
 from vlm_server.runner.distributed.prefixes import FollowerPrefixes, RankZeroPrefixes, SegmentLog
-from vlm_server.runner.kv.segments import needs_snapshots
+from vlm_server.runner.kv.layers import needs_snapshots
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.prefill.prefill import Prefill
 

@@ -22,7 +22,8 @@ from tests.support.whole_run import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import EngineBroken
 from vlm_server.protocol import SamplingParams, Submit
-from vlm_server.runner.kv.segments import SequenceState, needs_snapshots
+from vlm_server.runner.kv.layers import needs_snapshots
+from vlm_server.runner.kv.segments import SequenceState
 
 pytestmark = pytest.mark.families("caches", "deepstack", "prompts", "turns", "tiling")
 

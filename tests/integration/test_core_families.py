@@ -13,7 +13,7 @@ from tests.support.selection import CORE, MIN_FAMILIES, choose, cover, rotating
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.interfaces.model_spec import ChunkPolicy
-from vlm_server.runner.kv.segments import needs_snapshots
+from vlm_server.runner.kv.layers import needs_snapshots
 
 
 @pytest.mark.parametrize("column", COLUMNS)

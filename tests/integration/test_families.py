@@ -43,7 +43,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.encode.encoder import ImageEncoder
-from vlm_server.runner.kv.segments import needs_snapshots
+from vlm_server.runner.kv.layers import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import gated_delta
 

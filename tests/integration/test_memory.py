@@ -20,8 +20,8 @@ from vlm_server.runner import model_runner
 from vlm_server.runner.decode.decode_batch import DecodeBatch
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.encode.encoder import ImageEncoding
-from vlm_server.runner.kv.buffers import buffer_capacity
 from vlm_server.runner.kv.segments import StateSize
+from vlm_server.runner.kv.window_cache import buffer_capacity
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.settings import MemorySettings

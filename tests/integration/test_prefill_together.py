@@ -17,7 +17,7 @@ from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner import model_runner
 from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.decode.decode_groups import DecodeGroups
-from vlm_server.runner.kv.segments import needs_snapshots
+from vlm_server.runner.kv.layers import needs_snapshots
 from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
 from vlm_server.runner.sampling import LazyLogprobs
 

@@ -16,7 +16,7 @@ from vlm_server.interfaces import MemoryReading
 from vlm_server.platform import machine
 from vlm_server.runner.disk.disk_cache import DiskCache
 from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
-from vlm_server.runner.kv.segments import can_store, needs_snapshots
+from vlm_server.runner.kv.layers import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import CacheSettings
 from vlm_server.settings.paths import expand_home

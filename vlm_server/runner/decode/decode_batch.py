@@ -98,7 +98,7 @@ class DecodeBatch:
 
     @property
     def num_guided(self) -> int:
-        """Sequences that follow a grammar."""
+        """Sequences with a grammar."""
         return len(self._with_matchers())
 
     def join(self, prompts: Mapping[str, PromptKV], logits: mx.array) -> Sampled:
@@ -261,7 +261,7 @@ class DecodeBatch:
                 seq.sampler.take_mask()
             tokens, logprobs = sample_next(self._step.logits, self._seqs, self._loaded.ranks)
             self._newest, self._step = NewTokens(tokens, logprobs), None
-            state = _counters(self._cache)
+            state = batch_cache.counters(self._cache)
             state += [array for seq in self._seqs for array in seq.sampler.state]
             state += [array for step in logprobs for array in step.arrays]
             mx.async_eval(tokens, state)  # type: ignore[no-untyped-call]
@@ -394,9 +394,3 @@ class DecodeBatch:
             if not seq.newest_token_followed:
                 seq.follow([token_id])
         return token_ids
-
-
-def _counters(cache: list[Any]) -> list[mx.array]:
-    """The layers' own counters: left lazy, they would keep the operations of all steps."""
-    offsets = (vars(layer).get("offset") for layer in cache)
-    return [counter for counter in offsets if isinstance(counter, mx.array)]

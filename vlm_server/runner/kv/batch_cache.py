@@ -15,8 +15,7 @@ from mlx_vlm.models.cache import BatchKVCache, KVCache
 
 from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
-from vlm_server.runner.kv.buffers import buffer_capacity
-from vlm_server.runner.kv.window_cache import WindowKVCache
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 RowLayer: TypeAlias = KVCache | WindowKVCache
 """A layer of one sequence that appends."""
@@ -357,3 +356,9 @@ def _runs(rows: list[int]) -> list[tuple[int, int]]:
     starts = [i for i, row in enumerate(rows) if i == 0 or row != rows[i - 1] + 1]
     pieces = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
     return [(piece[0], piece[-1] + 1) for piece in pieces]
+
+
+def counters(cache: list[Any]) -> list[mx.array]:
+    """The layers' own counters: left lazy, they would keep the operations of all steps."""
+    offsets = (vars(layer).get("offset") for layer in cache)
+    return [counter for counter in offsets if isinstance(counter, mx.array)]

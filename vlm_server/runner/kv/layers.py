@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_vlm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from vlm_server.runner.kv.window_cache import WindowKVCache
+
+_STORABLE = (KVCache, WindowKVCache, ArraysCache)
 
 
 def new_layers(language_model: Any) -> list[Any]:
@@ -29,3 +31,13 @@ def only_append(layers: Sequence[Any]) -> bool:
 def has_states(layers: Sequence[Any]) -> bool:
     """Whether some layer has only its newest state, so that a snapshot must be taken at once."""
     return not all(isinstance(layer, KVCache | WindowKVCache) for layer in layers)
+
+
+def can_store(language_model: Any) -> bool:
+    """Whether all layers of this model are of types that can be stored."""
+    return all(type(layer) in _STORABLE for layer in new_layers(language_model))
+
+
+def needs_snapshots(language_model: Any) -> bool:
+    """Whether some layer can't be cut after any token."""
+    return not all(isinstance(layer, KVCache) for layer in new_layers(language_model))

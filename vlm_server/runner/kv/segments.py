@@ -21,13 +21,10 @@ from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.kv.buffers import buffer_capacity
-from vlm_server.runner.kv.layers import new_layers
-from vlm_server.runner.kv.window_cache import WindowKVCache
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 _MIN_STORED_SHARE = 0.75
 """Minimum share of a buffer to be stored for which all of it is stored without a copy."""
-_KNOWN = (KVCache, WindowKVCache, ArraysCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +150,6 @@ class StateSize:
 def _num_bytes(tree: Any) -> int:
     leaves: Any = tree_flatten(tree)
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
-
-
-def can_store(language_model: Any) -> bool:
-    """Whether all layers of this model are of types that can be stored."""
-    return all(type(layer) in _KNOWN for layer in new_layers(language_model))
-
-
-def needs_snapshots(language_model: Any) -> bool:
-    """Whether some layer can't be cut after any token."""
-    return not all(_can_be_cut(layer) for layer in new_layers(language_model))
 
 
 def snapshot(layers: Sequence[Any], row: int | None = None, *, num_after: int = 0) -> LayerStates:

@@ -12,7 +12,11 @@ import mlx.core as mx
 from mlx_vlm.models.cache import KVCache, RotatingKVCache, create_causal_mask
 
 from vlm_server.runner.backends.rows import Run, arrange
-from vlm_server.runner.kv.buffers import buffer_capacity
+
+
+def buffer_capacity(num_tokens: int) -> int:
+    """Columns of a buffer for `num_tokens` and at least one more."""
+    return int((num_tokens // KVCache.step + 1) * KVCache.step)
 
 
 class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not typed

@@ -27,9 +27,8 @@ from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
-from vlm_server.runner.kv.buffers import buffer_capacity
 from vlm_server.runner.kv.layers import new_layers, only_append
-from vlm_server.runner.kv.window_cache import WindowKVCache
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
 from vlm_server.runner.model.forward_pass import (

@@ -15,10 +15,10 @@ import numpy as np
 
 from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.kv.buffers import buffer_capacity
 from vlm_server.runner.kv.layers import new_layers, only_append
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import restore
+from vlm_server.runner.kv.window_cache import buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.prefill.prefill import embed_text

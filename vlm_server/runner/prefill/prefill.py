@@ -13,11 +13,10 @@ from vlm_server.interfaces import NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
-from vlm_server.runner.kv.buffers import buffer_capacity
 from vlm_server.runner.kv.layers import new_layers, only_append
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import LayerStates, restore, snapshot
-from vlm_server.runner.kv.window_cache import WindowKVCache
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack

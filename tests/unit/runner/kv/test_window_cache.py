@@ -14,8 +14,7 @@ from mlx_vlm.models.cache import RotatingKVCache
 from tests.support.whole_run import examples
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.batch_cache import RowsKVCache, filter_rows, join
-from vlm_server.runner.kv.buffers import buffer_capacity
-from vlm_server.runner.kv.window_cache import WindowKVCache
+from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 WINDOW = 300
 Layer = WindowKVCache | RowsKVCache
