@@ -22,6 +22,7 @@ from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerT
 from vlm_server.engine.warm_up import WarmUpRecord, stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
+from vlm_server.platform import machine
 from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.grammar_client import GrammarLimits
@@ -139,11 +140,12 @@ def build_engine(
     group: SingleProcess | None = None,
 ) -> EngineLoop:
     """Build the engine around a loaded model, with its threads; `send` gets its events."""
+    num_preparers = start.scheduler.preparer_threads or _suitable_num_preparers()
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor),
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
         max_step_seconds=start.scheduler.max_step_seconds,
-        max_preparing=start.scheduler.preparer_threads,
+        max_preparing=num_preparers,
         context_tokens=loaded.spec.context_tokens,
         vocabulary_size=loaded.spec.vocabulary_size,
         eos_token_ids=loaded.spec.eos_token_ids,
@@ -163,8 +165,7 @@ def build_engine(
         loaded, caches, start.scheduler.num_speculative_tokens
     )
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
-    num_decoders = max(start.scheduler.preparer_threads, 2)
-    decoders = Decoders(start.image, start.video, num_decoders)
+    decoders = Decoders(start.image, start.video, max(num_preparers, 2))
     preparer = MultimodalPreparer(loaded.spec, decoders, grammars, caches)
     return EngineLoop(
         inbox=inbox,
@@ -177,7 +178,7 @@ def build_engine(
             runner.max_piggybacked_tokens,
         ),
         runner=runner,
-        preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
+        preparers=PreparerThreads(preparer, inbox, num_preparers),
         disk_reader=DiskReaderThread(caches, inbox),
         encoder=_encoder(loaded, caches, inbox),
         governor=governor,
@@ -200,6 +201,11 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
     logger.info("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)
     return suitable
+
+
+def _suitable_num_preparers() -> int:
+    """The number of preparer threads of each kind that leaves most processors to the device's."""
+    return min(max(machine.num_cpus() // 4, 2), 4)
 
 
 def _grammar_limits(start: Start) -> GrammarLimits:

@@ -30,9 +30,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     max_prompts_per_prefill: Annotated[int, Meta(ge=1)] = 8
     """Maximum prompts prefilled in one call, where that was measured to take about as long as one;
     1: none is prefilled with another."""
-    preparer_threads: Annotated[int, Meta(ge=1)] = 2
+    preparer_threads: Annotated[int, Meta(ge=0)] = 0
     """Threads that prepare requests with images or videos (at least two); as many more prepare
-    those with a schema, and as many again other text."""
+    those with a schema, and as many again other text. 0 is automatic: one for four processors, two
+    to four."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
