@@ -139,7 +139,7 @@ async def test_instructor_gets_object_in_every_mode(
     content = STAR.model_dump_json()
     if mode is Mode.TOOLS:
         engine.script = (
-            calls(0, content, id="call_1", name="Thing"),
+            calls(0, content, id="call_1", name="ShapeOnScreen"),
             ended("tool_calls"),
             finished(),
         )
@@ -157,7 +157,7 @@ async def test_instructor_gets_object_in_every_mode(
     assert any(isinstance(part, ImagePart) for part in submit.messages[-1].content)
     if mode is Mode.TOOLS:
         assert submit.tools is not None
-        assert (submit.tools.choice, submit.tools.allowed) == ("required", ("Thing",))
+        assert (submit.tools.choice, submit.tools.allowed) == ("required", ("ShapeOnScreen",))
     else:
         assert (submit.sampling.json_schema is None) == (mode is Mode.MD_JSON)
 
@@ -168,7 +168,7 @@ async def test_instructor_reads_parallel_calls_as_objects(
     other = STAR.model_copy(update={"count": 3})
     engine.script = (
         *(
-            calls(i, each.model_dump_json(), id=f"c{i}", name="Thing")
+            calls(i, each.model_dump_json(), id=f"c{i}", name="ShapeOnScreen")
             for i, each in enumerate((STAR, other))
         ),
         *(ended("tool_calls"), finished()),
@@ -183,7 +183,7 @@ async def test_instructor_sends_validation_errors_and_retries(
     scripted: str, engine: ScriptedEngine
 ) -> None:
     engine.script = (
-        calls(0, '{"shape": "star"}', id="c", name="Thing"),
+        calls(0, '{"shape": "star"}', id="c", name="ShapeOnScreen"),
         ended("tool_calls"),
         finished(),
     )

@@ -217,7 +217,7 @@ async def test_langchain_structured_output_reaches_engine(
 ) -> None:
     thing = ShapeOnScreen(shape="star", color="blue", count=2, x=3, y=4)
     if method == "function_calling":
-        call = calls(0, thing.model_dump_json(), id="call_1", name="Thing")
+        call = calls(0, thing.model_dump_json(), id="call_1", name="ShapeOnScreen")
         engine.script = (call, ended("tool_calls"), finished())
     else:
         engine.script = (says(thing.model_dump_json()), ended(), finished())
@@ -228,7 +228,7 @@ async def test_langchain_structured_output_reaches_engine(
     (submit,) = engine.submitted
     if method == "function_calling":
         assert submit.tools is not None
-        assert (submit.tools.choice, submit.tools.allowed) == ("required", ("Thing",))
+        assert (submit.tools.choice, submit.tools.allowed) == ("required", ("ShapeOnScreen",))
     else:
         assert submit.sampling.json_schema is not None
         assert ("shape" in submit.sampling.json_schema) == (method == "json_schema")
