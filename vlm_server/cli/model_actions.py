@@ -120,11 +120,11 @@ def _served_states(arguments: argparse.Namespace, settings: Settings) -> dict[st
     return {}
 
 
-def _config(checkpoint: find.Found) -> dict[str, Any]:
+def _config(checkpoint: find.LocalCheckpoint) -> dict[str, Any]:
     return layout.read_object(checkpoint.folder / layout.CONFIG)
 
 
-def _checkpoint_row(checkpoint: find.Found, config: dict[str, Any]) -> _ModelRow:
+def _checkpoint_row(checkpoint: find.LocalCheckpoint, config: dict[str, Any]) -> _ModelRow:
     return _ModelRow(
         name=checkpoint.name,
         bytes=sum(path.stat().st_size for path in layout.weight_files(checkpoint.folder)),
@@ -136,7 +136,7 @@ def _checkpoint_row(checkpoint: find.Found, config: dict[str, Any]) -> _ModelRow
     )
 
 
-def _download_row(checkpoint: find.Found) -> _ModelRow:
+def _download_row(checkpoint: find.LocalCheckpoint) -> _ModelRow:
     """The row of an unfinished download."""
     size = sum(path.stat().st_size for path in (checkpoint.folder / "blobs").iterdir())
     folder = str(checkpoint.folder)

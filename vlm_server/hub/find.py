@@ -25,7 +25,7 @@ Place = Literal["folder", "hub cache", "LM Studio", "search path"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocalCheckpoint:
     """A checkpoint on this machine: its absolute folder, and its name in the API."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Found:
         return layout.is_complete(self.folder)
 
 
-def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
+def find(text: str, search_paths: Sequence[str] = ()) -> LocalCheckpoint | None:
     """The complete checkpoint with this name, or the folder with this path.
 
     A name without `org/` is that of a folder in LM Studio's or in `search_paths`. Raises
@@ -48,7 +48,7 @@ def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     return find_by_name(text, search_paths)
 
 
-def find_by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
+def find_by_name(text: str, search_paths: Sequence[str] = ()) -> LocalCheckpoint | None:
     """The complete checkpoint with this name, never a path: for names from clients."""
     if is_path(text):
         return None
@@ -87,21 +87,21 @@ def locate(model: ModelSettings) -> ModelSettings:
     return msgspec.structs.replace(model, path=path, name=model.name or name)
 
 
-def find_all(search_paths: Sequence[str] = ()) -> list[Found]:
+def find_all(search_paths: Sequence[str] = ()) -> list[LocalCheckpoint]:
     """All checkpoints that can be found by name, complete or not."""
     cached_checkpoints = (
-        Found(folder, repo, "hub cache")
+        LocalCheckpoint(folder, repo, "hub cache")
         for repo, folder in _cached()
         if os.path.exists(folder / layout.CONFIG)
     )
     return [*cached_checkpoints, *_local(search_paths)]
 
 
-def find_unfinished() -> list[Found]:
+def find_unfinished() -> list[LocalCheckpoint]:
     """Repositories in the hub's cache with an unfinished download."""
     repositories = ((repo_of_cache_folder(folder.name), folder) for folder in _folders(hub_cache()))
     return [
-        Found(folder, repo, "hub cache")
+        LocalCheckpoint(folder, repo, "hub cache")
         for repo, folder in repositories
         if repo and any((folder / "blobs").glob("*.incomplete"))
     ]
@@ -124,20 +124,22 @@ def lm_studio_folders(home: Path | None = None) -> list[Path]:
     return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
 
 
-def _in_folder(folder: Path) -> Found:
+def _in_folder(folder: Path) -> LocalCheckpoint:
     """The checkpoint in a folder; for a repository of the hub's cache, its snapshot."""
     if repo := repo_of_cache_folder(folder.name):
-        return Found(_snapshot(folder, "") or folder, repo, "folder")
+        return LocalCheckpoint(_snapshot(folder, "") or folder, repo, "folder")
     for root in lm_studio_folders():
         if folder.parent.parent == root:
-            return Found(folder, f"{folder.parent.name}/{folder.name}", "folder")
-    return Found(folder, served_name(folder), "folder")
+            return LocalCheckpoint(folder, f"{folder.parent.name}/{folder.name}", "folder")
+    return LocalCheckpoint(folder, served_name(folder), "folder")
 
 
-def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[Found]:
+def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[LocalCheckpoint]:
     repository = _as_listed(hub_cache() / name.cache_folder)
     if (folder := _snapshot(repository, name.revision)) is not None:
-        yield Found(folder, repo_of_cache_folder(repository.name) or name.repo, "hub cache")
+        yield LocalCheckpoint(
+            folder, repo_of_cache_folder(repository.name) or name.repo, "hub cache"
+        )
     if not name.revision:
         yield from (
             checkpoint for checkpoint in _local(search_paths) if checkpoint.name == name.repo
@@ -181,7 +183,7 @@ def _cached() -> Iterator[tuple[str, Path]]:
             yield repo, folder
 
 
-def _local(search_paths: Sequence[str]) -> Iterator[Found]:
+def _local(search_paths: Sequence[str]) -> Iterator[LocalCheckpoint]:
     """Checkpoints of LM Studio and in `search_paths`, as `org/name`, `name` or `models--*`."""
     for root in lm_studio_folders():
         yield from _in_orgs(root, "LM Studio")
@@ -190,17 +192,17 @@ def _local(search_paths: Sequence[str]) -> Iterator[Found]:
         for folder in _folders(root):
             if repo := repo_of_cache_folder(folder.name):
                 if (snapshot := _snapshot(folder, "")) is not None:
-                    yield Found(snapshot, repo, "search path")
+                    yield LocalCheckpoint(snapshot, repo, "search path")
             elif os.path.isfile(folder / layout.CONFIG):
-                yield Found(folder, folder.name, "search path")
+                yield LocalCheckpoint(folder, folder.name, "search path")
         yield from _in_orgs(root, "search path")
 
 
-def _in_orgs(root: Path, place: Place) -> Iterator[Found]:
+def _in_orgs(root: Path, place: Place) -> Iterator[LocalCheckpoint]:
     for org in _folders(root):
         for folder in _folders(org):
             if os.path.isfile(folder / layout.CONFIG):
-                yield Found(folder, f"{org.name}/{folder.name}", place)
+                yield LocalCheckpoint(folder, f"{org.name}/{folder.name}", place)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -213,7 +215,7 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _single_match(text: str, checkpoints: Iterable[Found]) -> Found | None:
+def _single_match(text: str, checkpoints: Iterable[LocalCheckpoint]) -> LocalCheckpoint | None:
     by_folder = {
         checkpoint.folder: checkpoint for checkpoint in checkpoints if checkpoint.is_complete
     }

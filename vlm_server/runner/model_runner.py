@@ -110,7 +110,7 @@ class ModelRunner:
         failures = StepFailures(self._loaded.errors)
         logits, batch = None, dict[str, PromptKV]()
         with self._loaded.position_lock:
-            if plan.finished_seqs:
+            if plan.finished_seqs:  # which are stored before they go
                 self._remove_finished(plan)
             mixed_logits = self._launch_decode(plan, failures)
             if not plan.finished_seqs:

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find, layout
-from vlm_server.hub.find import Found
+from vlm_server.hub.find import LocalCheckpoint
 
 NAME = "org/model-4bit"
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -48,25 +48,25 @@ def test_unreadable_paths_do_not_hide_checkpoints(home: Path) -> None:
     (home / "disk/lost+found/config.json").symlink_to("x" * 300)
     paths = (str(home / "disk"),)
     assert [one.folder for one in find.find_all(paths)] == [found]
-    assert find.find(NAME, paths) == Found(found, NAME, "search path")
+    assert find.find(NAME, paths) == LocalCheckpoint(found, NAME, "search path")
 
 
 def test_existing_folder_wins_over_cached_models(home: Path) -> None:
     snapshot(home)
     folder = checkpoint(home / NAME)
-    assert find.find(NAME) == Found(folder, "model-4bit", "folder")
-    assert find.find(f"./{NAME}") == Found(folder, "model-4bit", "folder")
+    assert find.find(NAME) == LocalCheckpoint(folder, "model-4bit", "folder")
+    assert find.find(f"./{NAME}") == LocalCheckpoint(folder, "model-4bit", "folder")
 
 
 def test_hub_cache_wins_over_lm_studio_and_search_paths(home: Path) -> None:
     searched = checkpoint(home / "disk" / NAME)
     paths = (str(home / "disk"),)
     assert find.find(NAME) is None
-    assert find.find(NAME, paths) == Found(searched, NAME, "search path")
+    assert find.find(NAME, paths) == LocalCheckpoint(searched, NAME, "search path")
     studio = checkpoint(home / ".lmstudio/models" / NAME)
-    assert find.find(NAME, paths) == Found(studio, NAME, "LM Studio")
+    assert find.find(NAME, paths) == LocalCheckpoint(studio, NAME, "LM Studio")
     cached = snapshot(home)
-    assert find.find(NAME, paths) == Found(cached, NAME, "hub cache")
+    assert find.find(NAME, paths) == LocalCheckpoint(cached, NAME, "hub cache")
     assert [found.folder for found in find.find_all(paths)] == [cached, studio, searched]
 
 
@@ -75,7 +75,7 @@ def test_configured_lm_studio_folder_is_searched(home: Path) -> None:
     (home / ".lmstudio").mkdir()
     settings = {"downloadsFolder": str(home / "big disk")}
     (home / ".lmstudio/settings.json").write_text(json.dumps(settings))
-    assert find.find(NAME) == Found(studio, NAME, "LM Studio")
+    assert find.find(NAME) == LocalCheckpoint(studio, NAME, "LM Studio")
 
 
 def test_cached_model_has_one_name_for_all_references(home: Path) -> None:
@@ -88,7 +88,7 @@ def test_cached_model_has_one_name_for_all_references(home: Path) -> None:
 
 def test_lm_studio_model_by_path_has_its_organization(home: Path) -> None:
     folder = checkpoint(home / ".lmstudio/models" / NAME)
-    assert find.find(str(folder)) == Found(folder, NAME, "folder")
+    assert find.find(str(folder)) == LocalCheckpoint(folder, NAME, "folder")
 
 
 def test_name_in_other_case_finds_listed_folder(
@@ -100,20 +100,22 @@ def test_name_in_other_case_finds_listed_folder(
     monkeypatch.setattr(
         Path, "iterdir", lambda path: (each for each in listed(path) if not each.is_symlink())
     )
-    assert find.find("Org/Model-4bit") == find.find(NAME) == Found(folder, NAME, "hub cache")
+    assert (
+        find.find("Org/Model-4bit") == find.find(NAME) == LocalCheckpoint(folder, NAME, "hub cache")
+    )
 
 
 def test_revisions_of_model_are_found_separately(home: Path) -> None:
     first, second = snapshot(home), snapshot(home, SECOND, "v2")
     found = {text: find.find(f"{NAME}@{text}") for text in ("main", "v2", SECOND, "v3")}
-    assert found["main"] == Found(first, NAME, "hub cache")
-    assert found["v2"] == found[SECOND] == Found(second, NAME, "hub cache")
+    assert found["main"] == LocalCheckpoint(first, NAME, "hub cache")
+    assert found["v2"] == found[SECOND] == LocalCheckpoint(second, NAME, "hub cache")
     assert found["v3"] is None
 
 
 def test_single_snapshot_is_found_without_main_branch(home: Path) -> None:
     folder = snapshot(home, ref=None)
-    assert find.find(NAME) == Found(folder, NAME, "hub cache")
+    assert find.find(NAME) == LocalCheckpoint(folder, NAME, "hub cache")
     snapshot(home, SECOND, None)
     assert find.find(NAME) is None
 
@@ -133,7 +135,7 @@ def test_name_without_organization_must_be_unambiguous(home: Path) -> None:
     assert find.find("model-4bit") is None
     folder = checkpoint(home / "disk/model-4bit")
     paths = (str(home / "disk"), str(home / "other"))
-    assert find.find("model-4bit", paths) == Found(folder, "model-4bit", "search path")
+    assert find.find("model-4bit", paths) == LocalCheckpoint(folder, "model-4bit", "search path")
     checkpoint(home / "other" / NAME)
     with pytest.raises(ConfigError, match="several"):
         find.find("model-4bit", paths)
@@ -143,7 +145,7 @@ def test_search_path_may_be_another_hub_cache(home: Path) -> None:
     (home / "hub").mkdir()
     folder = snapshot(home / "external")
     found = find.find(NAME, (str(home / "external/hub"),))
-    assert found == Found(folder, NAME, "search path")
+    assert found == LocalCheckpoint(folder, NAME, "search path")
 
 
 def test_macos_metadata_files_are_no_weights(home: Path) -> None:

@@ -25,7 +25,7 @@ from vlm_server.errors import (
     ModelNotFound,
     NotFound,
 )
-from vlm_server.hub.find import Found, find_by_name
+from vlm_server.hub.find import LocalCheckpoint, find_by_name
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 
@@ -132,7 +132,7 @@ class Administration:
                 "model",
             ) from None
 
-    def _find(self, name: str) -> Found | None:
+    def _find(self, name: str) -> LocalCheckpoint | None:
         try:
             return find_by_name(name, self._settings.model.search_paths)
         except ConfigError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_server.hub import layout
-from vlm_server.hub.find import Found, find_all
+from vlm_server.hub.find import LocalCheckpoint, find_all
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 from vlm_server.settings.paths import expand_home
@@ -52,7 +52,7 @@ def checkpoints(
 
 
 def _checkpoint_json(
-    checkpoint: Found, settings: Settings, free_bytes: int | None, *, is_served: bool
+    checkpoint: LocalCheckpoint, settings: Settings, free_bytes: int | None, *, is_served: bool
 ) -> dict[str, Any]:
     size = _size(checkpoint.folder)
     needed_for_model = needed_bytes(size, settings.memory.model_room_bytes)

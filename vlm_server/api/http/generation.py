@@ -89,7 +89,7 @@ class Endpoint:
         access_log.entry_of(scope).routing_key = routing_key.of_headers(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.settings.deadlines)
-        sse.keepalive_of(headers, shared.server)
+        sse.keepalive_of(headers, shared.server)  # refuses a bad header before the body
         shared.models.check_ready()
         client = keys.key_of(scope).name
         shared.queue_slots.check(client, headers)

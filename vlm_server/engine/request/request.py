@@ -77,7 +77,7 @@ class Request:
         self.transient_bytes = 0
         """Device memory reserved for its peak, in addition to its KV."""
         self.virtual_start = 0
-        """Its position in the queue; see `scheduler.requests`."""
+        """Its position in the queue; see `scheduler.live_requests`."""
         self.has_left_queue = False
         """Whether the device has begun with its disk read, an encode or its prefill."""
         self.is_known_to_runner = False

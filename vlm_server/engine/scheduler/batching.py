@@ -14,7 +14,7 @@ from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.config import SchedulerConfig
-from vlm_server.engine.scheduler.requests import Requests
+from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.sizing import MAX_IDLE_BATCH_SECONDS, EncodeSizer, PrefillSizer
 from vlm_server.interfaces import EncodeWork
 
@@ -29,7 +29,9 @@ class EncodeBatcher:
     of two in alternation. Or the first images of two requests, if both take about as long as one.
     """
 
-    def __init__(self, config: SchedulerConfig, requests: Requests, admission: Admission) -> None:
+    def __init__(
+        self, config: SchedulerConfig, requests: LiveRequests, admission: Admission
+    ) -> None:
         self._max_images = config.max_images_per_encode
         self._max_step_seconds = config.max_step_seconds
         self._requests = requests
@@ -114,7 +116,9 @@ class PrefillBatcher:
     computes a few tokens again.
     """
 
-    def __init__(self, config: SchedulerConfig, requests: Requests, admission: Admission) -> None:
+    def __init__(
+        self, config: SchedulerConfig, requests: LiveRequests, admission: Admission
+    ) -> None:
         self._max_prompts = config.max_prompts_per_prefill
         self._max_tokens = config.prefill_chunk_tokens
         self._max_step_seconds = config.max_step_seconds

@@ -16,8 +16,8 @@ from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.batching import EncodeBatcher, PrefillBatcher
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.device_order import DeviceOrder
+from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.preparer_order import PreparerOrder
-from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.sizing import ChunkSizer
 from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
 from vlm_server.interfaces import (
@@ -45,7 +45,7 @@ class Planner:
     def __init__(
         self,
         config: SchedulerConfig,
-        requests: Requests,
+        requests: LiveRequests,
         caches: Caches,
         admission: Admission,
         piggyback_tokens: Callable[[PreparedPrompt, int], int],

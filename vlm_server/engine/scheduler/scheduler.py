@@ -19,9 +19,9 @@ from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduler.config import SchedulerConfig
+from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
-from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.stats import SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
@@ -73,7 +73,7 @@ class Scheduler:
         self._output = OutputProcessor(decoder, config.eos_token_ids)
         self._caches = caches
         self._admission = admission
-        self._requests = Requests()
+        self._requests = LiveRequests()
         self._planner = Planner(config, self._requests, caches, admission, piggyback_tokens, clock)
         self._is_draining = False
         self.reset_stats()

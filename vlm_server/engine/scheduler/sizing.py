@@ -19,9 +19,9 @@ MAX_IDLE_BATCH_SECONDS = 0.25
 """The maximum time of a batch while no sequence decodes, since a new request waits for it. While
 sequences decode, the limit of batches and chunks is `max_step_seconds`."""
 _MAX_IDLE_CHUNK_SECONDS = 1.0
-"""The same of a chunk: a limit at all, since Metal ends kernels that delay the screen, too. It is
-longer than that of batches, since large chunks take less time per token on every device, while
-batches gain only on one that a single image or prompt does not fill."""
+"""The maximum time of a chunk while no sequence decodes: Metal ends kernels that delay the screen.
+Longer than a batch's: larger chunks take less time per token on every device, while batches gain
+only on one that a single image or prompt does not fill."""
 
 _NUM_TIMES = 3
 _MIN_TIMES = 2

@@ -17,7 +17,7 @@ from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
-RowLayer: TypeAlias = KVCache | WindowKVCache
+SequenceLayer: TypeAlias = KVCache | WindowKVCache
 """A layer of one sequence that appends."""
 
 
@@ -97,7 +97,7 @@ def even_out(running: list[Any]) -> None:
             layer.even_out()
 
 
-def bounds_of(layer: RowLayer | RowsKVCache) -> list[tuple[int, int]]:
+def bounds_of(layer: SequenceLayer | RowsKVCache) -> list[tuple[int, int]]:
     """Each row's first column, negative if it was dropped, and the column after its last."""
     if isinstance(layer, RowsKVCache):
         return list(zip(layer.paddings, layer.ends, strict=True))
@@ -106,7 +106,7 @@ def bounds_of(layer: RowLayer | RowsKVCache) -> list[tuple[int, int]]:
     return [(0, layer.offset)]
 
 
-def make_room(layer: RowLayer | RowsKVCache, count: int) -> None:
+def make_room(layer: SequenceLayer | RowsKVCache, count: int) -> None:
     """Make room for `count` more tokens of each row, and at least `KVCache.step` columns in all."""
     if isinstance(layer, RowsKVCache | WindowKVCache):
         layer.make_room(count)
@@ -115,7 +115,7 @@ def make_room(layer: RowLayer | RowsKVCache, count: int) -> None:
         layer.keys, layer.values = arrange([(layer.keys, layer.values)], runs, capacity)
 
 
-def advance(layer: RowLayer | RowsKVCache, count: int) -> None:
+def advance(layer: SequenceLayer | RowsKVCache, count: int) -> None:
     """Count `count` new tokens of each row, already written into the buffers of `layer`."""
     if isinstance(layer, RowsKVCache):
         layer.advance(count)
@@ -125,7 +125,7 @@ def advance(layer: RowLayer | RowsKVCache, count: int) -> None:
 
 def _as_rows(layer: Any, count: int) -> Any:
     """`count` equal rows of one sequence's cache; one row shares its arrays."""
-    if not isinstance(layer, RowLayer):
+    if not isinstance(layer, SequenceLayer):
         return type(layer).merge([layer] * count)
     if count == 1:
         return RowsKVCache.of(layer)
@@ -155,14 +155,14 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._set_rows(paddings, ends)
 
     @classmethod
-    def of(cls, cache: RowLayer) -> RowsKVCache:
+    def of(cls, cache: SequenceLayer) -> RowsKVCache:
         """The arrays of `cache` as one row."""
         [(start, end)] = bounds_of(cache)
         max_size = getattr(cache, "max_size", None)
         return cls(cache.keys, cache.values, [start], [end], max_size)
 
     @classmethod
-    def copies(cls, cache: RowLayer, count: int) -> RowsKVCache:
+    def copies(cls, cache: SequenceLayer, count: int) -> RowsKVCache:
         """`count` copies of `cache`, (1, heads, tokens, head size), as rows."""
         rows = cls.of(cache)
         [start], [end] = rows.paddings, rows.ends
@@ -171,13 +171,13 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return rows
 
     @classmethod
-    def take_over(cls, cache: RowLayer) -> RowsKVCache:
+    def take_over(cls, cache: SequenceLayer) -> RowsKVCache:
         """The arrays of `cache` as one row. Until `give_back`, `cache` has none: MLX would copy."""
         rows = cls.of(cache)
         cache.keys = cache.values = None
         return rows
 
-    def give_back(self, cache: RowLayer) -> None:
+    def give_back(self, cache: SequenceLayer) -> None:
         """Return the present arrays of the only row to `cache`."""
         cache.keys, cache.values = self.keys, self.values
         cache.offset = self._idx - self.paddings[0]
@@ -292,7 +292,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._set_rows([self.paddings[row] for row in rows], [self.ends[row] for row in rows])
         self._move(-surplus)
 
-    def extract(self, idx: int) -> RowLayer:
+    def extract(self, idx: int) -> SequenceLayer:
         """Row `idx` alone."""
         start, end = max(self._first_kept(idx), 0), self.ends[idx]
         cache = KVCache() if self.max_size is None else WindowKVCache(self.max_size)

@@ -91,7 +91,7 @@ class SequenceState:
         return self._snapshots
 
     def size_bytes(self, start: int, end: int) -> int:
-        return self._buffer_bytes(start, end) or self._num_bytes(end - start)
+        return self._buffer_bytes(start, end) or self._kv_bytes(end - start)
 
     def take(self, start: int, end: int) -> KVSegment:
         sides, buffer_bytes = [], self._buffer_bytes(start, end)
@@ -107,7 +107,7 @@ class SequenceState:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
         return KVSegment(arrays, buffer_bytes)
 
-    def _num_bytes(self, num_tokens: int) -> int:
+    def _kv_bytes(self, num_tokens: int) -> int:
         sides = (side for layer in self._layers for side in (layer.keys, layer.values))
         per_token = sum(side.shape[1] * side.shape[3] * side.dtype.size for side in sides)
         return int(per_token * num_tokens)
@@ -117,7 +117,7 @@ class SequenceState:
         if not self._is_unused or not self._layers:
             return 0
         capacity = self._layers[0].keys.shape[2]
-        return self._num_bytes(capacity) if end - start >= _MIN_STORED_SHARE * capacity else 0
+        return self._kv_bytes(capacity) if end - start >= _MIN_STORED_SHARE * capacity else 0
 
 
 class StateSize:
@@ -134,9 +134,9 @@ class StateSize:
                     num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
                     self._token_bytes[getattr(layer, "max_size", None)] += num_bytes
             elif isinstance(layer, ArraysCache):
-                self._fixed_bytes += _num_bytes(layer.cache)
+                self._fixed_bytes += _array_bytes(layer.cache)
             else:
-                self._token_bytes[None] += _num_bytes(layer.state) // num_tokens
+                self._token_bytes[None] += _array_bytes(layer.state) // num_tokens
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes of a sequence of `num_tokens`, including unused columns of its buffers."""
@@ -147,7 +147,7 @@ class StateSize:
         )
 
 
-def _num_bytes(tree: Any) -> int:
+def _array_bytes(tree: Any) -> int:
     leaves: Any = tree_flatten(tree)
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 

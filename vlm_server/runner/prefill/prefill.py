@@ -43,7 +43,7 @@ class Prefill:
         self._logits: mx.array | None = None
         """The logits of the last chunk's last token."""
         self._is_compiled = False
-        """Whether the last chunk was a compiled step, for whose logits alone `wait` waits."""
+        """Whether the last chunk was a compiled step: only then does `wait` wait for its logits."""
         self.is_piggybacked = False
         """Whether the last chunk is part of a mixed step that may still run."""
         self._num_launched = 0
@@ -77,7 +77,7 @@ class Prefill:
         if end == self._prompt.num_tokens:
             self._inputs = None
             for layer in self._cache:
-                vars(layer).pop("step", None)
+                vars(layer).pop("step", None)  # grows by KVCache's own steps from here on
                 if isinstance(layer, WindowKVCache):
                     layer.shrink()
         self._logits = logits[:, -1]
@@ -171,17 +171,19 @@ class _PromptInputs:
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._prompt, self._start = request.prompt, request.prefix.length
         self._token_ids = mx.array(self._prompt.token_ids[self._start :])[None]
-        self._by_token = embed_text(loaded, self._token_ids)
+        self._token_arguments = embed_text(loaded, self._token_ids)
         later = (span for span in self._prompt.spans if span.start >= self._start)
         spans = [(span.start - self._start, span.end - self._start) for span in later]
         features = tuple[Any, ...](request.features)
-        self._by_token["inputs_embeds"] = _splice(self._by_token["inputs_embeds"], spans, features)
+        self._token_arguments["inputs_embeds"] = _splice(
+            self._token_arguments["inputs_embeds"], spans, features
+        )
         self._visual_mask = _visual_mask(self._token_ids.shape[1], spans, features)
         self._deepstack: mx.array | None = None
         if self._visual_mask is not None:
             rows = [image.deepstack for image in features if image.deepstack is not None]
             self._deepstack = mx.concatenate(rows, axis=1)
-        mx.async_eval(self._by_token["inputs_embeds"])  # type: ignore[no-untyped-call]
+        mx.async_eval(self._token_arguments["inputs_embeds"])  # type: ignore[no-untyped-call]
 
     def token_ids(self, start: int, end: int) -> mx.array:
         """Tokens `start` to `end` of the prompt, (1, tokens)."""
@@ -195,13 +197,13 @@ class _PromptInputs:
         if self._prompt.token_types is not None:
             kwargs["mm_token_type_ids"] = mx.array(self._prompt.token_types[None, start:end])
         start, end = start - self._start, end - self._start
-        kwargs |= {name: array[:, start:end] for name, array in self._by_token.items()}
+        kwargs |= {name: array[:, start:end] for name, array in self._token_arguments.items()}
         if self._visual_mask is not None and self._deepstack is not None:
             mask = self._visual_mask[start:end]
             if mask.any():
                 first = int(self._visual_mask[:start].sum())
                 rows = self._deepstack[:, first : first + int(mask.sum())]
-                kwargs |= {EMBEDS: _by_token(rows, mask), MASK: mx.array(mask)[None]}
+                kwargs |= {EMBEDS: _scatter_rows(rows, mask), MASK: mx.array(mask)[None]}
         return kwargs
 
 
@@ -216,7 +218,7 @@ def _splice(
     return mx.concatenate([*pieces, text[0, cursor:]])[None]
 
 
-def _by_token(rows: mx.array, mask: NDArray[np.bool_]) -> mx.array:
+def _scatter_rows(rows: mx.array, mask: NDArray[np.bool_]) -> mx.array:
     """`rows`, (layers, visual tokens, hidden), as (1, tokens, layers, hidden), 0 for text."""
     layers, _, hidden = rows.shape
     array = mx.zeros((len(mask), layers, hidden), dtype=rows.dtype)

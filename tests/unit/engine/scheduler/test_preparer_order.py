@@ -8,8 +8,8 @@ from msgspec import structs
 from tests.unit.engine.fakes import ByteDecoder, submit
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.preparer_order import COSTLY_PIXELS, PreparerOrder
-from vlm_server.engine.scheduler.requests import Requests
 
 
 class Preparers:
@@ -18,7 +18,7 @@ class Preparers:
     def __init__(self, max_preparing: int, max_ready: int = 99) -> None:
         self.now = 0.0
         self.order = PreparerOrder(max_preparing, max_ready, lambda: self.now)
-        self.requests = Requests()
+        self.requests = LiveRequests()
 
     def add(
         self,

@@ -11,7 +11,7 @@ from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 
 
-class Requests(dict[str, Request]):
+class LiveRequests(dict[str, Request]):
     """Requests by id, in the order of their virtual starts; a client's in the order of arrival.
 
     A request's virtual start is that of its client's previous request plus that one's number of
