@@ -21,7 +21,7 @@ from scripts.simulation.request import Picture, Question, SimulatedRequest
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.device_order import DeviceOrder
-from vlm_server.engine.scheduler.sizing import ChunkSizer
+from vlm_server.engine.scheduler.sizing.chunk_sizer import ChunkSizer
 from vlm_server.interfaces import EncodeWork
 
 Process = Generator[simpy.Event, Any, Any]

@@ -34,7 +34,7 @@ from tests.integration.segments import attend_everywhere, attend_to_segments
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
-from vlm_server.engine.scheduler import sizing
+from vlm_server.engine.scheduler.sizing import chunk_sizer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.backends import rows as kv_rows
 from vlm_server.runner.backends.bounded_layer import first_columns
@@ -331,7 +331,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
 ):
     monkeypatch.setattr(compiled_model, "_MAX_KEYS", 600)
     monkeypatch.setattr(
-        sizing, "_MAX_IDLE_CHUNK_SECONDS", 60.0
+        chunk_sizer, "_MAX_IDLE_CHUNK_SECONDS", 60.0
     )  # chunks are as long on a busy machine
     monkeypatch.setattr(CpuAttention, "is_precompiled", lambda *_: is_precompiled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]

@@ -15,7 +15,9 @@ from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.live_requests import LiveRequests
-from vlm_server.engine.scheduler.sizing import MAX_IDLE_BATCH_SECONDS, EncodeSizer, PrefillSizer
+from vlm_server.engine.scheduler.sizing.call_times import MAX_IDLE_BATCH_SECONDS
+from vlm_server.engine.scheduler.sizing.encode_sizer import EncodeSizer
+from vlm_server.engine.scheduler.sizing.prefill_sizer import PrefillSizer
 from vlm_server.interfaces import EncodeWork
 
 _MAX_RECOMPUTED_TOKENS = 64

@@ -18,7 +18,7 @@ from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.preparer_order import PreparerOrder
-from vlm_server.engine.scheduler.sizing import ChunkSizer
+from vlm_server.engine.scheduler.sizing.chunk_sizer import ChunkSizer
 from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
 from vlm_server.interfaces import (
     DiskReadWork,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vlm_server.engine.scheduler.sizing import PrefillSizer
+from vlm_server.engine.scheduler.sizing.prefill_sizer import PrefillSizer
 
 Device = Callable[[int, int], float]
 """Seconds of a chunk, by the tokens of the longest prompt and their number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vlm_server.engine.scheduler.sizing import EncodeSizer
+from vlm_server.engine.scheduler.sizing.encode_sizer import EncodeSizer
 
 Device = Callable[[int], float]
 

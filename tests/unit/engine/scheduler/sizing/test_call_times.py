@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vlm_server.engine.scheduler.sizing import CallTimes
+from vlm_server.engine.scheduler.sizing.call_times import CallTimes
 
 
 def test_call_time_is_best_of_last_three():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from vlm_server.engine.scheduler.sizing import ChunkSizer
+from vlm_server.engine.scheduler.sizing.chunk_sizer import ChunkSizer
 from vlm_server.interfaces import PreparedPrompt
 
 Device = Callable[[int], float]
