@@ -166,7 +166,7 @@ def snapshot(layers: Sequence[Any], row: int | None = None, *, num_after: int = 
             arrays.append(_copy_arrays(alone.cache))
             counters.append(())
         else:
-            window = layer.extract(row or 0, *([num_after] if num_after else []))  # a copy
+            window = layer.extract(0, num_after) if num_after else layer.extract(row or 0)  # copied
             arrays.append((window.keys, window.values))
             counters.append(window.meta_state)
     mx.async_eval([a for layer in arrays for a in layer if a is not None])  # type: ignore[no-untyped-call]
