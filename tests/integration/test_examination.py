@@ -119,7 +119,6 @@ def test_examination_without_hub_figures_uses_file_sizes() -> None:
     ("config", "words"),
     [
         ({"model_type": "no_such_family", "vision_config": {}}, "no family 'no_such_family'"),
-        ({"model_type": "llama"}, "not a vision model"),
         ({"vision_config": {}}, "names no model_type"),
         ({"model_type": "florence2", "vision_config": {}}, "encoder-decoder"),
     ],
@@ -136,9 +135,9 @@ def test_examination_refuses_unsupported_config_with_reason(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_checked_families_are_recognized_as_vision_models(
+def test_checked_families_are_recognized_as_language_models(
     family: str, tiny_model: TinyModel
 ) -> None:
     folder = tiny_model(family)
-    assert layout.is_vision_model(json.loads((folder / "config.json").read_text()))
+    assert layout.is_language_model(json.loads((folder / "config.json").read_text()))
     assert layout.is_complete(folder)

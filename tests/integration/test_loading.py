@@ -143,8 +143,8 @@ def test_unknown_family_is_refused(checkpoint: Path):
     assert "no_such_family" in refusal(checkpoint)
 
 
-def test_model_without_vision_is_refused(tmp_path: Path, checkpoint: Path):
-    """A text model of mlx-lm's families: no image token in its config."""
+def test_weights_of_other_family_are_refused(checkpoint: Path):
+    """A vision-language model's weights under a text family's name."""
     config = json.loads((checkpoint / "config.json").read_text())
     text = {key: value for key, value in config.items() if "vision" not in key}
     for key in ("image_token_id", "video_token_id", "rope_scaling"):

@@ -85,7 +85,7 @@ def list_models(arguments: argparse.Namespace) -> int:
     rows = [
         _checkpoint_row(model, config)
         for model in checkpoints
-        if layout.is_vision_model(config := _config(model))
+        if layout.is_language_model(config := _config(model))
     ]
     names = {row.name for row in rows}
     rows += [_download_row(model) for model in find.find_unfinished() if model.name not in names]

@@ -73,6 +73,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     warm_up_stages = stages(
         is_thorough=needs_more and not record.exists(),
         compiles=loaded.backend.compiles_kernels,
+        with_image=spec.reads_images,
         with_video=spec.video_token_id is not None,
         context_tokens=spec.context_tokens,
     )

@@ -90,21 +90,24 @@ class WarmUpStage:
 
 
 def stages(
-    *, is_thorough: bool, compiles: bool, with_video: bool, context_tokens: int
+    *, is_thorough: bool, compiles: bool, with_image: bool, with_video: bool, context_tokens: int
 ) -> tuple[WarmUpStage, ...]:
     """The stages of a warm-up: a text, a video, an image that joins a text, the image again.
 
     Only the last one hits the caches. Stages that may fail come first. `compiles` adds stages that
     compile the kernels of batched prefill, drafts and sampling. Unless `is_thorough`, a small
-    image with a text is the only stage: it checks that the model answers. See
-    docs/decisions/0033 and 0062.
+    image with a text, or a text for a model that reads text alone, is the only stage: it checks
+    that the model answers. See docs/decisions/0033 and 0062.
     """
+    text = _submit("a text prompt")
+    if not is_thorough and not with_image:
+        return (WarmUpStage("text", (text,)),)
     if not is_thorough:
         small = _image("a prompt with a picture", _SMALL_IMAGE_PIXELS)
         return (WarmUpStage("a picture", (small,)),)
     video = Video(_video(), "warm-up", "GIF", "warm-up")
-    text = _submit("a text prompt")
     image = _image("a prompt with a picture", _IMAGE_PIXELS)
+    last = image if with_image else msgspec.structs.replace(text, request_id="a second text")
     max_tokens = min(_MAX_TOKENS_OVERLAPPING, context_tokens // 2)
     longer = msgspec.structs.replace(_SAMPLING, max_tokens=max_tokens)
     running = msgspec.structs.replace(
@@ -115,8 +118,8 @@ def stages(
         WarmUpStage("text", (text,)),
         *([WarmUpStage("a video", (clip,), is_needed=False)] if with_video else []),
         *(_stages_that_compile(text, max_tokens) if compiles else []),
-        WarmUpStage("a picture", (running, image)),
-        WarmUpStage("a cached prompt", (image,)),
+        WarmUpStage("a picture" if with_image else "two texts", (running, last)),
+        WarmUpStage("a cached prompt", (last,)),
     )
 
 

@@ -137,11 +137,20 @@ def quantization(config: Mapping[str, Any]) -> str:
     return str(next((dtype for dtype in dtypes if dtype), ""))
 
 
-def is_vision_model(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration mentions images at all, in any family's words."""
-    words = ("vision", "visual", "image", "img", "media", "mm_", "sam_", "clip")
-    inner = [part for part in config.values() if isinstance(part, dict)]
-    return any(word in key for part in (config, *inner) for key in part for word in words)
+_OF_LANGUAGE_MODELS = (
+    "vocab_size",
+    "vision_config",
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+)
+"""Names in configurations of models that write, at least one."""
+
+
+def is_language_model(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration describes a model that writes, whatever it reads."""
+    return any(name in config for name in _OF_LANGUAGE_MODELS)
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -108,10 +108,13 @@ class ModelSpec:
     The processor's functions may raise any exception.
     """
 
+    family: str
+    """Its name in messages for users."""
     tokenizer: Any
     """The Hugging Face tokenizer around the fast `backend`."""
     backend: tokenizers.Tokenizer
-    image_token_id: int
+    image_token_id: int | None
+    """None for a model that reads text alone."""
     video_token_id: int | None
     """None for a family whose videos are shown as images, frame by frame."""
     eos_token_ids: frozenset[int]
@@ -120,7 +123,8 @@ class ModelSpec:
     """The width of the logits; the tokenizer may know fewer tokens, or more."""
     adds_special_tokens: bool
     image_placeholders: tuple[str, ...]
-    """The texts that the chat template may write for an image, likeliest first."""
+    """The texts that the chat template may write for an image, likeliest first; empty for a model
+    that reads text alone."""
     chat_template: str | None
     """The checkpoint's template, an untrusted program; None if there is none, or if the family's
     processor writes prompts itself."""
@@ -150,6 +154,9 @@ class ModelSpec:
     @property
     def media_token_ids(self) -> tuple[int, ...]:
         """Tokens that stand for images and videos."""
-        if self.video_token_id is None:
-            return (self.image_token_id,)
-        return self.image_token_id, self.video_token_id
+        token_ids = (self.image_token_id, self.video_token_id)
+        return tuple(token_id for token_id in token_ids if token_id is not None)
+
+    @property
+    def reads_images(self) -> bool:
+        return self.image_token_id is not None

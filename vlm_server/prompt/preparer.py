@@ -81,6 +81,7 @@ class MultimodalPreparer:
         that is only counted gets no grammar and no pixels.
         """
         cancellation.check()
+        self._check_media(submit)
         if submit.prompt is not None:
             return self._prepare_raw(submit, submit.prompt, cancellation, use_disk=use_disk)
         grammar = self._grammar(submit, cancellation)
@@ -106,6 +107,14 @@ class MultimodalPreparer:
             prediction=self._prompts.tokenize_prediction(submit.prediction),
         )
         return self._look_up(prompt, media, use_disk=use_disk)
+
+    def _check_media(self, submit: Submit) -> None:
+        """Raises InvalidRequest for media, if the model reads text alone."""
+        params = [each.param for each in submit.images] + [each.param for each in submit.videos]
+        if params and not self._spec.reads_images:
+            kind = "image" if submit.images else "video"
+            message = f"{self._spec.family} reads text alone: remove the {kind}, or ask a model"
+            raise InvalidRequest(f"{message} that reads images", params[0])
 
     def _prepare_raw(
         self,

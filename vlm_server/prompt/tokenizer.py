@@ -20,6 +20,9 @@ from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.template.chat import Chat, field_of, join_texts
 from vlm_server.prompt.template.templates import ChatTemplate, template_of
 
+_NOTHING = r"(?!)"
+"""A pattern that matches nowhere."""
+
 
 class PromptTokenizer:
     """Renders and tokenizes prompts of one model, with one token for each image and video."""
@@ -37,10 +40,10 @@ class PromptTokenizer:
             template_of(spec), spec.image_placeholders, video_token, tuple(spec.template_variables)
         )
         self.template.check()
-        placeholders = {self.template.placeholder, *self._tokens.values()}
-        self._special = SpecialTokens(spec.tokenizer, placeholders)
-        either = filter(None, (self.template.video_placeholder, self.template.placeholder))
-        self._placeholders = re.compile("|".join(map(re.escape, either)))
+        either = (self.template.video_placeholder, self.template.placeholder)
+        placeholders = [text for text in either if text]
+        self._special = SpecialTokens(spec.tokenizer, {*placeholders, *self._tokens.values()})
+        self._placeholders = re.compile("|".join(map(re.escape, placeholders)) or _NOTHING)
         self._bos: str | None = spec.tokenizer.bos_token
         self._adds_special = spec.adds_special_tokens
         longest = max(map(len, self._tokenizer.get_vocab()))

@@ -61,6 +61,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
     coordinates: str = ""
     warnings: tuple[str, ...] = ()
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model does; True while that is unknown."""
+        return not self.capabilities or "vision" in self.capabilities
+
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests: weights are loaded and one of each prompt kind was run."""

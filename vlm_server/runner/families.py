@@ -78,6 +78,8 @@ class Family:
     is_shardable: bool = False
     """Whether several processes answer as one does (tests/integration/test_sharding.py); needed
     only where mlx-vlm does not shard the family itself."""
+    reads_images: bool = True
+    """False for a family that reads text alone."""
     takes_videos: bool = False
     """Whether its processor takes videos without torch, and each frame group attends to itself
     alone. Other families get a video's frames as images."""
@@ -215,7 +217,34 @@ _ROWS = (
     ),
     Family("smolvlm", is_shardable=True, tiling=Tiling(axis=1)),
 )
-FAMILIES = {name: family for family in _ROWS for name in (family.name, *family.aliases)}
+_TEXT_ROWS = tuple(
+    Family(name, reads_images=False)
+    for name in (
+        "deepseek_v3",
+        "gemma2",
+        "gemma3_text",
+        "gemma4_text",
+        "glm4",
+        "glm4_moe",
+        "gpt_oss",
+        "llama",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+    )
+)
+FAMILIES = {
+    name: family for family in (*_ROWS, *_TEXT_ROWS) for name in (family.name, *family.aliases)
+}
+
+
+def row_of(config: Mapping[str, Any]) -> Family | None:
+    """The row of a configuration's `model_type`, or of the one that mlx-vlm takes it for."""
+    name = config.get("model_type")
+    return FAMILIES.get(str(name)) or FAMILIES.get(str(get_model_type(dict(config))))
+
 
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
 """Families without a row whose processors use no chat template."""
@@ -254,7 +283,7 @@ def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
         raise ModelLoadError(f"{name} is an encoder-decoder model")
     if reason := _WRONG.get(str(get_model_type(config))):
         raise ModelLoadError(f"{name} is not served: {reason}")
-    row = FAMILIES.get(name)
+    row = row_of(config)
     text = (config.get("text_config") or config.get("llm_config") or {}).get("model_type")
     if row and row.text_types and text and text not in row.text_types:
         raise ModelLoadError(
@@ -263,8 +292,6 @@ def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
         )
     if row is not None or allow_unchecked:
         return
-    if not any("vision" in key for key in config):
-        raise ModelLoadError(f"{name} seems to be a text model: config.json has no vision_config")
     raise ModelLoadError(
         f"{name} is not one of the families that are checked (docs/families.md), so its answers "
         "may be wrong: --allow-unchecked (model.allow_unchecked) serves it anyway"

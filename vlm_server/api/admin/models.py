@@ -94,7 +94,7 @@ class Models:
 
     def _openai_model(self, status: EngineStatus) -> dict[str, Any]:
         """OpenAI's four fields and, once the model has been loaded, fields that agents look for."""
-        facts, limits = status.model_facts, self._settings.limits
+        facts = status.model_facts
         model: dict[str, Any] = {
             "id": status.model_name,
             "object": "model",
@@ -111,17 +111,21 @@ class Models:
             "max_model_len": facts.context_tokens,
             "num_parameters": facts.num_parameters,
             "quantization": facts.quantization,
-            "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
+            "modalities": {"input": _inputs(facts), "output": ["text"]},
             "capabilities": list(facts.capabilities),
             "coordinates": facts.coordinates or None,
             **({"warnings": list(facts.warnings)} if facts.warnings else {}),
-            "image_limits": {
-                "max_images": limits.max_images,
-                "max_image_bytes": limits.max_image_bytes,
-                "max_image_pixels": limits.max_image_pixels,
-                "formats": [name.lower() for name in image_header.READABLE],
-                "seen": self._pixel_limits(facts),
-            },
+            "image_limits": self._image_limits(facts) if facts.reads_images else None,
+        }
+
+    def _image_limits(self, facts: ModelFacts) -> dict[str, Any]:
+        limits = self._settings.limits
+        return {
+            "max_images": limits.max_images,
+            "max_image_bytes": limits.max_image_bytes,
+            "max_image_pixels": limits.max_image_pixels,
+            "formats": [name.lower() for name in image_header.READABLE],
+            "seen": self._pixel_limits(facts),
         }
 
     def _pixel_limits(self, facts: ModelFacts) -> dict[str, int] | None:
@@ -136,13 +140,17 @@ class Models:
         }
 
 
+def _inputs(facts: ModelFacts) -> list[str]:
+    return ["text", "image", "video"] if facts.reads_images else ["text"]
+
+
 def _lm_studio_model(status: EngineStatus) -> dict[str, Any]:
     facts = status.model_facts
     can_use_tools = "tools" in facts.capabilities
     return {
         "id": status.model_name,
         "object": "model",
-        "type": "vlm",
+        "type": "vlm" if facts.reads_images else "llm",
         "publisher": "vlm_server",
         "arch": facts.family,
         "compatibility_type": "mlx",

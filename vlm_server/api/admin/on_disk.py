@@ -37,7 +37,7 @@ def free_bytes_for_models(models: ModelClient, settings: Settings) -> int | None
 def checkpoints(
     settings: Settings, names: tuple[str, ...], free_bytes: int | None
 ) -> list[dict[str, Any]]:
-    """The checkpoints of vision models; models called `names` are served. Reads the disk."""
+    """The checkpoints of language models; models called `names` are served. Reads the disk."""
     folders = set(_served_folders(settings))
     return [
         _checkpoint_json(
@@ -47,7 +47,7 @@ def checkpoints(
             is_served=checkpoint.name in names or checkpoint.folder in folders,
         )
         for checkpoint in find_all(settings.model.search_paths)
-        if layout.is_vision_model(layout.read_object(checkpoint.folder / layout.CONFIG))
+        if layout.is_language_model(layout.read_object(checkpoint.folder / layout.CONFIG))
     ]
 
 

@@ -171,11 +171,12 @@ async def announce(models: ModelPool, url: str, settings: Settings) -> None:
     started_at = time.monotonic()
     await models.wait_ready()
     log.has_started()
+    reads_images = models.status(models.names[0]).model_facts.reads_images
     if sys.stdout.isatty():
         seconds = time.monotonic() - started_at
-        _say(greeting.invitation(url, seconds, settings, sys.stdout))
+        _say(greeting.invitation(url, seconds, settings, sys.stdout, reads_images=reads_images))
     else:
-        _say(greeting.greeting(url, models.names[0], settings))
+        _say(greeting.greeting(url, models.names[0], settings, reads_images=reads_images))
 
 
 def _say(text: str) -> None:

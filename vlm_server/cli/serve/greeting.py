@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from vlm_server import __version__
 from vlm_server.cli.client.images import red_circle_url
@@ -29,14 +29,19 @@ def first_words(url: str, model_name: str, stream: TextIO) -> str:
     return "\n".join([f"vlm-server {__version__}", "", *lines, ""])
 
 
-def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> str:
+def invitation(
+    url: str, seconds: float, settings: Settings, stream: TextIO, *, reads_images: bool = True
+) -> str:
     """The text for a person at a terminal when the model is ready."""
     words = [_program(), "ask"]
     if url != _DEFAULT_URL:
         words += ["--url", url]
     if settings.server.needs_key:
         words += ["--api-key-file", "FILE"]
-    command = shlex.join([*words, "picture.png"]) + ' "What is in this picture?"'
+    if reads_images:
+        command = shlex.join([*words, "picture.png"]) + ' "What is in this picture?"'
+    else:
+        command = shlex.join(words) + ' "Why is the sky blue?"'
     bold = _bold(stream)
     return (
         f"Ready after {seconds:.1f} s. Open the page, or ask from another terminal:\n\n"
@@ -57,20 +62,23 @@ def _bold(stream: TextIO) -> Callable[[str], str]:
     return lambda text: f"\x1b[1m{text}\x1b[0m"
 
 
-def greeting(url: str, model_name: str, settings: Settings) -> str:
+def greeting(url: str, model_name: str, settings: Settings, *, reads_images: bool = True) -> str:
     """The text for a program when the model is ready: the address, and an example request."""
+    with_key = settings.server.needs_key
+    example = example_request(url, model_name, with_key=with_key, reads_images=reads_images)
     return (
         f"Ready: {model_name} is served at {url}\n\n"
-        f"Try it with a small image of a red circle:\n\n"
-        f"{example_request(url, model_name, with_key=settings.server.needs_key)}\n"
+        f"Try it{' with a small image of a red circle' if reads_images else ''}:\n\n{example}\n"
     )
 
 
-def example_request(url: str, model_name: str, *, with_key: bool) -> str:
-    """`curl` command with an image, and a placeholder for an API key."""
-    image = {"type": "image_url", "image_url": {"url": red_circle_url()}}
-    text = {"type": "text", "text": "What shape is this?"}
-    messages = [{"role": "user", "content": [image, text]}]
+def example_request(url: str, model_name: str, *, with_key: bool, reads_images: bool = True) -> str:
+    """`curl` command, with an image if possible, and a placeholder for an API key."""
+    content: Any = "Why is the sky blue?"
+    if reads_images:
+        image = {"type": "image_url", "image_url": {"url": red_circle_url()}}
+        content = [image, {"type": "text", "text": "What shape is this?"}]
+    messages = [{"role": "user", "content": content}]
     body = {"model": model_name, "max_tokens": 64, "messages": messages}
     words = ["curl", f"{url}/chat/completions", "-H", "Content-Type: application/json"]
     if with_key:

@@ -66,6 +66,7 @@ def process_image(
     spec: ModelSpec, placeholder: str, pixels: NDArray[np.uint8], param: str
 ) -> Processed:
     """Process an image of (height, width, 3) RGB. Raises InvalidImage, naming `param`."""
+    assert spec.image_token_id is not None
     height, width = pixels.shape[:2]
     description = f"image of {width}x{height} pixels"
     with _named_failures(description, InvalidImage, param):

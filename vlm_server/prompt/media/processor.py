@@ -137,8 +137,10 @@ class MediaProcessor:
     def _image(
         self, pixels: NDArray[np.uint8], param: str, cancellation: Cancellation
     ) -> Processed:
+        placeholder = self._template.placeholder
+        assert placeholder is not None
         cancellation.check()
-        return process_image(self._spec, self._template.placeholder, pixels, param)
+        return process_image(self._spec, placeholder, pixels, param)
 
     def _video(self, decoded: Clip, param: str, cancellation: Cancellation) -> Processed:
         token_id, placeholder = self._spec.video_token_id, self._template.video_placeholder

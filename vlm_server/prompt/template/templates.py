@@ -104,7 +104,7 @@ class ChatTemplate:
         self._names = frozenset(names)
         self._traits = TemplateProbe(apply).run(image_placeholders, video_token)
         self.placeholder = self._traits.placeholder
-        """The text of one image in a rendered prompt."""
+        """The text of one image in a rendered prompt; None if the model reads text alone."""
         self.video_placeholder = self._traits.video_placeholder
         """The text of one video in a rendered prompt; None if the template takes no videos."""
 
@@ -188,7 +188,7 @@ class ChatTemplate:
 
     def _content(self, message: Message, clean: Clean) -> str | list[Any]:
         if message.role not in self._traits.roles_with_parts or not message.content:
-            placeholder, parts = self.placeholder, message.content
+            placeholder, parts = self.placeholder or "", message.content
             return "".join(clean(p.text) if isinstance(p, TextPart) else placeholder for p in parts)
         return [
             {"type": "text", "text": clean(part.text)}

@@ -39,7 +39,7 @@ class TemplateTraits:
     are not rendered. takes_user_after_result: whether a user's turn may follow a tool's result.
     """
 
-    placeholder: str
+    placeholder: str | None
     video_placeholder: str | None
     roles_with_parts: frozenset[str]
     takes_system: bool
@@ -61,7 +61,7 @@ class TemplateProbe:
         """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
         prompt = self._render_parts({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
         image_placeholder = next((name for name in image_placeholders if name in prompt), None)
-        placeholder = image_placeholder or image_placeholders[0]
+        placeholder = image_placeholder or next(iter(image_placeholders), None)
         roles = {"user"} if image_placeholder else set[str]()
         if image_placeholder:
             self._user = {"role": "user", "content": PROBE_PARTS}
@@ -72,7 +72,7 @@ class TemplateProbe:
         ):
             roles.add("assistant")
         calls = self._find_calls()
-        if calls is not None and self._shows_image_in_result(calls, placeholder):
+        if calls and placeholder and self._shows_image_in_result(calls, placeholder):
             roles.add("tool")
         return TemplateTraits(
             placeholder=placeholder,

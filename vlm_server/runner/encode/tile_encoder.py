@@ -34,6 +34,7 @@ def encode_tiles(
     """
     keys = [tile_key(tile, work.prompt.cache_salt) for tile in tiles]
     image_token_id = loaded.spec.image_token_id
+    assert image_token_id is not None
     num_tokens = int(np.isin(work.token_ids, loaded.spec.media_token_ids).sum()) // len(tiles)
     # Looked up before any new tile could displace them.
     cached = {key: cache.get(key) for key in dict.fromkeys(keys)}

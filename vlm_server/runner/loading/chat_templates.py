@@ -118,10 +118,10 @@ def template_in(file: str) -> ChosenTemplate:
         raise ModelLoadError(f"model.chat_template: {path} is no text") from None
 
 
-def own_template(image: str, video: str | None, tokens: Collection[str]) -> ChosenTemplate:
+def own_template(image: str | None, video: str | None, tokens: Collection[str]) -> ChosenTemplate:
     """A template for a checkpoint without one. `tokens`: its tokenizer's, with the special ones.
 
-    `image` and `video` are the tokens that stand for an image and for a video.
+    `image` and `video` are the tokens that stand for an image and for a video, if there are any.
     """
     name = next((token for token in _KNOWN if token in tokens), None)
     marks = _ROLES if name is None else _KNOWN[name]
@@ -130,8 +130,8 @@ def own_template(image: str, video: str | None, tokens: Collection[str]) -> Chos
         "start": marks.start,
         "end": marks.end,
         "last": marks.last,
-        "image": json.dumps(_between_marks(image, tokens)),
-        "video": json.dumps(_between_marks(video or image, tokens)),
+        "image": json.dumps(_between_marks(image or "", tokens)),
+        "video": json.dumps(_between_marks(video or image or "", tokens)),
     }
     warning = (
         f"the checkpoint has no chat template: {as_what}, which may not be how the model was "

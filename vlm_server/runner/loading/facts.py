@@ -17,7 +17,7 @@ from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.families import FAMILIES, refuse_unservable
+from vlm_server.runner.families import refuse_unservable, row_of
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalise
 from vlm_server.runner.loading.checkpoint.weights import Budget, bytes_as, check_fits, dtype_on
@@ -42,7 +42,7 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
     device, plan, model = current_device(), request.plan, request.model
     limit = limit_bytes(request.memory, device)
     config = plan.config if plan else layout.read_object(Path(model.path) / layout.CONFIG)
-    row = FAMILIES.get(layout.family(config))
+    row = row_of(config)
     examination = Examination(
         family=row.name if row else layout.family(config),
         is_checked=row is not None and row.is_checked,
@@ -76,8 +76,6 @@ def _planned_bytes(
         get_model_and_args(config=config)
     except Exception as error:  # noqa: BLE001  families fail with any exception
         raise ModelLoadError(f"mlx-vlm has no family {examination.family!r} ({error})") from None
-    if not layout.is_vision_model(config):
-        raise ModelLoadError(f"{examination.family} names no image token: not a vision model")
     refuse_unservable(config, allow_unchecked=model.allow_unchecked)
     kind, size = _STORED.get(examination.quantization, ("U8", 1))
     tensors = plan.parameters or {kind: plan.weight_bytes // size}
@@ -92,7 +90,8 @@ def _with_weights(examination: Examination, model: ModelSettings, least_tokens: 
     Raises ModelLoadError as loading would, as far as unread weights can tell.
     """
     with open_lazily(model, current_device(), examination.limit_bytes) as opened:
-        image_token_of(opened.family, opened.model, opened.config)
+        if opened.family.reads_images:
+            image_token_of(opened.family, opened.model, opened.config)
         state = planned_state_size(opened.model.language_model, opened.family)
     free_bytes = examination.limit_bytes - opened.size_bytes
     fitting = bisect_right(
@@ -146,8 +145,9 @@ def _modified_at(folder: Path) -> float:
 
 
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
-    """The kinds of input and output; all families get videos, if only as frames."""
-    capabilities = ["completion", "vision", "video", "structured_output"]
+    """The kinds of input and output; all that read images get videos, if only as frames."""
+    capabilities = ["completion", "structured_output"]
+    capabilities += ["vision", "video"] if loaded.spec.reads_images else []
     capabilities += ["tools"] if loaded.spec.tool_parser is not None else []
     capabilities += ["thinking"] if loaded.spec.reasoning_format is not None else []
     return tuple(capabilities)

@@ -19,7 +19,7 @@ from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.families import FAMILIES, Family, refuse_unservable
+from vlm_server.runner.families import Family, refuse_unservable, row_of
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalise, spelling_of
@@ -34,7 +34,7 @@ from vlm_server.runner.loading.checkpoint.view import no_code_of, view_of, weigh
 from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
-from vlm_server.runner.loading.probe import family_of
+from vlm_server.runner.loading.probe import probe
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.deepstack import add_to_all_tokens
@@ -131,7 +131,7 @@ def open_lazily(
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{folder}/config.json names no model_type")
     refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
-    row, prefixes = FAMILIES.get(config["model_type"]), spelling_of(config).weight_prefixes
+    row, prefixes = row_of(config), spelling_of(config).weight_prefixes
     config = normalise(config)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
     tensors = tensors_in(folder)
@@ -142,7 +142,7 @@ def open_lazily(
             model, processor = _load(folder, view)
         if row is not None and row.part:
             model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
-        family = family_of(str(config["model_type"]), model, processor)
+        family = row or probe(str(config["model_type"]), model, processor)
         for warning in family.warnings:
             logger.warning("%s", warning)
         if dtype != "auto":

@@ -37,13 +37,13 @@ Json = dict[str, Any]
 def model_spec(
     settings: ModelSettings, config: Json, family: Family, model: Any, processor: Any
 ) -> ModelSpec:
-    """The spec of a loaded model. Raises ModelLoadError without an image token or a fast tokenizer,
-    or for an unknown tool parser."""
+    """The spec of a loaded model. Raises ModelLoadError without a fast tokenizer, or for an unknown
+    tool parser, or for a model that reads images without an image token."""
     folder = Path(settings.path)
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
-    image_token_id = image_token_of(family, model, config)
+    image_token_id = image_token_of(family, model, config) if family.reads_images else None
     stand_in = None
     if family.image_text:
         stand_in = _stand_in(family, model, processor)
@@ -56,6 +56,7 @@ def model_spec(
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
         template = _template(settings, processor, model_processor, placeholders, video)
     return ModelSpec(
+        family=family.name,
         tokenizer=tokenizer,
         backend=tokenizer.backend_tokenizer,
         image_token_id=image_token_id,
@@ -102,7 +103,7 @@ def _template(
     if (template := template_of_checkpoint(processor)) is not None:
         return ChosenTemplate(template)
     tokenizer = getattr(processor, "tokenizer", processor)
-    image = next(filter(model_processor.expands, placeholders), placeholders[0])
+    image = next(filter(model_processor.expands, placeholders), next(iter(placeholders), None))
     chosen = own_template(image, video, tokenizer.get_vocab().keys())
     logger.warning("%s", *chosen.warnings)
     return chosen
@@ -139,8 +140,10 @@ def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
 
 
 def _image_placeholders(
-    family: Family, processor: Any, tokenizer: Any, image_token_id: int
+    family: Family, processor: Any, tokenizer: Any, image_token_id: int | None
 ) -> tuple[str, ...]:
+    if image_token_id is None:
+        return ()
     names = (
         family.image_text,
         getattr(processor, "boi_token", None),

@@ -6,7 +6,9 @@ must be those of its row (tests/integration/test_family_table.py).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -16,18 +18,13 @@ from numpy.typing import NDArray
 
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
 from vlm_server.runner.device.arrays import to_numpy
-from vlm_server.runner.families import FAMILIES, POSITION_STATE, WRITE_PROMPTS, Family, MRopeRule
+from vlm_server.runner.families import POSITION_STATE, WRITE_PROMPTS, Family, MRopeRule
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.fixes import drop_tokenizer_options
 from vlm_server.runner.vision.towers import fast_tower_of
 
 _PROBE_TOKENS = 2
-
-
-def family_of(name: str, model: Any, processor: Any) -> Family:
-    """The family of a loaded model with this `model_type`: its row, or what probing finds."""
-    return FAMILIES.get(name) or probe(name, model, processor)
 
 
 def probe(name: str, model: Any, processor: Any) -> Family:
@@ -39,12 +36,18 @@ def probe(name: str, model: Any, processor: Any) -> Family:
     return Family(
         name,
         is_checked=False,
+        reads_images=hasattr(_package_of(model), "VisionConfig"),
         mrope=MRopeRule.ASK_MODEL if hasattr(language_model, "get_rope_index") else None,
         tower=fast_tower_of(getattr(model, "vision_tower", None)),
         fix=drop_tokenizer_options if isinstance(processor, LlavaProcessor) else None,
         position_state=tuple(name for name in POSITION_STATE if hasattr(language_model, name)),
         writes_prompts=name in WRITE_PROMPTS,
     )
+
+
+def _package_of(model: Any) -> ModuleType:
+    """mlx-vlm's package of the model's family."""
+    return sys.modules[type(model).__module__.rpartition(".")[0]]
 
 
 def planned_state_size(language_model: Any, family: Family) -> StateSize:

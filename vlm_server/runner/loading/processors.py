@@ -36,7 +36,7 @@ class ModelProcessor:
     """One model's processor, as `ModelSpec` has it. Thread-safe."""
 
     def __init__(
-        self, processor: Any, image_token_id: int, stand_in: StandIn | None = None
+        self, processor: Any, image_token_id: int | None, stand_in: StandIn | None = None
     ) -> None:
         self._processor = processor
         _encode_one_by_one(getattr(processor, "tokenizer", processor))

@@ -32,8 +32,8 @@ _IN_USE = ("ready", "unresponsive", "unloading")
 """States of engines that hold a model."""
 _CAPABILITIES = ("completion", "vision", "tools", "thinking")
 """Capabilities that Ollama's clients know."""
-_COMMON_CAPABILITIES = ("completion", "vision")
-"""Capabilities of every served model."""
+_UNKNOWN_CAPABILITIES = ("completion", "vision")
+"""Capabilities that a model is said to have before it was loaded."""
 _QUANTIZATIONS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -175,7 +175,7 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
 
 def _capabilities(facts: ModelFacts) -> tuple[str, ...]:
     """The model's capabilities that Ollama's clients know."""
-    capabilities = (*_COMMON_CAPABILITIES, *facts.capabilities)
+    capabilities = facts.capabilities or _UNKNOWN_CAPABILITIES
     return tuple(name for name in _CAPABILITIES if name in capabilities)
 
 

@@ -38,7 +38,9 @@ function choose() {
     models.map(({ id }) => id),
   );
   model = models.find(({ id }) => id === name);
-  $("think-field").hidden = !model.capabilities?.includes("thinking");
+  const can = model.capabilities;
+  $("think-field").hidden = !can?.includes("thinking");
+  for (const id of ["choose", "photograph", "well"]) $(id).hidden = can && !can.includes("vision");
 }
 
 export function startAsk() {

@@ -16,7 +16,7 @@ from typing import Any
 from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import FAMILIES, Spelling
+from vlm_server.runner.families import Spelling, row_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def normalise(config: Json) -> Json:
 
 
 def spelling_of(config: Json) -> Spelling:
-    row = FAMILIES.get(str(config.get("model_type")))
+    row = row_of(config)
     return row.spelling if row else Spelling()
 
 
