@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of vision-language families, which `mlx_vlm.load` reads offline."""
+"""Tiny random checkpoints that `mlx_vlm.load` reads offline, of vision-language and text models."""
 
 from __future__ import annotations
 
@@ -30,49 +30,57 @@ from tests.tiny_models import (
     qwen,
 )
 from tests.tiny_models.checkpoint import Family, definition_key, write
+from tests.tiny_models.texts import TEXTS
 
+_VISION_LANGUAGE: dict[str, Family] = {
+    "qwen2_5_vl": qwen.QWEN2_5_VL,
+    "qwen3_vl": qwen.QWEN3_VL,
+    "qwen3_5": qwen.QWEN3_5,
+    "gemma3": gemma.GEMMA3,
+    "gemma4": gemma4.GEMMA4,
+    "smolvlm": idefics.SMOLVLM,
+    "qwen2_vl": qwen.QWEN2_VL,
+    "qwen3_vl_moe": qwen.QWEN3_VL_MOE,
+    "idefics3": idefics.IDEFICS3,
+    "pixtral": mistral.PIXTRAL,
+    "mistral3": mistral.MISTRAL3,
+    "internvl": internvl.INTERNVL,
+    "glm4v": glm.GLM4V,
+    "glm4v_moe": glm.GLM4V_MOE,
+    "aya_vision": aya.AYA_VISION,
+    "llava": llava.LLAVA,
+    "llava_onevision": llava_onevision.LLAVA_ONEVISION,
+    "qwen3_5_moe": qwen.QWEN3_5_MOE,
+    "gemma3n": gemma3n.GEMMA3N,
+    "fastvlm": fastvlm.FASTVLM,
+    "qwen3_omni_moe": qwen.QWEN3_OMNI_MOE,
+    "granite4_vision": granite.GRANITE4_VISION,
+    "lfm2_vl": lfm2.LFM2_VL,
+    "paddleocr_vl": paddle.PADDLEOCR_VL,
+    "internvl_chat": internvl.INTERNVL_CHAT,
+    "kimi_vl": kimi.KIMI_VL,
+    "dots_ocr": dots.DOTS_OCR,
+    "glm_ocr": glm.GLM_OCR,
+}
 _SHAPES: dict[str, dict[str, Family]] = {
-    "tiny": {
-        "qwen2_5_vl": qwen.QWEN2_5_VL,
-        "qwen3_vl": qwen.QWEN3_VL,
-        "qwen3_5": qwen.QWEN3_5,
-        "gemma3": gemma.GEMMA3,
-        "gemma4": gemma4.GEMMA4,
-        "smolvlm": idefics.SMOLVLM,
-        "qwen2_vl": qwen.QWEN2_VL,
-        "qwen3_vl_moe": qwen.QWEN3_VL_MOE,
-        "idefics3": idefics.IDEFICS3,
-        "pixtral": mistral.PIXTRAL,
-        "mistral3": mistral.MISTRAL3,
-        "internvl": internvl.INTERNVL,
-        "glm4v": glm.GLM4V,
-        "glm4v_moe": glm.GLM4V_MOE,
-        "aya_vision": aya.AYA_VISION,
-        "llava": llava.LLAVA,
-        "llava_onevision": llava_onevision.LLAVA_ONEVISION,
-        "qwen3_5_moe": qwen.QWEN3_5_MOE,
-        "gemma3n": gemma3n.GEMMA3N,
-        "fastvlm": fastvlm.FASTVLM,
-        "qwen3_omni_moe": qwen.QWEN3_OMNI_MOE,
-        "granite4_vision": granite.GRANITE4_VISION,
-        "lfm2_vl": lfm2.LFM2_VL,
-        "paddleocr_vl": paddle.PADDLEOCR_VL,
-        "internvl_chat": internvl.INTERNVL_CHAT,
-        "kimi_vl": kimi.KIMI_VL,
-        "dots_ocr": dots.DOTS_OCR,
-        "glm_ocr": glm.GLM_OCR,
-    },
+    "tiny": _VISION_LANGUAGE | TEXTS,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
 ONE_IMAGE = ("granite4_vision", "paddleocr_vl")
 """Families that mlx-vlm can show one image only, by its processor or its model."""
 LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""
+WHOLE_PROMPTS = ("phi", "stablelm")
+"""Families that mlx-vlm's `generate` answers with `prefill_step_size=None` only.
+
+It hands a part of a prompt on as `inputs`, and theirs is named otherwise.
+"""
 GROUP_SIZE = 32
 """The smallest that MLX has: the vision towers are 32 wide."""
 CACHE = Path(__file__).parents[2] / ".cache" / "tiny_models"
 SHAPES: tuple[str, ...] = tuple(_SHAPES)
-FAMILIES: tuple[str, ...] = tuple(_SHAPES["tiny"])
+FAMILIES: tuple[str, ...] = tuple(_VISION_LANGUAGE)
+TEXT_FAMILIES: tuple[str, ...] = tuple(TEXTS)
 
 
 def definition(family: str, shape: str = "tiny") -> Family:

@@ -20,6 +20,7 @@ HEAD_GAIN = 8.0
 ATTENTION_GAIN = 2.0
 QUIET_SCALE = 0.01
 CONV_DIMS = 4
+HEAD_NORMS = ("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")
 MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 Array = NDArray[np.float32]
 
@@ -33,6 +34,7 @@ class Style:
     `tied_scale`: of a tied embedding, or a token's own would choose that token again.
     `conv_gain`: by how much weights of 2-D convolutions are larger.
     `last_norm`: what the norm before the head is called.
+    `embedding`: what the table of tokens is called.
     """
 
     tied_head: bool = False
@@ -40,6 +42,7 @@ class Style:
     tied_scale: float = 0.25
     conv_gain: float = 1.0
     last_norm: str = "model.norm.weight"
+    embedding: str = "embed_tokens.weight"
 
 
 def parameters(config: dict[str, Any]) -> dict[str, Array]:
@@ -64,7 +67,7 @@ def random_weights(
     }
     quiet = sorted(quiet_ids)
     if style.tied_head:
-        embeddings = _only(weights, "language_model", "embed_tokens.weight")
+        embeddings = _only(weights, "language_model", style.embedding)
         embeddings *= style.tied_scale
         embeddings[quiet] *= QUIET_SCALE
         norm = _only(weights, "language_model", style.last_norm)
@@ -82,7 +85,9 @@ def save(weights: dict[str, Array], path: Path) -> None:
 
 
 def _draw(name: str, default: Array, style: Style, rng: np.random.Generator) -> Array:
-    if default.ndim == 1:
+    if default.ndim == 0:
+        return np.asarray(default * (1.0 + 0.1 * rng.standard_normal()), np.float32)
+    if default.ndim == 1 or name.endswith((*HEAD_NORMS, "A_log")):
         return random_vector(name, default, style, rng)
     noise = rng.standard_normal(default.shape)
     return (scale_of(name, default.shape, style) * noise).astype(np.float32)
@@ -92,9 +97,10 @@ def scale_of(name: str, shape: tuple[int, ...], style: Style) -> float:
     """The standard deviation of a parameter of two or more dimensions."""
     if any(part in name for part in ("position", "pos_embed", "cls_token")):
         return 0.5
-    if "embed_tokens" in name:
+    if "embed_tokens" in name or name.endswith(style.embedding):
         return float(shape[-1] ** -0.5)
-    gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
+    attends = any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "query_key_value"))
+    gain = ATTENTION_GAIN if attends else 1.0
     gain *= style.conv_gain if len(shape) == CONV_DIMS else 1.0
     return float(gain / np.sqrt(np.prod(_fan_in(name, shape))))
 
@@ -110,7 +116,7 @@ def _vector(
 ) -> NDArray[np.float64]:
     if name.endswith("A_log"):
         return np.log(rng.uniform(1.0, 4.0, default.shape))
-    if name.endswith(("q_norm.weight", "k_norm.weight")):  # these undo the projections' gain
+    if name.endswith(HEAD_NORMS):  # these undo the projections' gain
         return ATTENTION_GAIN * (1.0 + 0.1 * noise) - style.norm_offset
     if np.all(default == 1.0):
         return 1.0 + 0.1 * noise - style.norm_offset
