@@ -14,22 +14,23 @@ from safetensors.numpy import load_file, save_file
 from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import _WRONG
+from vlm_server.runner.families import _WRONG, row_of
 from vlm_server.runner.families import FAMILIES as ROWS
 from vlm_server.runner.loading.facts import model_facts
 
+VISION_LANGUAGE = [family for family in ROWS.values() if family.reads_images]
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 
 
 def test_documented_families_are_checked_families():
-    checked = TABLE.read_text().partition("## Others")[0]
-    names = {family.name for family in ROWS.values()}
+    checked = TABLE.read_text().partition("## Text models")[0]
+    names = {family.name for family in VISION_LANGUAGE}
     assert set(re.findall(r"^\| `(\w+)`", checked, re.MULTILINE)) == names
     with_video = {family.name for family in ROWS.values() if family.takes_videos}
     assert set(re.findall(r"^\| `(\w+)` .* whole \|", checked, re.MULTILINE)) == with_video
     assert set(FAMILIES) == names
     assert all(family.is_checked for family in ROWS.values())
-    for family in ROWS.values():
+    for family in VISION_LANGUAGE:
         for alias in family.aliases:
             assert f"`{family.name}` (`{alias}`)" in checked
 
@@ -45,7 +46,21 @@ def test_documented_capabilities_match_family_table():
             seen.add(name)
             assert ROWS[name].takes_videos == (video == "whole"), name
             assert ROWS[name].coordinates in ("", coordinates), name
-    assert seen == {family.name for family in ROWS.values()}
+    assert seen == {family.name for family in VISION_LANGUAGE}
+
+
+def test_documented_text_families_are_those_of_family_table():
+    section = TABLE.read_text().partition("## Text models")[2].partition("## Others")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row))}
+    assert named == {family.name for family in ROWS.values() if not family.reads_images}
+    aliases = {
+        name
+        for row in rows
+        for names in re.findall(r"\((.*?)\)", row)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert all(row_of({"model_type": alias}) is not None for alias in aliases)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "pixtral"])

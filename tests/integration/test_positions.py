@@ -21,7 +21,9 @@ pytestmark = pytest.mark.families("rope")
 
 Grid = tuple[int, int, int]
 
-WITH_MROPE = sorted(name for name, family in FAMILIES.items() if family.mrope)
+WITH_MROPE = sorted(
+    name for name, family in FAMILIES.items() if family.mrope and family.reads_images
+)
 TEXT = 7
 SIDES = st.integers(1, 9)
 SHAPES = st.tuples(SIDES, SIDES)

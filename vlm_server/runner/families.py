@@ -19,10 +19,12 @@ from vlm_server.runner.model.fixes import (
     Fix,
     drop_tokenizer_options,
     embed_as_trained,
+    group_masks,
     look_up_image_token,
     name_deepstack_layers,
     name_image_context,
     read_settings,
+    use_static_rope,
 )
 from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
 from vlm_server.runner.vision.towers import DeepstackTower, FrameTower, GlmTower, WindowTower
@@ -217,23 +219,65 @@ _ROWS = (
     ),
     Family("smolvlm", is_shardable=True, tiling=Tiling(axis=1)),
 )
-_TEXT_ROWS = tuple(
-    Family(name, reads_images=False)
-    for name in (
-        "deepseek_v3",
-        "gemma2",
-        "gemma3_text",
-        "gemma4_text",
-        "glm4",
-        "glm4_moe",
-        "gpt_oss",
-        "llama",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-    )
+_TEXTS = (
+    "apertus",
+    "bailing_moe",
+    "cohere",
+    "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "dots1",
+    "ernie4_5",
+    "exaone4",
+    "falcon_h1",
+    "gemma3_text",
+    "gemma4_text",
+    "glm4",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "hunyuan_v1_dense",
+    "jamba",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "llama",
+    "mamba2",
+    "minimax",
+    "ministral3",
+    "mixtral",
+    "nemotron_h",
+    "olmo2",
+    "olmo3",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+)
+"""Families that read text alone, and need no more than a row."""
+_TEXT_ROWS = (
+    *(Family(name, reads_images=False) for name in _TEXTS),
+    Family("gemma2", reads_images=False, fix=group_masks),
+    Family("internlm3", reads_images=False, fix=use_static_rope),
+    *(
+        Family(
+            name,
+            reads_images=False,
+            mrope=MRopeRule.ASK_MODEL,
+            position_state=POSITION_STATE,
+        )
+        for name in ("qwen3_5_moe_text", "qwen3_5_text")
+    ),
 )
 FAMILIES = {
     name: family for family in (*_ROWS, *_TEXT_ROWS) for name in (family.name, *family.aliases)

@@ -93,6 +93,41 @@ def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:
             layer.self_attn.rope = _RopeBefore(layer.self_attn.rope)
 
 
+def group_masks(model: Any, _processor: Any, _settings: Settings) -> None:
+    """Gemma 2: give masks of several rows the axis of the groups of heads, which its own attention
+    lacks: it can't compute a batch."""
+    for layer in model.language_model.layers:
+        if layer.self_attn.repeats > 1:
+            layer.self_attn = _GroupedMask(layer.self_attn)
+
+
+class _GroupedMask(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
+    """Attention by groups of heads, called with a mask, (rows, 1, queries, keys)."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> Any:
+        if mask is not None and mask.ndim == _ROWS_DIMENSIONS:
+            mask = mx.expand_dims(mask, 1)
+        return self.inner(x, mask, cache)
+
+
+_ROWS_DIMENSIONS = 4
+
+
+def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
+    """InternLM 3: RoPE with the base of prompts within its context, which is all that is served.
+    mlx-vlm's compares one position with the context's length, and fails for several rows."""
+    for layer in model.language_model.layers:
+        rope = layer.self_attn.rope
+        if type(rope).__name__ == "DynamicNTKScalingRoPE":
+            layer.self_attn.rope = nn.RoPE(  # type: ignore[attr-defined]
+                rope.dims, rope.traditional, rope.original_base, rope.scale
+            )
+
+
 class _RopeBefore(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
     """RoPE that is called with the position after its input instead of its first position."""
 

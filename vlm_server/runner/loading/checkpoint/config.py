@@ -128,7 +128,7 @@ class _Part:
         """Set the interval of layers without a window, for families that ignore `layer_types`."""
         kinds = self._table.get("layer_types")
         name = "sliding_window_pattern"
-        is_known = isinstance(self._table.get(name), int) or "layer_types" in self._fields
+        is_known = isinstance(self._table.get(name), int | str) or "layer_types" in self._fields
         if is_known or name not in self._fields or not isinstance(kinds, list):
             return
         if "full_attention" not in kinds:
