@@ -17,12 +17,13 @@ from tests.integration.harness import (
     ask,
     conversation,
 )
+from tests.integration.test_compiled_model import compiled
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.tiny_models import TEXT_FAMILIES, WHOLE_PROMPTS, cached
 from vlm_server.cache.caches import Caches
 from vlm_server.protocol import Failed, Finished, SamplingParams
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families import FAMILIES, row_of
 from vlm_server.runner.kv.layers import can_store, needs_snapshots
 
 LONGER = SamplingParams(max_tokens=24, temperature=0.0)
@@ -71,6 +72,10 @@ def add_all(engine: EngineHarness, stagger: int, suffix: str = "") -> None:
 def mlx_vlms(text_family: str) -> tuple[mx.array, object]:
     model, processor = mlx_vlm.load(str(cached(text_family)))
     model.set_dtype(mx.float32)
+    row = row_of({"model_type": text_family})
+    assert row is not None
+    if fix := row.fix:
+        fix(model, processor, {})
     return model, processor
 
 
@@ -102,6 +107,16 @@ def test_batched_and_chunked_text_answers_equal_answers_alone(
     engine.run()
     assert engine.tokens == alone.tokens
     assert engine.num_tracked == 0
+
+
+@pytest.mark.parametrize(("mixed_step_tokens", "stagger"), [(0, 0), (64, 3)])
+def test_compiled_text_answers_equal_uncompiled_ones(
+    served: Served, alone: EngineHarness, mixed_step_tokens: int, stagger: int
+):
+    engine, _ = compiled(served, mixed_step_tokens)
+    add_all(engine, stagger)
+    engine.run()
+    assert engine.tokens == alone.tokens
 
 
 def test_answers_after_cached_text_prefix_equal_answers_alone(served: Served, alone: EngineHarness):

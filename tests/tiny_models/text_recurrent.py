@@ -182,18 +182,4 @@ RECURRENT: dict[str, Family] = {
         mamba_d_conv=4,
         mamba_rms_norm=True,
     ),
-    "jamba": text_family(
-        "JambaForCausalLM",
-        Style(last_norm="model.final_layernorm.weight"),
-        model_type="jamba",
-        attn_layer_offset=1,
-        attn_layer_period=2,
-        expert_layer_offset=1,
-        expert_layer_period=2,
-        mamba_d_conv=4,
-        mamba_d_state=16,
-        mamba_expand=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-    ),
 }

@@ -24,6 +24,7 @@ from vlm_server.runner.model.fixes import (
     name_deepstack_layers,
     name_image_context,
     read_settings,
+    scale_all_embeddings,
     use_static_rope,
 )
 from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
@@ -236,11 +237,8 @@ _TEXTS = (
     "glm4_moe",
     "glm4_moe_lite",
     "gpt_oss",
-    "granite",
-    "granitemoe",
     "granitemoehybrid",
     "hunyuan_v1_dense",
-    "jamba",
     "kimi_linear",
     "lfm2",
     "lfm2_moe",
@@ -268,6 +266,8 @@ _TEXTS = (
 _TEXT_ROWS = (
     *(Family(name, reads_images=False) for name in _TEXTS),
     Family("gemma2", reads_images=False, fix=group_masks),
+    Family("granite", reads_images=False, fix=scale_all_embeddings),
+    Family("granitemoe", reads_images=False, fix=scale_all_embeddings),
     Family("internlm3", reads_images=False, fix=use_static_rope),
     *(
         Family(

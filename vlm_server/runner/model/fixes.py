@@ -117,6 +117,19 @@ class _GroupedMask(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is n
 _ROWS_DIMENSIONS = 4
 
 
+def scale_all_embeddings(model: Any, _processor: Any, _settings: Settings) -> None:
+    """Granite: scale the embeddings of an answer's tokens too, not just those of the prompt."""
+    text = model.language_model.model
+    kind = type(text)
+
+    def call(self: Any, inputs: Any, cache: Any = None, inputs_embeds: Any = None) -> Any:
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(inputs)
+        return kind.__call__(self, inputs, cache, inputs_embeds)
+
+    text.__class__ = type(f"Scaled{kind.__name__}", (kind,), {"__call__": call})
+
+
 def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
     """InternLM 3: RoPE with the base of prompts within its context, which is all that is served.
     mlx-vlm's compares one position with the context's length, and fails for several rows."""
