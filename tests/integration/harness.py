@@ -254,7 +254,7 @@ class InlineEncoder:
     """What each call is said to have taken, if not what it took."""
     has_parts_left = False
 
-    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool) -> None:
         pass
 
     def start(self, works: Sequence[EncodeWork]) -> None:

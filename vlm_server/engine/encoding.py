@@ -15,11 +15,8 @@ from vlm_server.interfaces import Encoder, EncodeWork
 
 logger = logging.getLogger(__name__)
 
-_MAX_LONG_STEPS = 4
-"""The number of long steps after which a turn is due, so that prompts can't delay an encode."""
-
-_Parts = Generator[bool, None, EncodeDone]
-"""Launches a part between two yields; yields whether all parts of the call are launched."""
+_Parts = Generator[None, None, EncodeDone]
+"""Launches a part of a call between two yields."""
 
 
 def encode_in_parts(encoder: Encoder, encodes: Sequence[EncodeWork]) -> _Parts:
@@ -35,8 +32,8 @@ def encode_in_parts(encoder: Encoder, encodes: Sequence[EncodeWork]) -> _Parts:
         try:
             encoding = encoder.begin(call)
             while encoding.advance():
-                yield False
-            yield True
+                yield
+            yield
             outcomes += encoding.result()
         except GeneratorExit:
             raise
@@ -50,7 +47,7 @@ def encode_in_parts(encoder: Encoder, encodes: Sequence[EncodeWork]) -> _Parts:
             else:
                 outcomes.append(error)
         if calls:
-            yield False
+            yield
     seconds = time.perf_counter() - started_at
     names = ", ".join(f"{encode.span_index} of {encode.request_id}" for encode in encodes)
     logger.debug("encoded %s in %.1f ms", names, 1000 * seconds)
@@ -72,18 +69,13 @@ class EncoderInTurns:
     """An encoder on the inference thread, which launches a part of its work after each step.
 
     A decode step that overlaps with an encode would take as long as the encode. In turns, it waits
-    for one part, and not directly after a long step. No turn waits for more than one part, so that
-    the loop handles its messages in time.
+    for one part. No turn waits for more than that, so that the loop handles its messages in time.
     """
 
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
         self._parts: _Parts | None = None
-        self._is_launched = False
-        """Whether all parts of the call under way are launched."""
-        self._num_long_steps = 0
-        """Long steps since the last turn."""
         self._is_measured = True
         """Whether the time of the call is a measure: no step came between its parts."""
 
@@ -95,19 +87,15 @@ class EncoderInTurns:
         """Begin to encode `encodes` in one call, in the next turns."""
         assert self._parts is None
         self._parts = encode_in_parts(self._encoder, encodes)
-        self._is_launched, self._num_long_steps, self._is_measured = False, 0, True
+        self._is_measured = True
 
-    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool) -> None:
         """Launch the next part; after the last one, post the features."""
         if self._parts is None:
             return
         self._is_measured &= is_alone
-        if is_long and not self._is_launched and self._num_long_steps < _MAX_LONG_STEPS:
-            self._num_long_steps += 1
-            return
-        self._num_long_steps = 0
         try:
-            self._is_launched = next(self._parts)
+            next(self._parts)
         except StopIteration as end:
             self._parts, encode_done = None, end.value
             has_measure = self._is_measured or encode_done.seconds == math.inf

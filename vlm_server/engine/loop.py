@@ -147,9 +147,7 @@ class EngineLoop:
         """Launch the next part of an encode whose executor has no thread of its own."""
         if self.encoder.has_parts_left:
             self.runner.synchronize()  # late errors of the step are not the encode's
-        self.encoder.advance_encode(
-            is_alone=not plan.has_runner_work, is_long=bool(plan.decode and plan.prefills)
-        )
+        self.encoder.advance_encode(is_alone=not plan.has_runner_work)
 
     def _announce(self, on_device: OnDevice, plan: SchedulerOutput) -> None:
         """Send the front the requests that the device is about to work on, if they change.

@@ -120,7 +120,7 @@ class EncoderThread:
     def start(self, encodes: Sequence[EncodeWork]) -> None:
         self._thread.submit(self._encode, encodes)
 
-    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool) -> None:
         """Do nothing: the thread needs no turns."""
 
     def _encode(self, encodes: Sequence[EncodeWork]) -> None:

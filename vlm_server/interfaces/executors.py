@@ -32,12 +32,8 @@ class EncodeExecutor(Protocol):
         """Whether parts of an encode are left for `advance_encode`."""
         ...
 
-    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
-        """Launch the next part of an encode, if any.
-
-        is_alone: whether no step preceded. is_long: whether the step decoded and prefilled; an
-        executor may then wait for the next step.
-        """
+    def advance_encode(self, *, is_alone: bool) -> None:
+        """Launch the next part of an encode, if any; is_alone: whether no step preceded."""
         ...
 
 

@@ -91,7 +91,7 @@ class ScriptedEncoder:
     """The seconds of a call, by its number of images; see `EncodeDone`."""
     has_parts_left = False
 
-    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool) -> None:
         pass
 
     @property

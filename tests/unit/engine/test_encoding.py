@@ -30,9 +30,9 @@ class EncodeTurns:
             EncodeWork("a", index, request.prompt, request.inputs[index]) for index in range(3)
         ]
 
-    def turn(self, *, is_alone: bool = False, is_long: bool = False) -> int:
+    def turn(self, *, is_alone: bool = False) -> int:
         """The number of parts launched until now."""
-        self.encoder.advance_encode(is_alone=is_alone, is_long=is_long)
+        self.encoder.advance_encode(is_alone=is_alone)
         return self.model.encodings[-1].num_launched
 
     def done(self) -> EncodeDone:
@@ -88,37 +88,9 @@ def test_encoder_keeps_no_reference_to_returned_features():
 
 def test_advance_encode_without_work_does_nothing():
     turns = EncodeTurns()
-    turns.encoder.advance_encode(is_alone=False, is_long=False)
+    turns.encoder.advance_encode(is_alone=False)
     assert not turns.model.encodings
     assert turns.inbox.empty()
-
-
-def test_encode_part_waits_for_few_long_steps():
-    turns = EncodeTurns(num_parts=4)
-    turns.encoder.start(turns.works)
-    assert turns.turn() == 1
-    assert [turns.turn(is_long=True) for _ in range(6)] == [1, 1, 1, 1, 2, 2]
-    assert turns.turn() == 3
-    assert [turns.turn(is_long=True) for _ in range(5)] == [3, 3, 3, 3, 4]
-
-
-def test_features_are_returned_after_long_step():
-    turns = EncodeTurns(num_parts=1)
-    for _ in range(2):
-        turns.encoder.start(turns.works[:1])
-        assert turns.turn() == 1
-        turns.turn(is_long=True)
-        turns.done()
-
-
-def test_encode_delayed_by_long_step_is_not_measured():
-    turns = EncodeTurns(num_parts=2)
-    turns.encoder.start(turns.works[:1])
-    turns.turn(is_alone=True)
-    turns.turn(is_long=True)
-    for _ in range(2):
-        turns.turn(is_alone=True)
-    assert turns.done().seconds is None
 
 
 def test_failed_encode_batch_is_repeated_image_by_image():

@@ -44,6 +44,8 @@ class SchedulerConfig:
     """The formats of the model's tool calls and reasoning."""
     max_images_per_encode: int = 1
     """1 for a model that takes one image, or frame group of a video, at a time."""
+    encodes_in_turns: bool = False
+    """Whether an encode advances between steps, so that it may begin before a last chunk."""
     max_prompts_per_prefill: int = 1
     """1 for a model whose prompts can't be prefilled in one batch."""
 

@@ -76,8 +76,8 @@ class DeviceOrder:
         """The request of the disk read under way; it may have ended."""
         self._encoding: tuple[str, ...] = ()
         """The requests of the encode under way; they may have ended."""
-        self._encode_overlaps_chunk = False
-        """Whether the encode under way was started during a chunk."""
+        self._encode_during: str | None = None
+        """The request during whose chunk the encode under way was started."""
 
     @property
     def is_encoding(self) -> bool:
@@ -86,7 +86,7 @@ class DeviceOrder:
     @property
     def encode_overlaps_chunk(self) -> bool:
         """Whether the encode under way was started during a chunk: its time is no measure."""
-        return self._encode_overlaps_chunk
+        return self._encode_during is not None
 
     @property
     def under_way(self) -> set[str]:
@@ -118,7 +118,7 @@ class DeviceOrder:
     def next_to_encode(self, during: Request | None) -> Request | None:
         """The request whose media are next; None if it is a prompt's turn, or no request waits.
 
-        during: the request whose last chunk is prefilled at the same time, if any.
+        during: the request one of whose last chunks is prefilled at the same time, if any.
         """
         encoding = [r for r in self._requests.values() if r.state is State.ENCODING]
         if self._encoding or not encoding:
@@ -182,7 +182,9 @@ class DeviceOrder:
             for r in self._requests.values()
             if r.state is State.PREFILL
             and r not in prefilled
-            and not (r.has_uncached_media and self._encoding)
+            and (
+                not (r.has_uncached_media and self._encoding) or r.request_id == self._encode_during
+            )
         ]
         num_seqs = sum(
             len(r.seqs) for r in self._requests.values() if r.is_known_to_runner or r in prefilled
@@ -200,11 +202,11 @@ class DeviceOrder:
         """Record that the disk reader is done."""
         self._disk_reading = None
 
-    def start_encode(self, encodes: Sequence[EncodeWork], *, overlaps_chunk: bool) -> None:
-        """Record that the encoder begins with `encodes`; overlaps_chunk: during a chunk."""
+    def start_encode(self, encodes: Sequence[EncodeWork], during: Request | None) -> None:
+        """Record that the encoder begins with `encodes`, maybe during a chunk of `during`."""
         self._last_media = encodes[-1].request_id
         self._encoding = tuple(dict.fromkeys(encode.request_id for encode in encodes))
-        self._encode_overlaps_chunk = overlaps_chunk
+        self._encode_during = None if during is None else during.request_id
 
     def finish_encode(self) -> None:
         """Record that the encoder is done."""

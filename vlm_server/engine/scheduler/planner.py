@@ -59,6 +59,7 @@ class Planner:
         self._caches = caches
         self._admission = admission
         self._piggyback_tokens = piggyback_tokens
+        self._encodes_in_turns = config.encodes_in_turns
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
@@ -222,7 +223,7 @@ class Planner:
         return request.start_disk_read()
 
     def _start_encode(self, during: Request | None) -> tuple[EncodeWork, ...]:
-        """Encodes to start now, or during the last chunk of `during`."""
+        """Encodes to start now, or during a chunk of `during`, one of its last."""
         request = self._next_to_encode(during)
         if request is None:
             return ()
@@ -234,7 +235,7 @@ class Planner:
         elif not self._device_order.is_text_waiting:
             turns = self._device_order.encodes_after(request)
             encodes = self._encode_batcher.batch(encodes[0], turns)
-        self._device_order.start_encode(encodes, overlaps_chunk=during is not None)
+        self._device_order.start_encode(encodes, during)
         for request_id in {encode.request_id for encode in encodes}:
             self._requests[request_id].leave_queue()
         return tuple(encodes)
@@ -249,9 +250,13 @@ class Planner:
 
     def _start_encode_during_step(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
         """Encodes to start once a step with `prefills` is launched."""
-        if not prefills or not prefills[0].is_last:
+        if not prefills:
             return ()
-        request = self._requests[prefills[0].request_id]
+        chunk = prefills[0]
+        request = self._requests[chunk.request_id]
+        num_left = request.prompt.num_tokens - chunk.end
+        if num_left > self._encodes_in_turns * chunk.num_tokens:
+            return ()
         return self._start_encode(during=request) if request.has_uncached_media else ()
 
     def _start_prefills(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 _FAILED = "The model failed while encoding an image."
 _TURN_SECONDS = 0.01
 """Time that an encode may add to a decode step: about a step's own time."""
+_ENCODES_PER_MEASURE = 16
+"""Encodes of one size that go by the time of a part, before it is measured again."""
+_MAX_SIZES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class ImageEncoder:
         """`tiles`: None to encode images as a whole, even where tiles would be exact."""
         self._loaded = loaded
         self._tiles = tiles
+        self._part_times = PartTimes()
 
     def encode(self, encodes: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
         """The features of spans of one size, in order; the arrays are evaluated.
@@ -73,23 +78,61 @@ class ImageEncoder:
 
         It is one call of the vision tower, or a call for each tile.
         """
-        return ImageEncoding(self._loaded.errors, _parts(self._loaded, encodes, self._tiles))
+        return ImageEncoding(
+            self._loaded.errors,
+            _parts(self._loaded, encodes, self._tiles),
+            self._part_times,
+            sum(encode.num_tokens for encode in encodes),
+        )
 
 
 Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
 """The computation of features, which yields lazy arrays to evaluate in turn."""
 
 
+class PartTimes:
+    """The times of parts, by the number of tokens in their call.
+
+    The first part of a size may compile kernels, so each size is measured at least twice.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[float, ...]] = {}
+        """The last two times of each size, in seconds."""
+        self._num_uses = Counter[int]()
+        """The uses of each size since it was measured."""
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """Record the time of a part."""
+        if len(self._last) == _MAX_SIZES:
+            self._last.clear()
+        self._last[num_tokens] = (*self._last.get(num_tokens, ())[-1:], seconds)
+        self._num_uses[num_tokens] = 0
+
+    def expected_seconds(self, num_tokens: int) -> float | None:
+        """The time of a part; None if it should be measured."""
+        times = self._last.get(num_tokens, ())
+        self._num_uses[num_tokens] += 1
+        if len(times) < 2 or self._num_uses[num_tokens] > _ENCODES_PER_MEASURE:
+            return None
+        return min(times)
+
+
 class ImageEncoding:
     """The `EncodeCall` of spans of one size."""
 
-    def __init__(self, device_errors: DeviceErrors, parts: Parts) -> None:
+    def __init__(
+        self, device_errors: DeviceErrors, parts: Parts, part_times: PartTimes, num_tokens: int
+    ) -> None:
+        """num_tokens: of all spans together."""
         self._device_errors = device_errors
         self._parts = parts
+        self._part_times = part_times
+        self._num_tokens = num_tokens
         self._launched: list[mx.array] = []
         """The arrays of the last `advance`."""
-        self._parts_in_a_turn: float | None = None
-        """Measured number of parts in `_TURN_SECONDS`; None before the first part."""
+        self._part_seconds = part_times.expected_seconds(num_tokens)
+        """None if it is to be measured."""
         self._features: Sequence[ImageFeatures] | None = None
         """None before the last part."""
         self._are_finite = mx.array(True)
@@ -102,7 +145,10 @@ class ImageEncoding:
         """
         previous = self._launched
         with self._request_errors():
-            self._launched = self._next_parts(self._parts_in_a_turn or self._measure())
+            if self._part_seconds is None:
+                self._launched = self._next_parts(self._measure() - 2)
+            else:
+                self._launched = self._next_parts(_parts_in_a_turn(self._part_seconds))
             mx.async_eval(self._launched)  # type: ignore[no-untyped-call]
             mx.eval(self._launched if self._device_errors.are_late else previous)
         return self._features is None
@@ -133,7 +179,7 @@ class ImageEncoding:
             raise self._device_errors.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
-        """Run the first two parts; returns the number of parts that still fit into this turn.
+        """Run the first two parts; returns the number of parts in a turn.
 
         The first one also copies the pixels to the device, so the second is measured.
         """
@@ -141,9 +187,9 @@ class ImageEncoding:
         second_part = self._next_parts(1)
         started_at = time.perf_counter()
         mx.eval(second_part)
-        seconds = time.perf_counter() - started_at
-        self._parts_in_a_turn = max(1.0, _TURN_SECONDS / seconds)
-        return self._parts_in_a_turn - 2
+        self._part_seconds = time.perf_counter() - started_at
+        self._part_times.record(self._num_tokens, self._part_seconds)
+        return _parts_in_a_turn(self._part_seconds)
 
     def _next_parts(self, count: float) -> list[mx.array]:
         """The arrays of the next `count` parts, or of all that are left."""
@@ -164,6 +210,10 @@ class ImageEncoding:
             self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in numbers]))
             self._features = features
             return [self._are_finite, *arrays]
+
+
+def _parts_in_a_turn(part_seconds: float) -> float:
+    return max(1.0, _TURN_SECONDS / part_seconds)
 
 
 def _parts(loaded: LoadedModel, encodes: Sequence[EncodeWork], cache: TileCache | None) -> Parts:

@@ -42,6 +42,7 @@ from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import use_last_token_head
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
+from vlm_server.runner.model.simplify import simplify
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.vision.patches import use_fast_patches
@@ -185,6 +186,7 @@ def _make_fast(
     if family.tower is not None:
         model.vision_tower = family.tower(model.vision_tower, backend)
         use_fast_patches(processor, model.vision_tower)
+    simplify(model.language_model)
     rotate = backend.use_kernels(model, free_bytes)
     use_last_token_head(model.language_model)
     add_to_all_tokens(model.language_model)
