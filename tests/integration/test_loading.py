@@ -239,13 +239,26 @@ def test_default_sampling_comes_from_generation_config(
 ):
     edit_json(checkpoint / "generation_config.json", **changes)
     loaded = load_model(checkpoint)
-    assert (loaded.default_temperature, loaded.default_top_p) == (temperature, top_p)
+    default = loaded.default_sampling
+    assert (default.temperature, default.top_p) == (temperature, top_p)
+
+
+def test_rest_of_default_sampling_comes_from_generation_config(checkpoint: Path):
+    values: dict[str, Any] = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    edit_json(checkpoint / "generation_config.json", **values)
+    default = load_model(checkpoint).default_sampling
+    assert {name: getattr(default, name) for name in values} == values
+    edit_json(checkpoint / "generation_config.json", **dict.fromkeys(values))
+    default = load_model(checkpoint).default_sampling
+    assert (default.top_k, default.min_p, default.repetition_penalty) == (0, 0.0, 1.0)
 
 
 def test_missing_generation_config_defaults_to_plain_sampling(checkpoint: Path):
     (checkpoint / "generation_config.json").unlink()
     loaded = load_model(checkpoint)
-    assert (loaded.default_temperature, loaded.default_top_p) == (1.0, 1.0)
+    default = loaded.default_sampling
+    assert (default.temperature, default.top_p, default.top_k) == (1.0, 1.0, 0)
+    assert (default.min_p, default.repetition_penalty) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, 8192), (100, 100), (10**9, 8192)])

@@ -150,8 +150,7 @@ def build_engine(
         context_tokens=loaded.spec.context_tokens,
         vocabulary_size=loaded.spec.vocabulary_size,
         eos_token_ids=loaded.spec.eos_token_ids,
-        default_temperature=loaded.default_temperature,
-        default_top_p=loaded.default_top_p,
+        default_sampling=loaded.default_sampling,
         formats=Formats.of_model(loaded.spec),
         max_images_per_encode=(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1

@@ -124,12 +124,14 @@ class Video(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, frozen=True):
     """The sampling of one request's tokens. `temperature` 0 is greedy; `top_k` 0 is off.
 
+    `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` None are the checkpoint's own
+    (`generation_config.json`).
+
     `n` answers, its choices, are sampled side by side from one prompt; the limits are each one's.
     Presence and frequency penalties count the answer's tokens, the repetition penalty those of
     the prompt too. `logprobs` is how many alternatives to report for each token; None reports
     nothing. `min_tokens` keeps end tokens from being sampled, `ignore_eos` from ending anything.
-    `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
-    None are the checkpoint's own (`generation_config.json`); `seed` None is random.
+    `max_tokens` None means as many as the context leaves room for; `seed` None is random.
     `json_schema` is the text of one, which the answer conforms to. `max_reasoning_tokens` ends
     longer reasoning; None is no bound. With `reports_usage` each delta has the usage so far.
     """
@@ -139,11 +141,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    top_k: int = 0
-    min_p: float = 0.0
+    top_k: int | None = None
+    min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
     ignore_eos: bool = False

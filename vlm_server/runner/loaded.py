@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_server.interfaces.model_spec import ModelSpec
+from vlm_server.protocol import SamplingParams
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
@@ -44,8 +45,8 @@ class LoadedModel:
     """The backend's attention in the place of mlx-vlm's."""
     text: TextModel
     """Runs its language model."""
-    default_temperature: float
-    default_top_p: float
+    default_sampling: SamplingParams
+    """The checkpoint's own sampling, for what a request leaves open."""
     position_lock: AbstractContextManager[Any]
     """Held to call the model; a null context unless encoding writes positions on the language model
     while another thread may launch it."""

@@ -56,6 +56,10 @@ class SequenceSampler:
         """Zero for greedy."""
         top_p = 1.0 if params.top_p is None else params.top_p
         self.top_p = math.inf if top_p >= 1 else max(top_p, _MIN_TOP_P)
+        self.top_k = params.top_k or vocabulary_size
+        self.min_p = params.min_p or 0.0
+        penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
+        self._repetition_penalty = max(penalty, _MIN_REPETITION_PENALTY)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._step = 0
         with_logits = sorted(i for i in eos_token_ids if 0 <= i < vocabulary_size)  # not all have
@@ -67,10 +71,10 @@ class SequenceSampler:
             self._bias = mx.array(bias)
         self._counts: mx.array | None = None
         """(vocabulary,) float32: how often this answer has each token; None if not needed."""
-        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
+        if params.presence_penalty or params.frequency_penalty or penalty != 1:
             self._counts = mx.zeros(vocabulary_size)
         self._prompt_has: mx.array | None = None
-        if params.repetition_penalty != 1.0:
+        if penalty != 1:
             has = np.zeros(vocabulary_size, dtype=np.bool_)
             has[prompt_ids[prompt_ids < vocabulary_size]] = True
             self._prompt_has = mx.array(has)
@@ -147,7 +151,7 @@ class SequenceSampler:
         params, has = self.params, counts > 0
         if self._prompt_has is not None:
             seen = mx.logical_or(has, self._prompt_has)
-            factor = max(params.repetition_penalty, _MIN_REPETITION_PENALTY)
+            factor = self._repetition_penalty
             scores = mx.where(seen, mx.where(scores > 0, scores / factor, scores * factor), scores)
         return scores - params.frequency_penalty * counts - params.presence_penalty * has
 
@@ -215,8 +219,8 @@ def _keep_likely(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
     it is at least `min_p` times as likely as the likeliest.
     """
     vocabulary_size = scores.shape[-1]
-    top_k = [row.params.top_k or vocabulary_size for row in rows]
-    top_p, min_p = [row.top_p for row in rows], [row.params.min_p for row in rows]
+    top_k = [row.top_k for row in rows]
+    top_p, min_p = [row.top_p for row in rows], [row.min_p for row in rows]
     if min(top_k) >= vocabulary_size and min(top_p) > 1 and max(min_p) <= 0:
         return scores
     order = mx.argsort(-scores, axis=-1)

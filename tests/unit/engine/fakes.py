@@ -105,8 +105,9 @@ def config(**changes: object) -> SchedulerConfig:
         "context_tokens": 200,
         "vocabulary_size": 259,
         "eos_token_ids": frozenset({EOS}),
-        "default_temperature": 0.0,
-        "default_top_p": 1.0,
+        "default_sampling": SamplingParams(
+            temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0
+        ),
     }
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
 

@@ -11,6 +11,8 @@ from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces import PreparedPrompt
 from vlm_server.protocol import SamplingParams
 
+_OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What a checkpoint sets the default of."""
 TYPICAL_TOKENS = 4096
 """Tokens of a typical prompt and its answer: a conversation with some images."""
 _MIN_SEQS = 16
@@ -38,8 +40,8 @@ class SchedulerConfig:
     context_tokens: int
     vocabulary_size: int
     eos_token_ids: frozenset[int]
-    default_temperature: float
-    default_top_p: float
+    default_sampling: SamplingParams
+    """The checkpoint's own sampling: values for `_OWN`."""
     formats: Formats = NO_FORMATS
     """The formats of the model's tool calls and reasoning."""
     max_images_per_encode: int = 1
@@ -63,13 +65,10 @@ class SchedulerConfig:
             raise InvalidRequest(message, "n")
 
     def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
-        """`sampling` with the checkpoint's own temperature and top_p where it names none."""
-        temperature, top_p = sampling.temperature, sampling.top_p
-        return msgspec.structs.replace(
-            sampling,
-            temperature=self.default_temperature if temperature is None else temperature,
-            top_p=self.default_top_p if top_p is None else top_p,
-        )
+        """`sampling` with the checkpoint's own values for what it leaves open."""
+        left_open = [name for name in _OWN if getattr(sampling, name) is None]
+        own = {name: getattr(self.default_sampling, name) for name in left_open}
+        return msgspec.structs.replace(sampling, **own)
 
     def max_answer_tokens(self, prompt: PreparedPrompt, max_tokens: int | None) -> int:
         """The maximum length of the answer: `max_tokens`, or the rest of the context if less.

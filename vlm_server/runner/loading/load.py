@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.protocol import SamplingParams
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
@@ -99,8 +100,7 @@ def load(
         decode_positions=positions,
         attention=attention,
         text=text,
-        default_temperature=_default_temperature(generation),
-        default_top_p=float(generation.get("top_p") or 1.0),
+        default_sampling=_default_sampling(generation),
         position_lock=threading.Lock() if writes else nullcontext(),
         errors=DeviceErrors(are_late=backend.errors_are_late),
         ranks=ranks,
@@ -211,9 +211,19 @@ def _parameters(model: Any) -> Counter[str]:
     return counts
 
 
-def _default_temperature(generation: dict[str, Any]) -> float:
-    """The checkpoint's default: 0 if it decodes greedily, else its temperature."""
-    if generation.get("do_sample") is False:
-        return 0.0
-    temperature = generation.get("temperature")
-    return 1.0 if temperature is None else float(temperature)
+def _default_sampling(generation: dict[str, Any]) -> SamplingParams:
+    """The checkpoint's own sampling; greedy if it says so. Settings that are no numbers are
+    ignored."""
+
+    def number(name: str, default: float) -> float:
+        value = generation.get(name)
+        return float(value) if isinstance(value, int | float) else default
+
+    is_greedy = generation.get("do_sample") is False
+    return SamplingParams(
+        temperature=0.0 if is_greedy else number("temperature", 1.0),
+        top_p=number("top_p", 1.0) or 1.0,
+        top_k=max(int(number("top_k", 0)), 0),
+        min_p=number("min_p", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0) or 1.0,
+    )

@@ -11,7 +11,7 @@ from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import answer_text, answer_texts, answer_tokens, deltas, prompt, submit
 from vlm_server.engine.request.states import State
 from vlm_server.interfaces import PrefillWork
-from vlm_server.protocol import Failed, Finished, Submit, Usage
+from vlm_server.protocol import Failed, Finished, SamplingParams, Submit, Usage
 
 
 def test_request_is_answered_and_leaves_no_state():
@@ -119,13 +119,15 @@ def test_atomic_tokens_are_prefilled_in_one_chunk(atomic: int, chunks: list[tupl
 
 
 def test_sampling_defaults_come_from_checkpoint():
-    engine = SteppedEngine(default_temperature=0.7, default_top_p=0.9)
-    engine.add("a", temperature=None, top_p=None)
-    engine.add("c", temperature=0.0, top_p=0.5)
+    own = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    asked = {"temperature": 0.0, "top_p": 0.5, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    engine = SteppedEngine(default_sampling=SamplingParams(**own))
+    engine.add("a", temperature=None)
+    engine.add("c", **asked)
     engine.run()
     drawn = {new.request_id: new.sampling for plan in engine.plans for new in plan.new}
-    assert (drawn["a"].temperature, drawn["a"].top_p) == (0.7, 0.9)
-    assert (drawn["c"].temperature, drawn["c"].top_p) == (0.0, 0.5)
+    assert {name: getattr(drawn["a"], name) for name in own} == own
+    assert {name: getattr(drawn["c"], name) for name in own} == asked
 
 
 @pytest.mark.parametrize("token_id", [-1, 259, 2**31, 2**40])

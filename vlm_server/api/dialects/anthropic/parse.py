@@ -136,7 +136,7 @@ def _sampling(
         max_tokens=max_tokens_or_default(request.max_tokens, limits),
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k or 0,
+        top_k=request.top_k,
         stop=stop_strings(request.stop_sequences, "stop_sequences", limits),
         json_schema=json_schema,
         max_reasoning_tokens=max_reasoning_tokens,
