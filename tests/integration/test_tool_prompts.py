@@ -14,6 +14,7 @@ from msgspec.structs import replace as altered
 from tests.integration.harness import Load, ask, conversation, load_model, new_preparer, prompt_of
 from tests.support.images import random_image
 from tests.tiny_models import build
+from tests.tiny_models.fixtures import TinyModel
 from tests.unit.prompt import tool_templates
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import InvalidRequest, ModelLoadError
@@ -157,8 +158,30 @@ def test_continued_answer_starts_where_last_message_ends(load_tiny: Load, family
     assert decoded(loaded, prompt.token_ids).endswith("The colour is")
 
 
-def test_automatic_tools_without_parser_are_refused(load_tiny: Load):
+def test_automatic_tools_get_instruction_where_template_has_none(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
+    parser = loaded.spec.tool_parser
+    assert parser is not None
+    assert (parser.name, parser.needs_instruction) == ("json_tools", True)
+    call = ToolCall("x1", "look", '{"at": "sky"}')
+    messages = (
+        Message("user", (TextPart("hello"),)),
+        Message("assistant", (), tool_calls=(call,)),
+        Message("tool", (TextPart("blue"),), tool_call_id="x1", name="look"),
+    )
+    submit = altered(with_tools(ask("a", "hello"), tool("look")), messages=messages)
+    prompt = prompt_of(preparer, submit)
+    text = decoded(loaded, prompt.token_ids)
+    assert json.dumps(tool("look")) in text
+    assert "If no tool is needed, answer as usual." in text
+    assert '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>' in text
+    assert "Result of look:\nblue" in text
+    assert not prompt.answer_format.is_required
+
+
+def test_automatic_tools_are_refused_if_setting_turns_them_off(tiny_model: TinyModel):
+    loaded = load_model(tiny_model("qwen2_5_vl"), tool_parser="none")
+    preparer = new_preparer(loaded)
     assert loaded.spec.tool_parser is None
     asked = with_tools(ask("a", "hello"), tool("look"))
     with pytest.raises(InvalidRequest) as caught:

@@ -89,6 +89,8 @@ class ToolParser:
     parse: Callable[[str, Sequence[Mapping[str, Any]]], Any]
     """(text between the marks, tools in the chat templates' form) to a call or a list of calls, as
     objects. May raise any exception, and take any time."""
+    needs_instruction: bool = False
+    """Whether the model knows the format from our instruction alone, not from its template."""
 
 
 @dataclass(frozen=True, slots=True)

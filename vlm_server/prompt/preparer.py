@@ -167,7 +167,10 @@ class MultimodalPreparer:
         answer_format = AnswerFormat(
             tools=chat.tools, is_required=is_required, parallel=tools is None or tools.parallel
         )
-        return self._prompts.template.arrange(chat, must_call=is_required), answer_format
+        parser = self._spec.tool_parser
+        marks = (parser.start, parser.end) if parser and parser.needs_instruction else None
+        arranged = self._prompts.template.arrange(chat, must_call=is_required, marks=marks)
+        return arranged, answer_format
 
     def _starts_in_reasoning(self, chat: Chat, token_ids: Sequence[int]) -> bool:
         """Whether the prompt ends inside reasoning, of the template or of a continued message."""

@@ -25,8 +25,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Maximum tokens of prompt plus answer; 0 means the model's own limit."""
     tool_parser: str = "auto"
     """How the model writes tool calls: the name of one of mlx-vlm's parsers, such as json_tools,
-    qwen3_coder or mistral; with auto its chat template decides, with none it calls tools only when
-    a request forces it to."""
+    qwen3_coder or mistral; with auto its chat template decides, or json_tools is described in the
+    prompt; with none it calls tools only when a request forces it to."""
     chat_template: str = ""
     """File with a chat template (Jinja), in place of the checkpoint's; empty means the
     checkpoint's. A relative path starts where that of `model.path` does."""

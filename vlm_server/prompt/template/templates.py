@@ -27,6 +27,7 @@ from vlm_server.prompt.template.chat import (
 )
 from vlm_server.prompt.template.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
 from vlm_server.prompt.template.tool_turns import (
+    Marks,
     add_to_results,
     given_id,
     instruction,
@@ -108,11 +109,11 @@ class ChatTemplate:
         self.video_placeholder = self._traits.video_placeholder
         """The text of one video in a rendered prompt; None if the template takes no videos."""
 
-    def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
+    def arrange(self, chat: Chat, *, must_call: bool = False, marks: Marks | None = None) -> Chat:
         """`chat` as the template takes it, with its media in the order in which they are rendered.
 
         Tools that the template can't render are described in the system message if one of them
-        `must_call`; otherwise, raises InvalidRequest.
+        `must_call`, or if calls are to stand between `marks`; otherwise, raises InvalidRequest.
         """
         traits = self._traits
         messages = fold_system(
@@ -121,16 +122,17 @@ class ChatTemplate:
         if any(message.role == "tool" or message.tool_calls for message in messages):
             messages = name_results(messages, traits.calls.make_id if traits.calls else given_id)
             if traits.calls is None:
-                messages = join_turns(write_as_text(messages))
+                messages = join_turns(write_as_text(messages, marks))
             elif not traits.takes_user_after_result:
                 messages = tuple(add_to_results(messages))
             elif "tool" not in traits.roles_with_parts:
                 messages = tuple(move_media_to_user(messages))
-        if not chat.tools or traits.takes_tools:
+        takes_tools = traits.takes_tools and (must_call or marks is None)
+        if not chat.tools or takes_tools:
             return replace(chat, messages=messages)
-        if not must_call:
+        if not must_call and marks is None:
             raise InvalidRequest("this model's chat template has no place for tools", "tools")
-        text = instruction(chat.tools)
+        text = instruction(chat.tools, None if must_call else marks)
         instructed = with_instruction(messages, text, takes_system=traits.takes_system)
         return replace(chat, messages=tuple(instructed), tools=())
 

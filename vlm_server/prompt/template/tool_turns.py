@@ -167,8 +167,13 @@ def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
         yield result
 
 
-def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages with calls as JSON in the assistant's text, and their results as user turns."""
+Marks = tuple[str, str]
+"""The texts before and after a call."""
+
+
+def write_as_text(messages: Sequence[Message], marks: Marks | None) -> Iterator[Message]:
+    """Messages with calls as JSON in the assistant's text, each between `marks` if there are any,
+    and their results as user turns."""
     results: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
@@ -179,26 +184,39 @@ def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
             yield Message("user", tuple(results))
             results.clear()
         if message.tool_calls:
-            text = TextPart(("\n" if message.content else "") + _calls_text(message.tool_calls))
+            text = TextPart(
+                ("\n" if message.content else "") + _calls_text(message.tool_calls, marks)
+            )
             message = replace(message, content=(*message.content, text), tool_calls=())
         yield message
     if results:
         yield Message("user", tuple(results))
 
 
-def _calls_text(calls: Sequence[ToolCall]) -> str:
+def _calls_text(calls: Sequence[ToolCall], marks: Marks | None) -> str:
     calls_json = [{"name": call.name, "arguments": arguments_of(call.arguments)} for call in calls]
-    return json.dumps(calls_json, ensure_ascii=False)
+    if marks is None:
+        return json.dumps(calls_json, ensure_ascii=False)
+    start, end = marks
+    texts = (json.dumps(call, ensure_ascii=False) for call in calls_json)
+    return "\n".join(f"{start}\n{text}\n{end}" for text in texts)
 
 
-def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The instruction for a model that must call tools its template can't render."""
-    return (
-        "You can call these tools:\n"
-        + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        + "\nAnswer with calls alone, as a JSON list in this form: "
-        '[{"name": "<tool>", "arguments": {...}}]'
-    )
+def instruction(tools: Sequence[Mapping[str, Any]], marks: Marks | None) -> str:
+    """The instruction for a model whose template can't render tools.
+
+    It may call them, each call between `marks`; without marks it must.
+    """
+    if marks is None:
+        form = 'Answer with calls alone, as a JSON list in this form: [{"name": "<tool>", '
+        form += '"arguments": {...}}]'
+    else:
+        start, end = marks
+        form = "To call one, write its name and arguments as JSON between marks, in this form:\n"
+        form += f'{start}\n{{"name": "<tool>", "arguments": {{...}}}}\n{end}\n'
+        form += "If no tool is needed, answer as usual."
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"You can call these tools:\n{lines}\n{form}"
 
 
 def with_instruction(

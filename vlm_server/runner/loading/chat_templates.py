@@ -21,6 +21,8 @@ from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 
 _MAX_BYTES = 1 << 20
 AUTO, NONE = "auto", "none"
+_JSON_TOOLS = "json_tools"
+"""The format of most models: JSON between marks."""
 _JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
 """A tool call in templates like Qwen's, with any names of variables."""
 _REASONING = {
@@ -164,6 +166,7 @@ def template_of_checkpoint(processor: Any) -> str | None:
 def tool_parser(template: str | None, parser: str) -> ToolParser | None:
     """The parser for a model with this chat template; None if it calls no tools.
 
+    A model whose template has no known format gets that of most models, with an instruction.
     `parser` is `ModelSettings.tool_parser`. Raises ModelLoadError if it is unknown.
     """
     if parser == NONE:
@@ -174,12 +177,15 @@ def tool_parser(template: str | None, parser: str) -> ToolParser | None:
             f"model.tool_parser: there is no {parser!r}, only {', '.join([AUTO, NONE, *names])}"
         )
     name = _infer_tool_parser(template, None if parser == AUTO else parser)
-    if name is None and _JSON_CALL.search(template or ""):
-        name = "json_tools"
-    if name is None:
-        return None
-    module = load_tool_module(name)
-    return ToolParser(name, module.tool_call_start, module.tool_call_end, module.parse_tool_call)
+    needs_instruction = name is None and not _JSON_CALL.search(template or "")
+    module = load_tool_module(name or _JSON_TOOLS)
+    return ToolParser(
+        name or _JSON_TOOLS,
+        module.tool_call_start,
+        module.tool_call_end,
+        module.parse_tool_call,
+        needs_instruction,
+    )
 
 
 def reasoning_format(template: str | None) -> ReasoningFormat | None:

@@ -148,6 +148,7 @@ def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
     """The kinds of input and output; all that read images get videos, if only as frames."""
     capabilities = ["completion", "structured_output"]
     capabilities += ["vision", "video"] if loaded.spec.reads_images else []
-    capabilities += ["tools"] if loaded.spec.tool_parser is not None else []
+    parser = loaded.spec.tool_parser
+    capabilities += ["tools"] if parser is not None and not parser.needs_instruction else []
     capabilities += ["thinking"] if loaded.spec.reasoning_format is not None else []
     return tuple(capabilities)

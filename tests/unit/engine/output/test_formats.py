@@ -305,13 +305,19 @@ def test_arguments_between_tags_have_types_of_schema(name: str, key: str, text: 
         ("[TOOL_CALLS]{{ call.function.name }}[ARGS]", "mistral"),
         ("<|tool_call>call:{{ name }}", "gemma4"),
         ("<tool_call>{{ tool_call.name }}<arg_key>", "glm47"),
-        ("{{ messages[0].content }}", None),
-        (None, None),
     ],
 )
-def test_tool_format_is_recognized_by_template(template: str | None, name: str | None):
+def test_tool_format_is_recognized_by_template(template: str, name: str):
     found = tool_parser(template, "auto")
-    assert (found and found.name) == name
+    assert found is not None
+    assert (found.name, found.needs_instruction) == (name, False)
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", None])
+def test_tool_format_without_template_needs_instruction(template: str | None):
+    found = tool_parser(template, "auto")
+    assert found is not None
+    assert (found.name, found.needs_instruction) == ("json_tools", True)
 
 
 def test_tool_parser_setting_overrides_template_and_is_validated():

@@ -54,5 +54,7 @@ def test_tiny_templates_continue_last_message(source: str):
 
 
 def test_tiny_templates_have_no_tools_and_declare_reasoning(source: str):
-    assert tool_parser(source, "auto") is None
+    parser = tool_parser(source, "auto")
+    assert parser is not None
+    assert parser.needs_instruction
     assert (reasoning_format(source) is not None) == ("<think>" in source)
