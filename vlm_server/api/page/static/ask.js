@@ -40,7 +40,10 @@ function choose() {
   model = models.find(({ id }) => id === name);
   const can = model.capabilities;
   $("think-field").hidden = !can?.includes("thinking");
-  for (const id of ["choose", "photograph", "well"]) $(id).hidden = can && !can.includes("vision");
+  const sees = can?.includes("vision") ?? true;
+  const [title, lead] = $("invitation").children;
+  title.textContent = sees ? "Ask about a picture." : "Ask a question.";
+  for (const one of [lead, $("choose"), $("photograph"), $("well")]) one.hidden = !sees;
 }
 
 export function startAsk() {
