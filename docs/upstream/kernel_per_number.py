@@ -1,17 +1,22 @@
-"""MLX compiles a kernel for each value of a one-element array: the second function takes seconds more.
+"""MLX compiles a kernel for each value of a one-element array: the second takes seconds more.
 
-    python kernel_per_number.py
+python kernel_per_number.py
 """
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
 WEIGHTS = mx.random.normal((64, 64))
 
 
-def compiled(factors):
-    def layers(x):
+def compiled(factors: Sequence[mx.array]) -> Callable[[mx.array], mx.array]:
+    """Layers that differ in their factors alone."""
+
+    def layers(x: mx.array) -> mx.array:
         for factor in factors:
             x = ((x + mx.exp(x)) * factor) @ WEIGHTS
         return x
@@ -19,7 +24,8 @@ def compiled(factors):
     return mx.compile(layers)
 
 
-def seconds(factors):
+def seconds(factors: Sequence[mx.array]) -> float:
+    """Seconds of the first call."""
     mx.eval(factors, WEIGHTS)
     begun = time.perf_counter()
     mx.eval(compiled(factors)(mx.ones((4, 64))))
