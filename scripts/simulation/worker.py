@@ -200,7 +200,7 @@ class Worker:
             request = cast("SimulatedRequest", found)
             picture = request.missing[0]
             work = cast("EncodeWork", _Encode(request.request_id))
-            self._device_order.start_encode([work], overlaps_chunk=beside is not None)
+            self._device_order.start_encode([work], cast("Request | None", beside))
             self._env.process(self._encode(request, picture))
 
     def _step(self, decoding: Sequence[SimulatedRequest], request: SimulatedRequest) -> Process:
