@@ -95,8 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     else:
         chosen, others = items[:], []
     config.hook.pytest_deselected(items=others)
-    order = {folder: place for place, folder in enumerate(selection.FOLDERS)}
-    items[:] = sorted(chosen, key=lambda item: order.get(selection.folder_of(item), len(order)))
+    items[:] = sorted(chosen, key=selection.place_of)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

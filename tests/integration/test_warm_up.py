@@ -50,7 +50,9 @@ def test_warm_up_encodes_media_and_leaves_nothing(
 ):
     served = ThreadedEngine(loaded, START)
     grown = {}
-    for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
+    for stage in stages(
+        is_thorough=True, compiles=False, with_image=True, with_video=True, context_tokens=8192
+    ):
         before = units_encoded(served.caches)
         assert warm_up(served.loop, stage)
         grown[stage.name] = units_encoded(served.caches) - before
@@ -68,7 +70,9 @@ def test_warm_up_text_decodes_until_image_is_answered(loaded: LoadedModel):
     served = ThreadedEngine(loaded, START)
     stage = next(
         stage
-        for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
+        for stage in stages(
+            is_thorough=True, compiles=False, with_image=True, with_video=True, context_tokens=8192
+        )
         if len(stage.submits) > 1
     )
     text, image = (submit.request_id for submit in stage.submits)
@@ -118,7 +122,9 @@ def test_warm_up_compiles_batched_prefill_and_drafts(
 
     monkeypatch.setattr(model_runner, "launch_batched", noting_together)
     monkeypatch.setattr(WideStep, "result", noting_wide)
-    for stage in stages(is_thorough=True, compiles=True, with_video=False, context_tokens=8192):
+    for stage in stages(
+        is_thorough=True, compiles=True, with_image=True, with_video=False, context_tokens=8192
+    ):
         warm_up(served.loop, stage)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert any(len(lengths) > 1 for lengths in together)
@@ -131,7 +137,9 @@ def test_failed_warm_up_video_is_logged_and_tolerated(
 ):
     start = replace(START, video=settings.VideoSettings(max_pixels=1))
     served = ThreadedEngine(load_tiny("qwen3_vl")[0], start)
-    for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
+    for stage in stages(
+        is_thorough=True, compiles=False, with_image=True, with_video=True, context_tokens=8192
+    ):
         warm_up(served.loop, stage)
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
     assert "can't answer a prompt with a video" in record.getMessage()
@@ -142,7 +150,9 @@ def test_warm_up_video_that_breaks_loop_is_tolerated(load_tiny: Callable[[str], 
     served = ThreadedEngine(load_tiny("qwen3_vl")[0], START)
     video = next(
         stage
-        for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
+        for stage in stages(
+            is_thorough=True, compiles=False, with_image=True, with_video=True, context_tokens=8192
+        )
         if not stage.is_needed
     )
 
@@ -152,7 +162,9 @@ def test_warm_up_video_that_breaks_loop_is_tolerated(load_tiny: Callable[[str], 
 
     served.loop.__class__ = Breaks
     assert not warm_up(served.loop, video)
-    text = stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)[0]
+    text = stages(
+        is_thorough=True, compiles=False, with_image=True, with_video=True, context_tokens=8192
+    )[0]
     with pytest.raises(EngineBroken):
         warm_up(served.loop, text)
 
@@ -167,7 +179,9 @@ def test_failed_required_warm_up_refuses_model(load_tiny: Callable[[str], Loaded
 
 def test_quick_warm_up_is_one_small_image(loaded: LoadedModel):
     served = ThreadedEngine(loaded, START)
-    (stage,) = stages(is_thorough=False, compiles=False, with_video=True, context_tokens=8192)
+    (stage,) = stages(
+        is_thorough=False, compiles=False, with_image=True, with_video=True, context_tokens=8192
+    )
     warm_up(served.loop, stage)
     assert units_encoded(served.caches) == 1
     assert served.caches.features.stats().size_bytes < 64 << 10
@@ -179,5 +193,7 @@ def test_quick_warm_up_is_one_small_image(loaded: LoadedModel):
 def test_warm_up_shows_no_video_to_families_without_video():
     assert "a video" not in [
         stage.name
-        for stage in stages(is_thorough=True, compiles=False, with_video=False, context_tokens=8192)
+        for stage in stages(
+            is_thorough=True, compiles=False, with_image=True, with_video=False, context_tokens=8192
+        )
     ]

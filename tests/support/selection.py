@@ -81,6 +81,13 @@ def part_of(item: pytest.Item) -> str:
     return PART_OF_FOLDER.get(folder, "unit")
 
 
+def place_of(item: pytest.Item) -> tuple[bool, int]:
+    """What tests are sorted by: what is marked `last`, then the place of the folder."""
+    folder = folder_of(item)
+    place = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+    return item.get_closest_marker("last") is not None, place
+
+
 def group_of(item: pytest.Item) -> str:
     """The tests that a test shares a worker with."""
     folder = folder_of(item)

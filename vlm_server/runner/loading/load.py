@@ -212,12 +212,11 @@ def _parameters(model: Any) -> Counter[str]:
 
 
 def _default_sampling(generation: dict[str, Any]) -> SamplingParams:
-    """The checkpoint's own sampling; greedy if it says so. Settings that are no numbers are
-    ignored."""
+    """The checkpoint's own sampling; greedy if it says so."""
 
     def number(name: str, default: float) -> float:
         value = generation.get(name)
-        return float(value) if isinstance(value, int | float) else default
+        return default if value is None else float(value)
 
     is_greedy = generation.get("do_sample") is False
     return SamplingParams(
