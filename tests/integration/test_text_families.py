@@ -20,6 +20,7 @@ from tests.integration.harness import (
 from tests.integration.test_compiled_model import compiled
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
+from tests.support.selection import CORE_TEXTS
 from tests.tiny_models import TEXT_FAMILIES, WHOLE_PROMPTS, cached
 from vlm_server.cache.caches import Caches
 from vlm_server.protocol import Failed, Finished, SamplingParams
@@ -32,13 +33,11 @@ PROMPTS: dict[str, tuple[Part, ...]] = {
     "question": ("What is the capital of France, and why?",),
     "long": ("The quick brown fox jumps over the lazy dog and runs away. " * 6,),
 }
-CORE = ("llama", "gpt_oss", "gemma2", "gemma4_text", "qwen3_next", "deepseek_v3", "falcon_h1")
-"""They have windows, states, experts, latent attention, fixes and caches that can't be stored."""
 
 
 def chosen(name: str) -> object:
     marks = [pytest.mark.xdist_group(f"text {name}")]
-    marks += [] if name in CORE else [pytest.mark.whole]
+    marks += [] if name in CORE_TEXTS else [pytest.mark.whole]
     return pytest.param(name, id=name, marks=marks)
 
 

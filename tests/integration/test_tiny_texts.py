@@ -17,6 +17,8 @@ from mlx_vlm import load, stream_generate
 from mlx_vlm.prompt_utils import apply_chat_template
 from safetensors.numpy import load_file
 
+from tests.support.selection import CORE_TEXTS
+from tests.support.whole_run import few_of
 from tests.tiny_models import FAMILIES, TEXT_FAMILIES, WHOLE_PROMPTS, make
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.text import WINDOW
@@ -58,7 +60,7 @@ class Loaded:
         return [int(part.token) for part in made][:REPLY_TOKENS]  # the last repeats one
 
 
-@pytest.fixture(params=TEXT_FAMILIES, scope="module")
+@pytest.fixture(params=few_of(TEXT_FAMILIES, CORE_TEXTS), scope="module")
 def loaded(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Loaded:
     return Loaded(request.param, *load(str(tiny_model(request.param))))
 
@@ -84,7 +86,7 @@ def test_text_checkpoint_bytes_follow_from_its_seed(tiny_model: TinyModel, tmp_p
     assert other.items() <= first.items()
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", few_of(TEXT_FAMILIES, CORE_TEXTS))
 def test_text_checkpoint_is_small(family: str, tiny_model: TinyModel):
     assert sum(map(len, contents(tiny_model(family)).values())) <= MAX_CHECKPOINT_BYTES
 

@@ -41,6 +41,16 @@ CORE = (
 )
 """They have every mechanism (tests/integration/test_core_families.py); cheap ones first."""
 
+CORE_TEXTS = (
+    "llama",
+    "gpt_oss",
+    "gemma2",
+    "gemma4_text",
+    "qwen3_next",
+    "deepseek_v3",
+    "falcon_h1",
+)
+"""They have windows, states, experts, latent attention, fixes and caches that can't be stored."""
 MIN_FAMILIES = 2
 WHOLE_FOLDERS = frozenset({"browser", "clients", "scale"})
 WHOLE_MARKERS = ("whole", "alone")
