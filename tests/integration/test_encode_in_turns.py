@@ -17,7 +17,7 @@ from vlm_server.interfaces import Encoder, EncodeWork
 from vlm_server.protocol import Finished
 from vlm_server.runner.backends.cpu import CpuBackend
 from vlm_server.runner.encode import encoder
-from vlm_server.runner.encode.encoder import ImageEncoder, ImageEncoding
+from vlm_server.runner.encode.encoder import ImageEncoder, ImageEncoding, PartTimes
 
 pytestmark = pytest.mark.families("tower", "tiling")
 
@@ -97,3 +97,24 @@ def test_fast_encode_is_single_part(load_tiny: Load, monkeypatch: pytest.MonkeyP
     loaded, preparer = load_tiny(family)
     (work,) = encode_works(preparer, ask("a", random_image(1, 200, 140), "what?"))
     assert not ImageEncoder(loaded, LruCache("tile", 0)).begin([work]).advance()
+
+
+def test_part_of_known_size_is_measured_rarely():
+    times = PartTimes()
+    assert times.expected_seconds(100) is None
+    times.record(100, 3.0)
+    assert times.expected_seconds(100) is None, "the first may have compiled kernels"
+    times.record(100, 0.001)
+    for _ in range(encoder._ENCODES_PER_MEASURE):
+        assert times.expected_seconds(100) == 0.001
+    assert times.expected_seconds(100) is None, "the device may be slower by now"
+    times.record(100, 0.002)
+    assert times.expected_seconds(100) == 0.001
+    assert times.expected_seconds(200) is None
+
+
+def test_part_times_stay_bounded():
+    times = PartTimes()
+    for size in range(3 * encoder._MAX_SIZES):
+        times.record(size, 1.0)
+    assert len(times._sizes) <= encoder._MAX_SIZES

@@ -254,8 +254,8 @@ class Planner:
             return ()
         chunk = prefills[0]
         request = self._requests[chunk.request_id]
-        num_left = request.prompt.num_tokens - chunk.end
-        if num_left > self._encodes_in_turns * chunk.num_tokens:
+        most_left = chunk.num_tokens if self._encodes_in_turns else 0
+        if request.prompt.num_tokens - chunk.end > most_left:
             return ()
         return self._start_encode(during=request) if request.has_uncached_media else ()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,6 +89,14 @@ Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
 """The computation of features, which yields lazy arrays to evaluate in turn."""
 
 
+@dataclass(slots=True)
+class _Measured:
+    """The last two times of a part, and how many encodes went by them."""
+
+    seconds: tuple[float, ...] = ()
+    num_uses: int = 0
+
+
 class PartTimes:
     """The times of parts, by the number of tokens in their call.
 
@@ -97,25 +104,24 @@ class PartTimes:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[float, ...]] = {}
-        """The last two times of each size, in seconds."""
-        self._num_uses = Counter[int]()
-        """The uses of each size since it was measured."""
+        self._sizes: dict[int, _Measured] = {}
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """Record the time of a part."""
-        if len(self._last) == _MAX_SIZES:
-            self._last.clear()
-        self._last[num_tokens] = (*self._last.get(num_tokens, ())[-1:], seconds)
-        self._num_uses[num_tokens] = 0
+        if len(self._sizes) == _MAX_SIZES:
+            self._sizes.clear()
+        earlier_seconds = self._sizes.get(num_tokens, _Measured()).seconds
+        self._sizes[num_tokens] = _Measured((*earlier_seconds[-1:], seconds))
 
     def expected_seconds(self, num_tokens: int) -> float | None:
         """The time of a part; None if it should be measured."""
-        times = self._last.get(num_tokens, ())
-        self._num_uses[num_tokens] += 1
-        if len(times) < 2 or self._num_uses[num_tokens] > _ENCODES_PER_MEASURE:
+        measured = self._sizes.get(num_tokens)
+        if measured is None or len(measured.seconds) < 2:
             return None
-        return min(times)
+        if measured.num_uses == _ENCODES_PER_MEASURE:
+            return None
+        measured.num_uses += 1
+        return min(measured.seconds)
 
 
 class ImageEncoding:
