@@ -333,8 +333,10 @@ def test_piggybacked_chunks_fill_mixed_step():
     assert sizes == {"a": [64], "b": [23, 23, 16], "c": [21, 21, 20]}
 
 
-def test_next_image_is_encoded_during_prompts_last_chunk():
-    engine = SteppedEngine(prefill_chunk_tokens=4)
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_next_image_is_encoded_during_prompts_last_chunks(in_turns: bool):
+    """In turns, an encode takes two steps, of which the prompt has the same two."""
+    engine = SteppedEngine(prefill_chunk_tokens=4, encodes_in_turns=in_turns)
     engine.encoder.is_fast = False
     engine.ready("a", "b", images=1)
     engine.step()
@@ -345,8 +347,10 @@ def test_next_image_is_encoded_during_prompts_last_chunk():
         assert not plan.encode, "it is the prompt's turn"
         (chunk,) = plan.prefills
         begun.append((chunk.is_last, [work.request_id for work in plan.encode_during_step]))
-    assert len(begun) > 1
-    assert begun == [(False, [])] * (len(begun) - 1) + [(True, ["b"])]
+    assert len(begun) > 2
+    assert [is_last for is_last, _ in begun] == [False] * (len(begun) - 1) + [True]
+    at = len(begun) - (2 if in_turns else 1)
+    assert [names for _, names in begun] == [["b"] if n == at else [] for n in range(len(begun))]
     assert not engine.step().prefills, "its image is not encoded yet"
 
 
