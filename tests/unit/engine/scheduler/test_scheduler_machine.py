@@ -107,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         attention=st.sampled_from(["before", "before", "in media", "all"]),
         seconds_of_one=st.sampled_from([0.001, 0.01, 0.1]),
         mixed_step_tokens=st.sampled_from([0, 0, MAX_NUM_SEQS + 1, CHUNK]),
+        encodes_in_turns=st.booleans(),
     )
     def start(
         self,
@@ -116,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         attention: Attention,
         seconds_of_one: float,
         mixed_step_tokens: int,
+        encodes_in_turns: bool,
     ) -> None:
         self.attention = attention
         self.caches = Caches(
@@ -127,6 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler=WatchedScheduler,
             max_num_seqs=MAX_NUM_SEQS,
             prefill_chunk_tokens=CHUNK,
+            encodes_in_turns=encodes_in_turns,
             max_preparing=MAX_PREPARING,
             max_images_per_encode=4,
             max_prompts_per_prefill=1 if needs_snapshots else 4,
