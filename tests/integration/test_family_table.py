@@ -34,7 +34,7 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server.interfaces.model_spec import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.encode.encoder import ImageEncoder
-from vlm_server.runner.families import FAMILIES, Spelling
+from vlm_server.runner.families import FAMILIES, Spelling, row_of
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import probe
 
@@ -47,6 +47,7 @@ def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedM
     row = FAMILIES[family]
     model = getattr(mlx_vlms.model, row.part) if row.part else mlx_vlms.model
     found = probe(family, model, mlx_vlms.processor)
+    assert row_of({"model_type": family}) is row
     assert (row.mrope is None) == (found.mrope is None)
     assert found.fix in (None, row.fix)
     assert found == replace(

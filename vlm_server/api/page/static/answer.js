@@ -31,7 +31,7 @@ export class Answer {
     );
   }
 
-  /** Says what the answer waits for. `progress` is that of its model, as long as that is loaded. */
+  /** Says what the answer waits for. `progress` is that of its model while it loads. */
   wait({ id, state, progress }) {
     const text = state !== "ready" ? `Waiting for ${id}` : this.media.length ? "Looking" : "Reading";
     if (this.waiting.textContent !== text || progress)

@@ -91,7 +91,7 @@ export async function* events(response) {
 
 let asking = null;
 
-/** Whether a key was given. One dialog serves all who ask meanwhile. */
+/** Whether a key was given. One dialog serves all. */
 function askForKey(refused) {
   if (sessionStorage.getItem(KEY) !== refused) return Promise.resolve(true);
   asking ??= new Promise((resolve) => {

@@ -20,7 +20,7 @@ const CLICK_TOOL = [
   },
 ];
 
-/** What `/v1/models` says of all models, and of the one that is asked. */
+/** What `/v1/models` says of all models, and of the chosen one. */
 let models = [];
 let model = null;
 let attached = [];
@@ -40,10 +40,7 @@ function choose() {
   model = models.find(({ id }) => id === name);
   const can = model.capabilities;
   $("think-field").hidden = !can?.includes("thinking");
-  const sees = can?.includes("vision") ?? true;
-  const [title, lead] = $("invitation").children;
-  title.textContent = sees ? "Ask about a picture." : "Ask a question.";
-  for (const one of [lead, $("choose"), $("photograph"), $("well")]) one.hidden = !sees;
+  document.body.classList.toggle("blind", can?.includes("vision") === false);
 }
 
 export function startAsk() {
@@ -217,7 +214,7 @@ async function answer(turn, options) {
   showSend();
 }
 
-/** Tells how far the model is, as long as it has to be loaded for the answer. */
+/** Tells how far the model is while it is loaded for the answer. */
 async function showLoad(shown, name) {
   const mine = running;
   for (;;) {

@@ -1,14 +1,12 @@
-// Small charts, each with a name that says in words what it shows.
+// Small charts, each with a name that says what it shows.
 
 import { h, pairs, seconds, svg } from "./dom.js";
 
 const WIDTH = 600;
 const HEIGHT = 150;
 
-/**
- * Memory over time. `samples` hold from their time until the next one's; `series` are drawn as
- * [field, class], each over the one before; `limit` is a line if it fits.
- */
+/** Memory over time. `samples` hold from their time until the next one's; `series` are drawn as
+ * [field, class], each over the one before; `limit` is a line if it fits. */
 export function memoryChart(samples, { now, span, series, limit, label, ticks }) {
   const begin = now - span;
   const highest = Math.max(1, ...samples.flatMap((sample) => series.map(([field]) => sample[field])));

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element, as in `h("p.note", {id: "x"}, "text")`: a tag with classes, attributes if there are any
+/** An element, as in `h("p.note", {id: "x"}, "text")`: a tag with classes, attributes
  * (functions are listeners, false and null are left out), and children. */
 export function h(tag, ...rest) {
   const [name, ...classes] = tag.split(".");
