@@ -64,6 +64,7 @@ from vlm_server.protocol import (
 from vlm_server.protocol import (
     Message as ChatMessage,
 )
+from vlm_server.runner.decode.speculation import speculation_of
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.kv.layers import needs_snapshots
@@ -266,7 +267,7 @@ class RecordingRunner(ModelRunner):
     """Notes all tokens of each sequence in `tokens`, and how many prompts each chunk was of."""
 
     def __init__(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> None:
-        super().__init__(loaded, caches, num_draft_tokens)
+        super().__init__(loaded, caches, speculation_of(loaded, num_draft_tokens))
         self.tokens: dict[SeqId, list[int]] = {}
         self.prompts_at_once: list[int] = []
         self.prefill_seconds: float | None = None

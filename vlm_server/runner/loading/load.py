@@ -78,7 +78,7 @@ def load(
     language_model = model.language_model
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
     text = TextModel(language_model, attention)
-    if device.runs_our_kernels and family.is_checked and ranks is None:
+    if device.runs_our_kernels and family.is_checked:
         count = backend.mixed_step_tokens
         embed = None
         if count:
