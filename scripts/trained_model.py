@@ -124,7 +124,9 @@ class Gguf:
         )
         tokenizer.decoder = decoders.ByteLevel()
         kinds = self.metadata["tokenizer.ggml.token_type"].tolist()
-        controls = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
+        controls = [
+            token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN
+        ]
         tokenizer.add_special_tokens([special(token) for token in controls])
         return tokenizer
 
@@ -166,9 +168,7 @@ def write_text(gguf: Gguf, folder: Path) -> None:
     config = {"architectures": ["LlamaForCausalLM"]} | gguf.text_config()
     template = gguf.metadata["tokenizer.chat_template"]
     _write_files(folder, tokenizer, config, template, {}, {})
-    weights = {
-        f"language_model.model.{name}": weight for name, weight in gguf.weights().items()
-    }
+    weights = {f"language_model.model.{name}": weight for name, weight in gguf.weights().items()}
     _save(weights, folder)
 
 
