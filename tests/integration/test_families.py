@@ -50,6 +50,7 @@ from vlm_server.runner.model import gated_delta
 ONE_IMAGE_IS_RIGHT = {
     "fastvlm": "mlx-vlm moves a token of text over each image after the first",
     "granite4_vision": "mlx-vlm gives all images the features of the first",
+    "step3p7": "mlx-vlm's processor refuses more",
 }
 """Families that mlx-vlm's own generation can't show several images, and why."""
 
@@ -243,7 +244,7 @@ def test_more_placeholders_than_features_fail_only_their_request(
     new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
     """A processor that counts an image's tokens in another way than the model does."""
-    if served[0].family.name in ("gemma4", "granite4_vision", "kimi_vl"):
+    if served[0].family.name in ("gemma4", "gemma4_unified", "granite4_vision", "kimi_vl"):
         pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
     image_token_id = served[0].spec.image_token_id
 
@@ -424,6 +425,14 @@ def test_greedy_tokens_equal_mlx_vlms(
     if name == "images" and (reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name)):
         pytest.skip(reason)
     assert tokens_alone(name) == mlx_vlm_tokens(mlx_vlms, ("user", PROMPTS[name]))
+
+
+def test_large_image_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):
+    """Large images are cut or scaled where small ones are not."""
+    parts = (random_image(1, 1000, 800), "What is this?")
+    sampling = msgspec.structs.replace(GREEDY, max_tokens=24)
+    ours = new_engine().answer(ask("large", *parts, sampling=sampling))
+    assert ours == mlx_vlm_tokens(mlx_vlms, ("user", parts))
 
 
 def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):

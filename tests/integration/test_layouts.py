@@ -33,6 +33,8 @@ Json = dict[str, Any]
 
 NOT_IN_TRANSFORMERS = ("internvl_chat", "kimi_vl", "dots_ocr", "fastvlm")
 """Families whose configuration transformers does not write."""
+NOT_READ = ("kimi_k25", "step3p7")
+"""Families that mlx-vlm reads only as their publishers write them."""
 
 
 @pytest.fixture
@@ -100,7 +102,9 @@ def as_transformers_5_saves(config: Json) -> Json:
     return saved
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in NOT_IN_TRANSFORMERS])
+@pytest.mark.parametrize(
+    "family", [f for f in FAMILIES if f not in (*NOT_IN_TRANSFORMERS, *NOT_READ)]
+)
 def test_transformers_5_config_answers_as_transformers_4_config(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]], family: str
 ):
@@ -109,6 +113,13 @@ def test_transformers_5_config_answers_as_transformers_4_config(
     assert "rope_parameters" in json.dumps(new)
     write(folder, new)
     assert answers(folder) == answer_of(family)
+
+
+@pytest.mark.parametrize("family", NOT_READ)
+def test_unread_transformers_5_config_is_refused(copy_of: Callable[[str], Path], family: str):
+    folder = copy_of(family)
+    write(folder, as_transformers_5_saves(read(folder)))
+    assert "mlx-vlm can't load this checkpoint" in refusal(folder)
 
 
 def test_internvl_llm_config_is_read_as_text_config(

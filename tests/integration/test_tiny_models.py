@@ -21,7 +21,7 @@ from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 from PIL import Image
 
 from tests.support.images import random_image
-from tests.tiny_models import FAMILIES, LARGE, ONE_IMAGE, make
+from tests.tiny_models import FAMILIES, LARGE, LONG_IMAGES, ONE_IMAGE, make
 from tests.tiny_models.fastvlm import SPARE_ROWS
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.runner import families
@@ -159,6 +159,8 @@ def test_tiny_model_reply_depends_on_images(loaded: Loaded, count: int):
 
 @pytest.mark.parametrize("size", [(64, 64), (112, 84), (70, 112)])
 def test_tiny_models_use_few_tokens_per_image(loaded: Loaded, size: tuple[int, int]):
+    if loaded.model.config.model_type in LONG_IMAGES:
+        pytest.skip("mlx-vlm's processor takes no other number")
     ids = loaded.prepare("What changed?", [random_image(1, *size)])["input_ids"]
     count = int(mx.sum(ids == loaded.image_token_id).item())
     assert 1 <= count <= MAX_IMAGE_TOKENS

@@ -166,6 +166,7 @@ _ROWS = (
     Family("gemma3", is_shardable=True, spelling=_SINCE_4_52, stacks_images=True),
     Family("gemma3n", fix=embed_as_trained, stacks_images=True),
     Family("gemma4", stacks_images=True),
+    Family("gemma4_unified", fix=read_settings, stacks_images=True),
     _glm("glm4v"),
     _glm("glm4v_moe"),
     replace(_glm("glm_ocr"), tower=None),
@@ -184,6 +185,7 @@ _ROWS = (
         text_types=("qwen2", "qwen3"),
         fix=name_image_context,
     ),
+    Family("kimi_k25", fix=read_settings),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", tiling=UnequalTiling(axis=0), aliases=("lfm2-vl",)),
     Family(
@@ -218,6 +220,7 @@ _ROWS = (
         needs_even_rows=True,
         deepstack=Deepstack.ALL_ROWS,
     ),
+    Family("step3p7"),
     Family("smolvlm", is_shardable=True, tiling=Tiling(axis=1)),
 )
 _TEXTS = (

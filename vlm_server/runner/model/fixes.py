@@ -23,10 +23,18 @@ def drop_tokenizer_options(_model: Any, processor: Any, _settings: Settings) -> 
 
 
 def read_settings(_model: Any, processor: Any, settings: Settings) -> None:
-    """Let an image processor have the checkpoint's mean, padding and limits, not its defaults."""
-    for name, value in settings.items():
-        if name in vars(processor.image_processor) and not name.startswith("_"):
-            setattr(processor.image_processor, name, value)
+    """Let an image processor have the checkpoint's mean, padding and limits: mlx-vlm makes one with
+    defaults where a family's package has an `ImageProcessor`."""
+    image_processor = processor.image_processor
+    for key, value in settings.get("media_proc_cfg", settings).items():
+        name = _OTHER_NAMES.get(key, key)
+        if name in vars(image_processor) and not name.startswith("_"):
+            is_square = isinstance(value, int) and isinstance(vars(image_processor)[name], list)
+            setattr(image_processor, name, [value, value] if is_square else value)
+
+
+_OTHER_NAMES = {"in_patch_limit": "in_token_limit"}
+"""Names of settings in Kimi K2.5's checkpoints, with those of mlx-vlm."""
 
 
 def look_up_image_token(_model: Any, processor: Any, _settings: Settings) -> None:
