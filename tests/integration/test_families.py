@@ -50,6 +50,7 @@ from vlm_server.runner.model import gated_delta
 ONE_IMAGE_IS_RIGHT = {
     "fastvlm": "mlx-vlm moves a token of text over each image after the first",
     "granite4_vision": "mlx-vlm gives all images the features of the first",
+    "llava_next": "mlx-vlm refuses more",
     "step3p7": "mlx-vlm's processor refuses more",
 }
 """Families that mlx-vlm's own generation can't show several images, and why."""

@@ -50,6 +50,7 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "glm4v_moe": glm.GLM4V_MOE,
     "aya_vision": aya.AYA_VISION,
     "llava": llava.LLAVA,
+    "llava_next": llava.LLAVA_NEXT,
     "llava_onevision": llava_onevision.LLAVA_ONEVISION,
     "qwen3_5_moe": qwen.QWEN3_5_MOE,
     "gemma3n": gemma3n.GEMMA3N,
@@ -70,7 +71,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
     "tiny": _VISION_LANGUAGE | TEXTS,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
-ONE_IMAGE = ("granite4_vision", "paddleocr_vl", "step3p7")
+ONE_IMAGE = ("granite4_vision", "llava_next", "paddleocr_vl", "step3p7")
 """Families that mlx-vlm can show one image only, by its processor or its model."""
 LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""

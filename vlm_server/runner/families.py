@@ -23,6 +23,7 @@ from vlm_server.runner.model.fixes import (
     look_up_image_token,
     name_deepstack_layers,
     name_image_context,
+    pack_tiles,
     read_settings,
     scale_all_embeddings,
     use_static_rope,
@@ -194,6 +195,14 @@ _ROWS = (
         fix=drop_tokenizer_options,
         spelling=_SINCE_4_52,
         stacks_images=True,
+    ),
+    Family(
+        "llava_next",
+        fix=pack_tiles,
+        tiling=PackedTiling(axis=1),
+        spelling=Spelling(
+            weight_prefixes=_PREFIXES_SINCE_4_52 | {"model.image_newline": "image_newline"}
+        ),
     ),
     Family("llava_onevision", is_shardable=True, tiling=PackedTiling(axis=1)),
     Family("mistral3", is_shardable=True),

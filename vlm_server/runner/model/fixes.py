@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
 
 Settings = Mapping[str, Any]
 Fix = Callable[[Any, Any, Settings], None]
@@ -35,6 +36,27 @@ def read_settings(_model: Any, processor: Any, settings: Settings) -> None:
 
 _OTHER_NAMES = {"in_patch_limit": "in_token_limit"}
 """Names of settings in Kimi K2.5's checkpoints, with those of mlx-vlm."""
+
+
+def pack_tiles(model: Any, processor: Any, _settings: Settings) -> None:
+    """LLaVA-NeXT: encode images as LLaVA-OneVision does, without the limit on their size: tiles
+    become one image, without padding, whose rows end with a newline. mlx-vlm puts each tile in the
+    place of one of the tokens that its processor counts so, and as many newlines after them."""
+    model.config.image_grid_pinpoints = processor.image_processor.image_grid_pinpoints
+    packing: dict[str, Any] = {name: vars(LlavaOnevision)[name] for name in _PACKING}
+    packing |= {"max_num_patches": _NO_LIMIT, "__module__": type(model).__module__}
+    model.__class__ = type("PackedLlavaNext", (type(model),), packing)
+
+
+_PACKING = (
+    "patches_per_side",
+    "_select_features",
+    "pack_image_features",
+    "get_image_features",
+    "_scatter_features",
+    "get_input_embeddings",
+)
+_NO_LIMIT = 1 << 20
 
 
 def look_up_image_token(_model: Any, processor: Any, _settings: Settings) -> None:
