@@ -115,6 +115,17 @@ def test_transformers_5_config_answers_as_transformers_4_config(
     assert answers(folder) == answer_of(family)
 
 
+def test_number_for_boolean_is_read(
+    copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]]
+):
+    """Llama 4 as it was first published."""
+    folder = copy_of("llama4")
+    config = read(folder)
+    config["text_config"]["attn_temperature_tuning"] = 4
+    write(folder, config)
+    assert answers(folder) == answer_of("llama4")
+
+
 @pytest.mark.parametrize("family", NOT_READ)
 def test_unread_transformers_5_config_is_refused(copy_of: Callable[[str], Path], family: str):
     folder = copy_of(family)

@@ -15,7 +15,16 @@ STATES = frozenset({"lfm2_vl", "qwen3_5", "qwen3_5_moe"})
 ATOMIC = frozenset({"gemma4", "gemma4_unified"})
 """Families whose prompts are prefilled at once up to the last image's end."""
 EXPERTS = frozenset(
-    {"glm4v_moe", "kimi_k25", "kimi_vl", "step3p7", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe"}
+    {
+        "glm4v_moe",
+        "kimi_k25",
+        "kimi_vl",
+        "llama4",
+        "step3p7",
+        "qwen3_5_moe",
+        "qwen3_omni_moe",
+        "qwen3_vl_moe",
+    }
 )
 """Families with mixtures of experts."""
 COLUMNS = (

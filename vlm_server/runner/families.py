@@ -17,6 +17,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.fixes import (
     Fix,
+    correct_llama4,
     drop_tokenizer_options,
     embed_as_trained,
     group_masks,
@@ -189,6 +190,7 @@ _ROWS = (
     Family("kimi_k25", fix=read_settings),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", tiling=UnequalTiling(axis=0), aliases=("lfm2-vl",)),
+    Family("llama4", fix=correct_llama4),
     Family(
         "llava",
         is_shardable=True,

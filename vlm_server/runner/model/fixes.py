@@ -13,6 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
 
+from vlm_server.runner.model import llama4
+
 Settings = Mapping[str, Any]
 Fix = Callable[[Any, Any, Settings], None]
 """(model, processor, settings)."""
@@ -169,6 +171,11 @@ def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
             layer.self_attn.rope = nn.RoPE(  # type: ignore[attr-defined]
                 rope.dims, rope.traditional, rope.original_base, rope.scale
             )
+
+
+def correct_llama4(model: Any, processor: Any, _settings: Settings) -> None:
+    """See `llama4`."""
+    llama4.correct(model, processor)
 
 
 class _RopeBefore(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
