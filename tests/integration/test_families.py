@@ -213,6 +213,8 @@ def test_nan_logits_fail_only_their_request(
 
 
 def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngine, served: Served):
+    if served[0].family.name == "molmo2":
+        pytest.skip("mlx-vlm replaces them by zeros")
     caches = Caches(encoder_bytes=1 << 20)
     engine = new_engine(caches=caches)
     add_changed(engine, served[1], with_pixels(lambda pixels: np.full_like(pixels, np.nan)))

@@ -61,6 +61,7 @@ def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedM
         grounding_tokens=0,
         coordinates="",
         image_text="",
+        frame_tokens=(),
         part="",
         text_types=(),
         deepstack=found.deepstack,

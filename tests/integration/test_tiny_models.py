@@ -48,8 +48,9 @@ class Loaded:
     @cached_property
     def image_token_id(self) -> int:
         config = getattr(self.model, "thinker", self.model).config
-        found = getattr(config, "image_token_index", None)
-        return int(config.image_token_id if found is None else found)
+        names = ("image_token_index", "image_token_id", "image_patch_id")
+        found = (getattr(config, name, None) for name in names)
+        return next(int(token_id) for token_id in found if token_id is not None)
 
     def prepare(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
         parts = [*[{"type": "image"}] * len(images), {"type": "text", "text": text}]
@@ -123,10 +124,16 @@ def test_tiny_checkpoint_is_small(family: str, tiny_model: TinyModel):
 
 def test_tiny_model_vocabulary_equals_its_tokenizers(loaded: Loaded):
     language = loaded.model.language_model
-    embeddings = getattr(language, "model", language).embed_tokens.weight
+    embeddings = _embeddings(getattr(language, "model", language))
     spare = SPARE_ROWS if loaded.model.config.model_type == "llava_qwen2" else 0
     assert embeddings.shape[0] == len(loaded.processor.tokenizer) + spare
     assert embeddings.dtype == mx.float32
+
+
+def _embeddings(text: Any) -> mx.array:
+    if hasattr(text, "wte"):
+        return mx.concatenate([text.wte.embedding, text.wte.new_embedding])
+    return text.embed_tokens.weight
 
 
 def test_tiny_model_reply_to_text_is_varied_and_endless(loaded: Loaded):

@@ -75,7 +75,7 @@ def random_weights(
     else:
         head = _only(weights, "language_model", "lm_head.weight")
         head *= HEAD_GAIN
-        head[quiet] = 0.0
+        head[[number for number in quiet if number < len(head)]] = 0.0
     return weights
 
 

@@ -21,6 +21,7 @@ from vlm_server.runner.model.fixes import (
     drop_tokenizer_options,
     embed_as_trained,
     group_masks,
+    look_up_both_tables,
     look_up_image_token,
     name_deepstack_layers,
     name_image_context,
@@ -110,6 +111,9 @@ class Family:
     spelling: Spelling = Spelling()
     image_text: str = ""
     """Text of an image in prompts, where mlx-vlm's id of it is negative: see `StandIn`."""
+    frame_tokens: tuple[str, ...] = ()
+    """mlx-vlm's names, in the configuration, of the tokens around an image's by which the model
+    counts images."""
     part: str = ""
     """The part of mlx-vlm's model that sees and writes, configured by `PART_config`; empty for
     all of it."""
@@ -214,6 +218,15 @@ _ROWS = (
         mrope=MRopeRule.WHOLE_VIDEOS,
         position_state=POSITION_STATE,
         spelling=Spelling(has_flat_config=True, vision_type="paddleocr_vl"),
+    ),
+    Family(
+        "molmo2",
+        fix=look_up_both_tables,
+        frame_tokens=(
+            "image_start_token_id",
+            "low_res_image_start_token_id",
+            "image_end_token_id",
+        ),
     ),
     Family("pixtral", is_shardable=True, spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),

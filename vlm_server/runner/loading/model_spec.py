@@ -74,6 +74,7 @@ def model_spec(
         process_video=model_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=chunk_policy(model),
+        frame_token_ids=tuple(int(getattr(model.config, name)) for name in family.frame_tokens),
         has_states=has_states(new_layers(model.language_model)),
         tool_parser=tool_parser(template.text, settings.tool_parser),
         reasoning_format=reasoning_format(template.text),
@@ -85,7 +86,7 @@ def model_spec(
 
 def image_token_of(family: Family, model: Any, config: Json) -> int:
     """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
-    token_id = _token_id(model, config, "image_token_id", "image_token_index")
+    token_id = _token_id(model, config, "image_token_id", "image_token_index", "image_patch_id")
     if token_id is None:
         raise ModelLoadError(f"{family.name} names no image token: not a vision model")
     return token_id
@@ -148,6 +149,7 @@ def _image_placeholders(
         family.image_text,
         getattr(processor, "boi_token", None),
         getattr(processor, "image_token", None),
+        getattr(processor, "image_placeholder_token", None),
         getattr(tokenizer, "image_token", None),
         str(tokenizer.convert_ids_to_tokens(image_token_id)),
     )

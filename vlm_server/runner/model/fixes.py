@@ -61,6 +61,21 @@ _PACKING = (
 _NO_LIMIT = 1 << 20
 
 
+def look_up_both_tables(model: Any, processor: Any, settings: Settings) -> None:
+    """Molmo 2: look up a token in the table that has it: mlx-vlm joins both, by a copy, each time.
+    Also `read_settings`."""
+    read_settings(model, processor, settings)
+    table = model.language_model.model.wte
+
+    def call(self: Any, token_ids: mx.array) -> mx.array:
+        count = len(self.embedding)
+        in_text = self.embedding[mx.minimum(token_ids, count - 1)]
+        further = self.new_embedding[mx.maximum(token_ids, count) - count]
+        return mx.where((token_ids < count)[..., None], in_text, further)
+
+    table.__class__ = type("BothTables", (type(table),), {"__call__": call})
+
+
 def look_up_image_token(_model: Any, processor: Any, _settings: Settings) -> None:
     """Let a processor count image tokens by its tokenizer's id, not by one in its code."""
     processor.image_token_id = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
