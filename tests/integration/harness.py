@@ -131,8 +131,22 @@ def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_images: bool) -> str:
     if has_images:
         adds_bos = _adds_bos_to_images(loaded)
     else:
-        adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor)
+        adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor) and (
+            loaded.spec.tokenizer("a")["input_ids"][0] == loaded.spec.tokenizer.bos_token_id
+        )
     return rendered.removeprefix(loaded.spec.tokenizer.bos_token or "") if adds_bos else rendered
+
+
+def by_own_template(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
+    """A prompt rendered by our template of a family whose checkpoints have none."""
+    return str(
+        loaded.spec.tokenizer.apply_chat_template(
+            messages,
+            chat_template=loaded.family.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    )
 
 
 def _adds_bos_to_images(loaded: LoadedModel) -> bool:

@@ -86,7 +86,7 @@ def test_unchecked_family_loads_with_warning_only_if_allowed(
 
 
 @pytest.mark.parametrize(
-    "family", ["deepseekocr", "idefics2", "paligemma", "mllama", "llava-qwen2", "molmo", "phi3_v"]
+    "family", ["deepseekocr", "idefics2", "mllama", "llava-qwen2", "molmo", "phi3_v"]
 )
 def test_known_wrong_family_is_refused_with_reason(tmp_path: Path, family: str):
     folder = build("llava", tmp_path)

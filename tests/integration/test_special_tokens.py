@@ -17,6 +17,7 @@ from tests.integration.harness import (
     Part,
     Served,
     ask,
+    by_own_template,
     conversation,
     for_mlx_vlm,
     load_model,
@@ -59,12 +60,12 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
         for part in parts
     ]
     part_of = {"model_type": loaded.family.name}
-    text = apply_chat_template(
-        loaded.processor,
-        part_of if loaded.family.part else loaded.model.config,
-        [{"role": "user", "content": content}],
-        num_images=len(images),
-    )
+    messages = [{"role": "user", "content": content}]
+    if loaded.family.chat_template:
+        text = by_own_template(loaded, messages)
+    else:
+        config = part_of if loaded.family.part else loaded.model.config
+        text = apply_chat_template(loaded.processor, config, messages, num_images=len(images))
     made = prepare_inputs(
         loaded.processor,
         images=images or None,

@@ -12,7 +12,7 @@ WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4", "gemma4_unifie
 """Families with layers that keep the last tokens only."""
 STATES = frozenset({"lfm2_vl", "qwen3_5", "qwen3_5_moe"})
 """Families with layers whose state can't be cut."""
-ATOMIC = frozenset({"gemma4", "gemma4_unified"})
+ATOMIC = frozenset({"gemma4", "gemma4_unified", "paligemma"})
 """Families whose prompts are prefilled at once up to the last image's end."""
 EXPERTS = frozenset(
     {

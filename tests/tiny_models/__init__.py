@@ -29,6 +29,7 @@ from tests.tiny_models import (
     mistral,
     molmo2,
     paddle,
+    paligemma,
     qwen,
     step,
 )
@@ -52,6 +53,7 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "glm4v_moe": glm.GLM4V_MOE,
     "aya_vision": aya.AYA_VISION,
     "llava": llava.LLAVA,
+    "paligemma": paligemma.PALIGEMMA,
     "molmo2": molmo2.MOLMO2,
     "llama4": llama4.LLAMA4,
     "llava_next": llava.LLAVA_NEXT,
@@ -75,7 +77,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
     "tiny": _VISION_LANGUAGE | TEXTS,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
-ONE_IMAGE = ("granite4_vision", "llava_next", "paddleocr_vl", "step3p7")
+ONE_IMAGE = ("granite4_vision", "llava_next", "paligemma", "paddleocr_vl", "step3p7")
 """Families that mlx-vlm can show one image only, by its processor or its model."""
 LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""

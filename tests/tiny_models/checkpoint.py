@@ -21,7 +21,8 @@ MAX_POSITIONS = 8192
 class Checkpoint:
     """The files of one model, but for its weights and its tokenizer.
 
-    `tokens` are the attributes the processor asks of the tokenizer (`image_token`, ...).
+    `template` is empty where its family's checkpoints have none. `tokens` are the attributes the
+    processor asks of the tokenizer (`image_token`, ...).
     `files` are further JSON files by name: the processors' settings.
     """
 
@@ -75,7 +76,8 @@ def write(family: Family, folder: Path, seed: int) -> Path:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
     (folder / "tokenizer.json").write_text(vocabulary.to_json())
-    (folder / "chat_template.jinja").write_text(made.template)
+    if made.template:
+        (folder / "chat_template.jinja").write_text(made.template)
     spare = range(len(vocabulary), config.get("vocab_size", 0))  # rows without a token
     quiet = [*vocabulary.quiet_ids(), *spare]
     weights = random_weights(json.loads(json.dumps(config)), quiet, made.style, seed)

@@ -14,10 +14,12 @@ from typing import Any, Literal
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model import paligemma
 from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.fixes import (
     Fix,
     correct_llama4,
+    correct_paligemma,
     drop_tokenizer_options,
     embed_as_trained,
     group_masks,
@@ -100,6 +102,8 @@ class Family:
     position_state: tuple[str, ...] = ()
     """Attributes in which the language model keeps a prompt's positions between calls. Ours belong
     to the request, so these are cleared."""
+    chat_template: str = ""
+    """The template of checkpoints without one, in the form in which the family was trained."""
     writes_prompts: bool = False
     """Whether its processor writes prompts itself and uses no chat template."""
     grounding_tokens: int = 0
@@ -228,6 +232,7 @@ _ROWS = (
             "image_end_token_id",
         ),
     ),
+    Family("paligemma", fix=correct_paligemma, chat_template=paligemma.TEMPLATE),
     Family("pixtral", is_shardable=True, spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),
     _qwen2("qwen2_5_vl", WindowTower),
@@ -334,8 +339,6 @@ _WRONG = {
     "minicpmv4_6": _BY_NUMBER,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
     "molmo": _BY_NUMBER,
-    "paligemma": "a mask over the whole prompt, of one image and what follows it, lets its tokens "
-    "attend to later ones",
     "phi3_v": "mlx-vlm's processor drops the token after each image",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
 }

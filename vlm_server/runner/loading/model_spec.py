@@ -54,7 +54,7 @@ def model_spec(
     template = ChosenTemplate()
     if not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
-        template = _template(settings, processor, model_processor, placeholders, video)
+        template = _template(settings, family, processor, model_processor, placeholders, video)
     return ModelSpec(
         family=family.name,
         tokenizer=tokenizer,
@@ -94,6 +94,7 @@ def image_token_of(family: Family, model: Any, config: Json) -> int:
 
 def _template(
     settings: ModelSettings,
+    family: Family,
     processor: Any,
     model_processor: ModelProcessor,
     placeholders: Sequence[str],
@@ -103,6 +104,8 @@ def _template(
         return template_in(settings.chat_template)
     if (template := template_of_checkpoint(processor)) is not None:
         return ChosenTemplate(template)
+    if family.chat_template:
+        return ChosenTemplate(family.chat_template)
     tokenizer = getattr(processor, "tokenizer", processor)
     image = next(filter(model_processor.expands, placeholders), next(iter(placeholders), None))
     chosen = own_template(image, video, tokenizer.get_vocab().keys())
