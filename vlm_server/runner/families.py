@@ -330,17 +330,24 @@ _ENCODER_DECODERS = frozenset({"florence2"})
 """Encoder-decoders whose configuration does not say so itself."""
 _BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
 _OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
+_DROPS_LAST = "mlx-vlm's processor drops the last token of a prompt, which may be one of an image"
+_WRITES_PROMPT = "mlx-vlm's processor writes the prompt itself, with one image at its beginning"
 _WRONG = {
-    "deepseekocr": "mlx-vlm's processor drops the last token of a prompt, which may be one of an "
-    "image, and has one image a prompt",
+    "deepseek_vl_v2": _DROPS_LAST,
+    "deepseekocr": f"{_DROPS_LAST}, and has one image a prompt",
+    "deepseekocr_2": f"{_DROPS_LAST}, and has one image a prompt",
+    "hunyuan_vl": "mlx-vlm gives an image its positions in the first chunk of a prompt alone, and "
+    "all rows of a batch the positions of the first",
     "idefics2": _OTHER_ANSWERS,
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmo": _BY_NUMBER,
     "minicpmv4_6": _BY_NUMBER,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
     "molmo": _BY_NUMBER,
+    "moondream3": _WRITES_PROMPT,
     "phi3_v": "mlx-vlm's processor drops the token after each image",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
+    "qwen4_exp": "mlx-vlm writes outside its mask of attention for a prompt of two tokens",
 }
 """Families with wrong answers, and the reasons; refused even with `allow_unchecked`."""
 
