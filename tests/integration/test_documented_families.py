@@ -85,9 +85,7 @@ def test_unchecked_family_loads_with_warning_only_if_allowed(
     assert model_facts(loaded, folder).warnings == (record.getMessage(),)
 
 
-@pytest.mark.parametrize(
-    "family", sorted({*_WRONG, "llava-qwen2"} - {"llava_bunny"})
-)
+@pytest.mark.parametrize("family", sorted({*_WRONG, "llava-qwen2"} - {"llava_bunny"}))
 def test_known_wrong_family_is_refused_with_reason(tmp_path: Path, family: str):
     folder = build("llava", tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"model_type": family}

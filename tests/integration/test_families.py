@@ -57,6 +57,9 @@ ONE_IMAGE_IS_RIGHT = {
 }
 """Families that mlx-vlm's own generation can't show several images, and why."""
 
+NOT_COUNTED = ("gemma4", "gemma4_unified", "granite4_vision", "kimi_vl", "molmo", "paligemma")
+"""Families in which an image with more tokens than features goes unnoticed."""
+
 
 @pytest.fixture(scope="session")
 def tokens_alone(answered: EngineHarness) -> Callable[[str], list[int]]:
@@ -249,14 +252,8 @@ def test_more_placeholders_than_features_fail_only_their_request(
     new_engine: NewEngine, served: Served, tokens_alone: Callable[[str], list[int]]
 ):
     """A processor that counts an image's tokens in another way than the model does."""
-    if served[0].family.name in (
-        "gemma4",
-        "gemma4_unified",
-        "granite4_vision",
-        "kimi_vl",
-        "paligemma",
-    ):
-        pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
+    if served[0].family.name in NOT_COUNTED:
+        pytest.skip("mlx-vlm gives the tokens that are too many something else")
     image_token_id = served[0].spec.image_token_id
 
     def add_placeholder(prepared: Prepared) -> Prepared:
@@ -335,7 +332,7 @@ def test_answer_depends_on_order_of_images(new_engine: NewEngine):
 
 
 def test_answer_depends_on_images_position_in_text(new_engine: NewEngine, served: Served):
-    if served[0].family.name in ("llava", "paligemma"):
+    if served[0].family.name in ("llava", "molmo", "paligemma"):
         pytest.skip("its template puts all pictures first")
     engine = new_engine()
     first = engine.answer(ask("before", random_image(1), "what is this"))

@@ -48,15 +48,17 @@ class Loaded:
     @cached_property
     def image_token_id(self) -> int:
         config = getattr(self.model, "thinker", self.model).config
-        names = ("image_token_index", "image_token_id", "image_patch_id")
-        found = (getattr(config, name, None) for name in names)
-        return next(int(token_id) for token_id in found if token_id is not None)
+        row = families.row_of({"model_type": config.model_type})
+        if row is not None and row.image_token:
+            return int(self.processor.tokenizer.convert_tokens_to_ids(row.image_token))
+        found = getattr(config, "image_token_index", None)
+        return int(config.image_token_id if found is None else found)
 
     def prepare(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
         parts = [*[{"type": "image"}] * len(images), {"type": "text", "text": text}]
         messages = [{"role": "user", "content": parts}]
         config = self.model.config
-        prompt = apply_chat_template(self.processor, config, messages, num_images=len(images))
+        prompt = self._render(messages, len(images))
         return dict(
             prepare_inputs(
                 self.processor,
@@ -66,6 +68,20 @@ class Loaded:
                 add_special_tokens=should_add_special_tokens(config.model_type, self.processor),
             )
         )
+
+    def _render(self, messages: list[dict[str, Any]], num_images: int) -> str:
+        config = self.model.config
+        row = families.row_of({"model_type": config.model_type})
+        if row is not None and row.chat_template:
+            return str(
+                self.processor.tokenizer.apply_chat_template(
+                    messages,
+                    chat_template=row.chat_template,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+        return str(apply_chat_template(self.processor, config, messages, num_images=num_images))
 
     def reply(self, text: str, images: Sequence[Image.Image] = ()) -> tuple[list[int], mx.array]:
         """Greedy token ids, and the logits that chose them: (tokens, vocabulary)."""

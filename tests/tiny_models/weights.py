@@ -34,7 +34,7 @@ class Style:
     `tied_scale`: of a tied embedding, or a token's own would choose that token again.
     `conv_gain`: by how much weights of 2-D convolutions are larger.
     `last_norm`: what the norm before the head is called.
-    `embedding`: what the table of tokens is called.
+    `embedding`, `head`: what the table of tokens and the head are called.
     """
 
     tied_head: bool = False
@@ -43,6 +43,7 @@ class Style:
     conv_gain: float = 1.0
     last_norm: str = "model.norm.weight"
     embedding: str = "embed_tokens.weight"
+    head: str = "lm_head.weight"
 
 
 def parameters(config: dict[str, Any]) -> dict[str, Array]:
@@ -73,7 +74,7 @@ def random_weights(
         norm = _only(weights, "language_model", style.last_norm)
         norm[:] = (norm + style.norm_offset) * HEAD_GAIN / style.tied_scale - style.norm_offset
     else:
-        head = _only(weights, "language_model", "lm_head.weight")
+        head = _only(weights, "language_model", style.head)
         head *= HEAD_GAIN
         head[[number for number in quiet if number < len(head)]] = 0.0
     return weights

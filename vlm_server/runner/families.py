@@ -14,11 +14,12 @@ from typing import Any, Literal
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model import paligemma
+from vlm_server.runner.model import molmo, paligemma
 from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.fixes import (
     Fix,
     correct_llama4,
+    correct_molmo,
     correct_paligemma,
     drop_tokenizer_options,
     embed_as_trained,
@@ -103,7 +104,8 @@ class Family:
     """Attributes in which the language model keeps a prompt's positions between calls. Ours belong
     to the request, so these are cleared."""
     chat_template: str = ""
-    """The template of checkpoints without one, in the form in which the family was trained."""
+    """Our template, where checkpoints have none, or one without images; in the form in which the
+    family was trained."""
     writes_prompts: bool = False
     """Whether its processor writes prompts itself and uses no chat template."""
     grounding_tokens: int = 0
@@ -115,9 +117,10 @@ class Family:
     spelling: Spelling = Spelling()
     image_text: str = ""
     """Text of an image in prompts, where mlx-vlm's id of it is negative: see `StandIn`."""
+    image_token: str = ""
+    """The token of an image's features, where no configuration has its id."""
     frame_tokens: tuple[str, ...] = ()
-    """mlx-vlm's names, in the configuration, of the tokens around an image's by which the model
-    counts images."""
+    """Tokens around an image's by which the model counts images, or their features' places."""
     part: str = ""
     """The part of mlx-vlm's model that sees and writes, configured by `PART_config`; empty for
     all of it."""
@@ -224,13 +227,17 @@ _ROWS = (
         spelling=Spelling(has_flat_config=True, vision_type="paddleocr_vl"),
     ),
     Family(
+        "molmo",
+        fix=correct_molmo,
+        chat_template=molmo.TEMPLATE,
+        image_token=molmo.IMAGE,
+        frame_tokens=("<im_start>", "<im_end>"),
+    ),
+    Family(
         "molmo2",
         fix=look_up_both_tables,
-        frame_tokens=(
-            "image_start_token_id",
-            "low_res_image_start_token_id",
-            "image_end_token_id",
-        ),
+        image_token=molmo.IMAGE,
+        frame_tokens=("<im_start>", "<low_res_im_start>", "<im_end>"),
     ),
     Family("paligemma", fix=correct_paligemma, chat_template=paligemma.TEMPLATE),
     Family("pixtral", is_shardable=True, spelling=_SINCE_4_52),
@@ -343,7 +350,6 @@ _WRONG = {
     "minicpmo": _BY_NUMBER,
     "minicpmv4_6": _BY_NUMBER,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
-    "molmo": _BY_NUMBER,
     "moondream3": _WRITES_PROMPT,
     "phi3_v": "mlx-vlm's processor drops the token after each image",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",

@@ -43,7 +43,9 @@ def model_spec(
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
-    image_token_id = image_token_of(family, model, config) if family.reads_images else None
+    image_token_id = None
+    if family.reads_images:
+        image_token_id = image_token_of(family, model, config, tokenizer)
     stand_in = None
     if family.image_text:
         stand_in = _stand_in(family, model, processor)
@@ -74,7 +76,7 @@ def model_spec(
         process_video=model_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=chunk_policy(model),
-        frame_token_ids=tuple(int(getattr(model.config, name)) for name in family.frame_tokens),
+        frame_token_ids=tuple(tokenizer.convert_tokens_to_ids(list(family.frame_tokens))),
         has_states=has_states(new_layers(model.language_model)),
         tool_parser=tool_parser(template.text, settings.tool_parser),
         reasoning_format=reasoning_format(template.text),
@@ -84,9 +86,11 @@ def model_spec(
     )
 
 
-def image_token_of(family: Family, model: Any, config: Json) -> int:
+def image_token_of(family: Family, model: Any, config: Json, tokenizer: Any) -> int:
     """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
-    token_id = _token_id(model, config, "image_token_id", "image_token_index", "image_patch_id")
+    token_id = _token_id(model, config, "image_token_id", "image_token_index")
+    if family.image_token:
+        token_id = tokenizer.get_vocab().get(family.image_token)
     if token_id is None:
         raise ModelLoadError(f"{family.name} names no image token: not a vision model")
     return token_id
@@ -102,10 +106,10 @@ def _template(
 ) -> ChosenTemplate:
     if settings.chat_template:
         return template_in(settings.chat_template)
-    if (template := template_of_checkpoint(processor)) is not None:
-        return ChosenTemplate(template)
     if family.chat_template:
         return ChosenTemplate(family.chat_template)
+    if (template := template_of_checkpoint(processor)) is not None:
+        return ChosenTemplate(template)
     tokenizer = getattr(processor, "tokenizer", processor)
     image = next(filter(model_processor.expands, placeholders), next(iter(placeholders), None))
     chosen = own_template(image, video, tokenizer.get_vocab().keys())

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
 
-from vlm_server.runner.model import llama4, paligemma
+from vlm_server.runner.model import llama4, molmo, paligemma
 
 Settings = Mapping[str, Any]
 Fix = Callable[[Any, Any, Settings], None]
@@ -191,6 +191,12 @@ def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
 def correct_llama4(model: Any, processor: Any, _settings: Settings) -> None:
     """See `llama4`."""
     llama4.correct(model, processor)
+
+
+def correct_molmo(model: Any, processor: Any, settings: Settings) -> None:
+    """See `molmo`, and `look_up_both_tables`."""
+    look_up_both_tables(model, processor, settings)
+    molmo.expand_in_place(processor)
 
 
 def correct_paligemma(model: Any, processor: Any, _settings: Settings) -> None:
