@@ -147,7 +147,7 @@ class StepStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
 class MixedStates:
     """The states of a layer of a pass with a prompt's tokens, each of which is a row of one.
 
-    A `SplitModule` takes them apart.
+    A `StateModule` takes them apart.
     """
 
     def __init__(self, rows: StepStates | None, prompt: StepStates, num_rows: int) -> None:

@@ -30,7 +30,12 @@ from vlm_server.runner.decode.sequence import (
     sample_next,
 )
 from vlm_server.runner.decode.speculation import Speculation
-from vlm_server.runner.decode.wide_step import PlainStep, WideStep, token_ids_of
+from vlm_server.runner.decode.wide_step import (
+    PlainStep,
+    WideStep,
+    layers_of_step,
+    token_ids_of,
+)
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
@@ -230,9 +235,10 @@ class DecodeBatch:
         places = [seq.position + seq.prompt.rope_delta for seq in self._seqs]
         token_ids = newest.tokens[:, None] if drafts is None else drafts[0]
         positions = next_position_ids(self._loaded.decode_positions, places, token_ids.shape[1])
-        logits, chunk_logits = self._loaded.text.step(token_ids, self._cache, positions, chunk)
+        layers = self._cache if drafts is None else layers_of_step(self._cache)
+        logits, chunk_logits = self._loaded.text.step(token_ids, layers, positions, chunk)
         if drafts is not None:
-            self._step = WideStep(self._seqs, logits, drafts[1], self._loaded.ranks)
+            self._step = WideStep(self._seqs, logits, drafts[1], layers, self._loaded.ranks)
             return None
         self._step = PlainStep(logits[:, -1])
         self._advance_grammars(newest, self._step.logits)
@@ -328,7 +334,7 @@ class DecodeBatch:
         The next plain step reports that: the tokens before it may have ended the answer.
         """
         last_tokens = []
-        rows, logprobs = wide.result(self._cache)
+        rows, logprobs = wide.result()
         for seq, tokens in zip(self._seqs, rows, strict=True):
             seq.follow(tokens)
             seq.newest_token_reported = tokens[-1] != NO_TOKEN

@@ -14,8 +14,9 @@ from itertools import accumulate, takewhile
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
 from vlm_server.runner.decode.sequence import DecodingSequence
-from vlm_server.runner.kv.layers import new_layers, only_append
+from vlm_server.runner.kv.layers import can_store, has_states, new_layers
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.state_modules import records_states
 
 _MASK_SECONDS = 0.01
 """Longest wait for the masks of drafts; after it, the step is a plain one."""
@@ -30,16 +31,22 @@ _OUTLIER = 4.0
 
 
 def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
-    """Speculation with at most `num_draft_tokens` drafts; none if this model can't verify any.
-
-    Layers with windows or recurrent states can't remove rejected tokens.
-    """
-    layers = new_layers(loaded.language_model)
-    if not (loaded.family.is_checked and only_append(layers)):
+    """Speculation with at most `num_draft_tokens` drafts; none if this model can't verify any."""
+    if not (num_draft_tokens and loaded.family.is_checked and _can_forget(loaded)):
         return Speculation()
     limit = num_draft_tokens + 1
     widths = sorted({min(width, limit) for width in loaded.backend.draft_widths} - {1})
     return Speculation(widths, needs_even_rows=loaded.family.needs_even_rows)
+
+
+def _can_forget(loaded: LoadedModel) -> bool:
+    """Whether the layers of this model can remove rejected tokens."""
+    model = loaded.language_model
+    if not can_store(model):
+        return False
+    can_forget = not has_states(new_layers(model)) or records_states(model)
+    loaded.forget_positions()
+    return can_forget
 
 
 class Speculation:

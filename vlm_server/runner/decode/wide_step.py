@@ -14,11 +14,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models.cache import KVCache
+from mlx_vlm.models.cache import ArraysCache
 
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.decode.sequence import DecodingSequence, by_sequence, logprobs_of
 from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.kv.batch_cache import SequenceLayer
+from vlm_server.runner.model.state_modules import RecordedStates
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, sample
 
@@ -42,17 +44,20 @@ class WideStep:
         seqs: Sequence[DecodingSequence],
         logits: mx.array,
         drafts: Sequence[list[int]],
+        cache: Sequence[Any],
         ranks: Ranks | None,
     ) -> None:
         """`logits`, (sequences, width, vocabulary), lazy: after the tokens of `token_ids_of`.
 
-        With several `ranks`, all take the samples of rank 0.
+        `cache`: the layers of the step, see `layers_of_step`. With several `ranks`, all take the
+        samples of rank 0.
         """
         self.logits = logits
         self.counts: dict[SeqId, DraftCounts] = {}
         """Numbers of drafts that were verified, and were right; after `result`."""
         self._seqs = seqs
         self._drafts = drafts
+        self._cache = cache
         self._ranks = ranks
         self._samplers = [_samplers(seq, ids) for seq, ids in zip(seqs, drafts, strict=True)]
         """For each row, a sampler for its newest token and one for each of its drafts."""
@@ -77,10 +82,10 @@ class WideStep:
         self._logprobs = logprobs_of(logits, self._sampled, [self._seqs[row] for row, _ in places])
         mx.async_eval(self._sampled, [array for step in self._logprobs for array in step.arrays])  # type: ignore[no-untyped-call]
 
-    def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenLogprobs]]]:
+    def result(self) -> tuple[list[list[int]], dict[SeqId, list[TokenLogprobs]]]:
         """Each row's tokens up to the first that is not its draft, and the logprobs asked for.
 
-        Cuts the rejected drafts off `cache`, which does not hold the last token of each row yet.
+        Cuts the rejected drafts off the cache, which does not hold the last token of each row yet.
         """
         assert self._sampled is not None
         sampled = iter(to_numpy(self._sampled).tolist())
@@ -96,13 +101,23 @@ class WideStep:
             seq.position += num_right + 1
             if seq.id in logprobs:
                 del logprobs[seq.id][num_right + 1 :]
-        surplus = [self.width - len(tokens) for tokens in rows]
-        for layer in cache:
-            if type(layer) is KVCache:
+        self._cut([len(tokens) for tokens in rows])
+        return rows, logprobs
+
+    def _cut(self, kept: list[int]) -> None:
+        surplus = [self.width - count for count in kept]
+        for layer in self._cache:
+            if isinstance(layer, RecordedStates):
+                layer.commit(kept, self.width)
+            elif isinstance(layer, SequenceLayer):
                 layer.trim(surplus[0])
             else:
                 layer.cut(surplus)
-        return rows, logprobs
+
+
+def layers_of_step(cache: Sequence[Any]) -> list[Any]:
+    """The layers of a step that verifies drafts: states are recorded, to be computed again."""
+    return [RecordedStates(layer) if isinstance(layer, ArraysCache) else layer for layer in cache]
 
 
 def token_ids_of(tokens: Sequence[int], width: int, drafts: Sequence[list[int]]) -> mx.array:

@@ -44,6 +44,7 @@ from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import use_last_token_head
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.simplify import simplify
+from vlm_server.runner.model.state_modules import use_state_modules
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.vision.patches import use_fast_patches
@@ -191,6 +192,7 @@ def _make_fast(
     use_last_token_head(model.language_model)
     add_to_all_tokens(model.language_model)
     use_gated_delta(backend)
+    use_state_modules(model.language_model)
     if family.mrope is None:
         return DecodePositions.NONE
     return use_shared_mrope(model.language_model, rotate)

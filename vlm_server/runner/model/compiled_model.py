@@ -27,7 +27,7 @@ from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
-from vlm_server.runner.kv.layers import new_layers, only_append
+from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
@@ -123,7 +123,7 @@ class CompiledModel(TextModel):
         """One column of each layer's buffers, or its states, of the first call; empty before it."""
         self._input_pattern: Inputs = {}
         """One token of each input that some chunk has had; other chunks get zeros of its shape."""
-        shapes = self._all_shapes(draft_widths, can_draft=only_append(layers))
+        shapes = self._all_shapes(draft_widths, can_draft=not has_states(layers))
         self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)
         """Shapes to precompile."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,7 +74,6 @@ class ForwardPass:
         self._arguments = arguments
         self._embed = embed
         self._in_place = attention.attention.appends_in_place
-        split_modules(language_model, kinds)
 
     def run(
         self, token_ids: mx.array, bounds: Bounds, buffers: Buffers, inputs: Inputs
@@ -179,69 +177,6 @@ def _concatenate(first: Inputs, second: Inputs, num_rows: int) -> Inputs:
             first_array = mx.broadcast_to(first_array[None], shape)
         inputs[name] = mx.concatenate([first_array, second_array], axis=axis)
     return inputs
-
-
-def split_modules(language_model: Any, kinds: Sequence[LayerKind]) -> None:
-    """Let the modules of layers with states take `MixedStates`."""
-    layers = getattr(language_model, "layers", ())
-    for layer, kind in zip(layers, kinds, strict=False):
-        if kind.has_states:
-            for module in _modules_with_cache(layer):
-                if not issubclass(type(module), SplitModule):
-                    module.__class__ = _split_type(type(module))
-
-
-def _modules_with_cache(layer: Any) -> Iterable[Any]:
-    return [
-        module
-        for module in layer.children().values()
-        if callable(module) and "cache" in inspect.signature(type(module).__call__).parameters
-    ]
-
-
-_STATE_BLOCK = 64
-"""Multiple to which the tokens of a prompt are padded for a layer with states.
-
-mlx-vlm has their number as a constant in its operations, and so MLX would compile another kernel
-for each number of rows beside a prompt.
-"""
-
-
-class SplitModule:
-    """A module of a layer with states, which are computed in the order of a sequence's tokens."""
-
-
-def _split_type(module_type: Any) -> type:
-    signature = inspect.signature(module_type.__call__)
-    call = module_type.__call__
-
-    def split_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """`call`; of `MixedStates`, for the rows and for the prompt, each with its states."""
-        bound = signature.bind(self, *args, **kwargs)
-        states = bound.arguments.get("cache")
-        if not isinstance(states, MixedStates):
-            return call(self, *args, **kwargs)
-        _, name, *_ = bound.arguments
-        x = bound.arguments[name]
-
-        def part(x: mx.array, states: StepStates) -> mx.array:
-            bound.arguments |= {name: x, "cache": states}
-            if "mask" in signature.parameters:
-                bound.arguments["mask"] = states.make_mask(x.shape[1])
-            output: mx.array = call(*bound.args, **bound.kwargs)
-            return output
-
-        prompt = x[states.num_rows :].swapaxes(0, 1)
-        count = prompt.shape[1]
-        padded = mx.pad(prompt, [(0, 0), (0, -count % _STATE_BLOCK), (0, 0)])
-        outputs = [part(padded, states.prompt)[:, :count].swapaxes(0, 1)]
-        if states.rows is not None:
-            outputs.insert(0, part(x[: states.num_rows], states.rows))
-        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
-
-    return type(
-        f"Split{module_type.__name__}", (SplitModule, module_type), {"__call__": split_call}
-    )
 
 
 def text_inputs(model: Any) -> Embed | None:

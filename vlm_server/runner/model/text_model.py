@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.models.cache import KVCache
 
-from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer
+from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
+
+_CAPTURE = "capture_layer_ids"
 
 
 class TextModel:
@@ -19,6 +22,7 @@ class TextModel:
     def __init__(self, language_model: Any, attention: ModelAttention) -> None:
         self._language_model = language_model
         self._attention = attention
+        self._wide_arguments = _arguments_of_wide_steps(language_model)
 
     def max_piggybacked_tokens(self, rows: int) -> int:
         """The maximum tokens of a prompt in a mixed step of `rows`; 0 for no mixed step."""
@@ -36,13 +40,15 @@ class TextModel:
         Returns logits, (rows, tokens, vocabulary), lazy, and those of the chunk's last token,
         (1, 1, vocabulary); None if the chunk is not part of it.
         """
-        count, layers = token_ids.shape[1], cache
+        count, layers, arguments = token_ids.shape[1], cache, dict[str, Any](position_ids)
         if count > 1:
+            arguments |= self._wide_arguments
             layers = [
-                RowsKVCache.take_over(layer) if type(layer) is KVCache else layer for layer in cache
+                RowsKVCache.take_over(layer) if isinstance(layer, SequenceLayer) else layer
+                for layer in cache
             ]
         with logits_of(self._language_model, WantedLogits(count)), self._attention.in_place():
-            output = self._language_model(token_ids, cache=layers, **position_ids)
+            output = self._language_model(token_ids, cache=layers, **arguments)
         for layer, layer_cache in zip(layers, cache, strict=True):
             if layer is not layer_cache:
                 layer.give_back(layer_cache)
@@ -59,3 +65,14 @@ class TextModel:
     def precompile_next(self) -> bool:
         """Compile one more shape; False if none is left."""
         return False
+
+
+def _arguments_of_wide_steps(language_model: Any) -> dict[str, Any]:
+    """Further arguments of steps with several tokens of each row.
+
+    Qwen3.5 takes such rows apart, and puts caches of its own in the place of ours, unless it is to
+    capture hidden states, even if of no layer.
+    """
+    inner = getattr(language_model, "model", None)
+    captures = _CAPTURE in inspect.signature(type(inner).__call__).parameters
+    return {_CAPTURE: ()} if captures and has_states(new_layers(language_model)) else {}
