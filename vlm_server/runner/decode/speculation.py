@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
+from statistics import median_low
 
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
@@ -25,9 +27,13 @@ _PRIOR_SLOPE = 0.1
 _MIN_GAIN = 1.15
 """Minimum gain of a wide step over plain steps, which run one ahead of the host."""
 _WEIGHT = 0.2
-"""Weight of a new measurement."""
+"""Weight of a new time of a plain step."""
 _OUTLIER = 4.0
-"""Factor above the usual time from which a measurement is taken for a disturbance."""
+"""Factor above the usual time from which that of a plain step is taken for a disturbance."""
+_NUM_SLOPES = 5
+"""Measurements of a width whose median counts."""
+_MAX_REJECTED = 1000
+"""Plain steps in spite of drafts after which costs are measured anew, as they may have changed."""
 
 
 def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
@@ -61,14 +67,20 @@ class Speculation:
         self._max_drafts = max(widths, default=1) - 1
         self.needs_even_rows = needs_even_rows
         self._times = StepTimes()
-        self._last: tuple[float, int] | None = None
-        """The end of the last step and its width; None if other work ran since it began."""
+        self._last: tuple[float, bool] | None = None
+        """The end of the last step, and whether it was wide; None if other work ran since it
+        began."""
 
     def can_gain(self, seqs: Sequence[DecodingSequence]) -> bool:
         """Whether to wait for the newest tokens, in order to verify drafts after them."""
         if not self.widths or len(seqs) > MAX_DRAFTING_ROWS:
             return False
-        return best_width(self.widths, [self._chances(seq) for seq in seqs], self._times) > 1
+        chances = [self._chances(seq) for seq in seqs]
+        if best_width(self.widths, chances, self._times) > 1:
+            return True
+        if any(map(any, chances)):
+            self._times.reject()
+        return False
 
     def drafts(
         self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
@@ -77,6 +89,8 @@ class Speculation:
 
         None if plain steps bring more. Drafts that grammars forbid are left out.
         """
+        if self._last is not None and not self._last[1]:
+            self._last = time.perf_counter(), True  # plain steps run ahead; the newest ends here
         guesses = []
         for seq in seqs:
             if (guess := self._guess(seq, eos_token_ids)) is None:
@@ -89,10 +103,10 @@ class Speculation:
         """Record the end of a step; its time counts if the step before was of its kind."""
         if not self.widths:
             return
-        now, last = time.perf_counter(), self._last
-        if last is not None and (last[1] > 1) == (width > 1):
-            self._times.record(rows, width, now - last[0])
-        self._last = now, width
+        now, is_wide = time.perf_counter(), width > 1
+        if self._last is not None and self._last[1] == is_wide:
+            self._times.record(rows, width, now - self._last[0])
+        self._last = now, is_wide
 
     def discard_time(self) -> None:
         """Leave out the time of the next step, during which other work runs."""
@@ -145,8 +159,11 @@ class StepTimes:
     def __init__(self) -> None:
         self._plain = dict[int, float]()
         """Seconds of a plain step, by rows."""
-        self._slopes = dict[int, dict[int, float]]()
-        """Cost of each further token of a row, in plain steps, by rows and width."""
+        self._slopes = dict[int, dict[int, deque[float]]]()
+        """Latest costs of each further token of a row, in plain steps, by rows and width."""
+        self._seen = set[tuple[int, int]]()
+        """Rows and widths of wide steps so far."""
+        self._num_rejected = 0
 
     def record(self, rows: int, width: int, seconds: float) -> None:
         """Record the time of a step of `width` tokens for each of `rows`."""
@@ -155,20 +172,34 @@ class StepTimes:
             if average is None or seconds < _OUTLIER * average:
                 self._plain[rows] = _moving_average(average, seconds)
         elif rows in self._plain:
+            is_first = (rows, width) not in self._seen
             slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
-            average = self._slope(rows, width)
-            limit = _OUTLIER * max(average, _PRIOR_SLOPE)
-            self._slopes.setdefault(rows, {})[width] = _moving_average(average, min(slope, limit))
+            self._seen.add((rows, width))
+            if is_first and slope > 1.0:
+                return  # more than plain steps: its kernels were compiled
+            slopes = self._slopes.setdefault(rows, {})
+            slopes.setdefault(width, deque(maxlen=_NUM_SLOPES)).append(min(slope, 1.0))
+
+    def reject(self) -> None:
+        """Count a plain step in spite of drafts; after many, forget the costs of wide steps.
+
+        They might be those of a disturbance, and no wide step would correct them.
+        """
+        self._num_rejected += 1
+        if self._num_rejected == _MAX_REJECTED:
+            self._num_rejected = 0
+            self._slopes.clear()
 
     def cost(self, rows: int, width: int) -> float:
         """The time of a step, in plain steps."""
         return 1.0 + self._slope(rows, width) * (width - 1)
 
     def _slope(self, rows: int, width: int) -> float:
-        """The slope at the nearest measured width: kernels change at some widths."""
-        slopes = self._slopes.get(rows, {})
-        nearest = min(slopes, key=lambda other: abs(other - width), default=0)
-        return slopes.get(nearest, _PRIOR_SLOPE)
+        """The slope at the nearest measured rows and width: kernels change at some widths."""
+        if not self._slopes:
+            return _PRIOR_SLOPE
+        slopes = self._slopes[min(self._slopes, key=lambda other: abs(other - rows))]
+        return median_low(slopes[min(slopes, key=lambda other: abs(other - width))])
 
 
 def _moving_average(average: float | None, seconds: float) -> float:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from vlm_server.runner.decode.speculation import StepTimes, best_width, expected_tokens
+from vlm_server.runner.decode import speculation
+from vlm_server.runner.decode.speculation import (
+    Speculation,
+    StepTimes,
+    best_width,
+    expected_tokens,
+)
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)
 
@@ -28,7 +37,7 @@ def test_step_times_learn_cost_of_widths():
     times = measured(0.3)
     assert times.cost(1, 1) == 1.0
     assert times.cost(1, 8) == pytest.approx(3.1, rel=0.05)
-    assert times.cost(2, 8) == StepTimes().cost(2, 8)
+    assert times.cost(2, 8) == times.cost(1, 8), "until two rows are measured"
 
 
 def test_step_times_keep_separate_costs_per_width():
@@ -47,6 +56,67 @@ def test_single_outlier_step_time_is_forgotten():
     times = measured(0.1)
     times.record(1, 1, 1.0)
     assert times.cost(1, 8) == pytest.approx(1.7, rel=0.05)
+
+
+def test_first_measurement_replaces_assumed_cost_of_wide_steps():
+    """A model whose wide steps cost as much as plain ones verifies drafts once, not ten times."""
+    times = StepTimes()
+    assert best_width(WIDTHS, [[0.8] * 15], times) > 1
+    times.record(1, 1, 0.01)
+    times.record(1, 6, 0.055)
+    assert best_width(WIDTHS, [[0.8] * 15], times) == 1
+
+
+def test_disturbed_wide_steps_do_not_end_speculation():
+    times = measured(0.05)
+    for _ in range(2):
+        times.record(1, 8, 5.0)
+    assert times.cost(1, 8) == pytest.approx(1.35, rel=0.05)
+    disturbed = StepTimes()
+    disturbed.record(1, 1, 0.01)
+    disturbed.record(1, 8, 5.0)
+    assert disturbed.cost(1, 8) == StepTimes().cost(1, 8), "the first may have compiled"
+    disturbed.record(1, 8, 5.0)
+    rejected = 0
+    while best_width(WIDTHS, [[0.9] * 15], disturbed) == 1:
+        disturbed.reject()
+        rejected += 1
+    assert 100 < rejected <= 1000
+
+
+class Drafting:
+    """A sequence whose drafts have these chances."""
+
+    def __init__(self, chance: float) -> None:
+        self.drafter = SimpleNamespace(
+            probability=chance,
+            guess=lambda count: [7] * count,
+            probabilities=lambda count: [chance] * count,
+        )
+        self.sampler = SimpleNamespace(matcher=None)
+        self.newest_token_followed = False
+
+    def num_useful_drafts(self, limit: int) -> int:
+        return limit
+
+
+def test_time_of_single_wide_step_among_plain_steps_is_measured(monkeypatch: pytest.MonkeyPatch):
+    """Its start is the end of the plain step before it, which ran ahead of the host."""
+    now = 0.0
+    monkeypatch.setattr(speculation.time, "perf_counter", lambda: now)
+    chooses = Speculation(WIDTHS)
+    seqs: list[Any] = [Drafting(0.9)]
+    for _ in range(3):
+        chooses.record_step(1, 1)
+        now += 0.01
+    assert chooses.can_gain(seqs)
+    now += 0.007
+    choice = chooses.drafts(seqs, frozenset())
+    assert choice is not None
+    width, _ = choice
+    now += 0.01 * width
+    chooses.record_step(1, width)
+    assert not chooses.can_gain(seqs), "it took as long as plain steps"
 
 
 @pytest.mark.parametrize(
