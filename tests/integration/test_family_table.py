@@ -66,6 +66,7 @@ def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedM
         chat_template="",
         part="",
         text_types=(),
+        other_texts=(),
         deepstack=found.deepstack,
         stacks_images=False,
         tiling=None,

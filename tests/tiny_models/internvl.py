@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
 from tests.tiny_models.llama import llama
 from tests.tiny_models.vocabulary import Vocabulary
@@ -98,6 +100,15 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
 
 
 INTERNVL = Family(SPECIALS, _describe)
+
+
+def _describe_qwen2(vocabulary: Vocabulary) -> Checkpoint:
+    internvl = _describe(vocabulary)
+    text = llama(len(vocabulary), model_type="qwen2")
+    return replace(internvl, config=internvl.config | {"text_config": text})
+
+
+INTERNVL_QWEN2 = Family(SPECIALS, _describe_qwen2)
 
 
 TEMPLATE_CHAT = TEMPLATE.replace("<IMG_CONTEXT>", "<image>").replace(

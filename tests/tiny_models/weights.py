@@ -16,6 +16,8 @@ from mlx_vlm.utils import get_model_and_args, update_module_configs
 from numpy.typing import NDArray
 from safetensors.numpy import save as serialized
 
+from vlm_server.runner.loading.checkpoint.view import text_model_of
+
 HEAD_GAIN = 8.0
 ATTENTION_GAIN = 2.0
 QUIET_SCALE = 0.01
@@ -50,9 +52,10 @@ def parameters(config: dict[str, Any]) -> dict[str, Array]:
     """Name to default value, of every parameter of the model that `config` describes."""
     config = {"audio_config": {}} | config
     module, _ = get_model_and_args(config=config)
-    model_config = module.ModelConfig.from_dict(config)
-    model_config = update_module_configs(model_config, module, config, MODULES)
-    model = module.Model(model_config)
+    with text_model_of(config):
+        model_config = module.ModelConfig.from_dict(config)
+        model_config = update_module_configs(model_config, module, config, MODULES)
+        model = module.Model(model_config)
     return {name: np.array(value) for name, value in tree_flatten(model.parameters())}
 
 

@@ -126,6 +126,8 @@ class Family:
     all of it."""
     text_types: tuple[str, ...] = ()
     """The `model_type`s that its language model may have; empty for any."""
+    other_texts: tuple[str, ...] = ()
+    """Those of them that mlx-vlm has as models of their own, but not in this family."""
     deepstack: Deepstack = Deepstack.BY_LAYER
     needs_even_rows: bool = False
     """Whether mlx-vlm's attention requires that all rows of a batch end at the same column."""
@@ -190,7 +192,13 @@ _ROWS = (
         fix=name_deepstack_layers,
     ),
     Family("idefics3", is_shardable=True, tiling=Tiling(axis=1)),
-    Family("internvl", tiling=Tiling(axis=1), text_types=("qwen3",), spelling=_SINCE_4_52),
+    Family(
+        "internvl",
+        tiling=Tiling(axis=1),
+        text_types=("qwen2", "qwen3"),
+        other_texts=("qwen2",),
+        spelling=_SINCE_4_52,
+    ),
     Family(
         "internvl_chat",
         is_shardable=True,

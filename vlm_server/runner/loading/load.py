@@ -31,7 +31,12 @@ from vlm_server.runner.loading.checkpoint.files import (
     read_json,
     reason_of,
 )
-from vlm_server.runner.loading.checkpoint.view import no_code_of, view_of, weights_renamed
+from vlm_server.runner.loading.checkpoint.view import (
+    no_code_of,
+    text_model_of,
+    view_of,
+    weights_renamed,
+)
 from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
@@ -141,7 +146,8 @@ def open_lazily(
         check_fits(tensors, dtype, budget)
     with view_of(folder, config) as view:
         with no_code_of(folder), no_code_of(view), weights_renamed(config, prefixes):
-            model, processor = _load(folder, view)
+            with text_model_of(config):
+                model, processor = _load(folder, view)
         if row is not None and row.part:
             model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
         family = row or probe(str(config["model_type"]), model, processor)

@@ -90,6 +90,7 @@ class _Part:
 
     def read(self) -> None:
         self._read_rope()
+        self._drop_dynamic_scaling()
         self._read_window_pattern()
         self._read_layer_overrides()
         for name in _BOOLEANS:
@@ -128,6 +129,14 @@ class _Part:
         self._set("rope_scaling", {"type": kind} | scaling)
         if "rope_scaling" not in self._fields and kind not in _UNSCALED:
             logger.warning("mlx-vlm ignores that this model's rope is scaled (%s)", kind)
+
+    def _drop_dynamic_scaling(self) -> None:
+        """Dynamic scaling begins beyond `max_position_embeddings`, and so does not apply here."""
+        scaling = self._table.get("rope_scaling")
+        if not isinstance(scaling, dict) or "alpha" in scaling:  # alpha: Hunyuan's, always applied
+            return
+        if (scaling.get("rope_type") or scaling.get("type")) == "dynamic":
+            self._table["rope_scaling"] = None
 
     def _read_window_pattern(self) -> None:
         """Set the interval of layers without a window, for families that ignore `layer_types`."""

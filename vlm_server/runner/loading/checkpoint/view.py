@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +22,7 @@ from transformers.utils import HF_MODULES_CACHE
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import visible_files
+from vlm_server.runner.families import row_of
 
 _guarded: set[str] = set()
 """Folders whose code may not run: checkpoints, and transformers' copies of their modules."""
@@ -69,6 +71,27 @@ def weights_renamed(config: dict[str, Any], prefixes: Mapping[str, str]) -> Iter
             del model.sanitize
         else:
             model.sanitize = original
+
+
+@contextmanager
+def text_model_of(config: dict[str, Any]) -> Iterator[None]:
+    """The language model that `text_config` names in mlx-vlm's class for `config`, where that has
+    another (`Family.other_texts`). Meant for threads that load nothing else in the `with` block."""
+    row = row_of(config)
+    name = (config.get("text_config") or {}).get("model_type")
+    if row is None or name not in row.other_texts:
+        yield
+        return
+    package, _ = get_model_and_args(config)
+    module, text = sys.modules[package.Model.__module__], f"mlx_vlm.models.{name}"
+    originals = module.LanguageModel, package.TextConfig
+    package.LanguageModel = module.LanguageModel = import_module(f"{text}.language").LanguageModel
+    package.TextConfig = import_module(text).ModelConfig
+    try:
+        yield
+    finally:
+        module.LanguageModel, package.TextConfig = originals
+        package.LanguageModel = module.LanguageModel
 
 
 def _rename(name: str, prefixes: Mapping[str, str]) -> str:
