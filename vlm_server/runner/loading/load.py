@@ -145,9 +145,9 @@ def open_lazily(
     if ranks is None:
         check_fits(tensors, dtype, budget)
     with view_of(folder, config) as view:
-        with no_code_of(folder), no_code_of(view), weights_renamed(config, prefixes):
-            with text_model_of(config):
-                model, processor = _load(folder, view)
+        spelling = weights_renamed(config, prefixes)
+        with no_code_of(folder), no_code_of(view), spelling, text_model_of(config):
+            model, processor = _load(folder, view)
         if row is not None and row.part:
             model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
         family = row or probe(str(config["model_type"]), model, processor)
