@@ -57,7 +57,15 @@ ONE_IMAGE_IS_RIGHT = {
 }
 """Families that mlx-vlm's own generation can't show several images, and why."""
 
-NOT_COUNTED = ("gemma4", "gemma4_unified", "granite4_vision", "kimi_vl", "molmo", "paligemma")
+NOT_COUNTED = (
+    "gemma4",
+    "gemma4_unified",
+    "granite4_vision",
+    "kimi_vl",
+    "minicpmo",
+    "molmo",
+    "paligemma",
+)
 """Families in which an image with more tokens than features goes unnoticed."""
 
 
@@ -409,7 +417,7 @@ def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
 
     Not for a family whose template takes texts only: mlx-vlm would put images first.
     """
-    if image_text := loaded.family.image_text:
+    if image_text := loaded.family.image_text or loaded.family.placeholder:
         texts = [
             {
                 "role": each["role"],

@@ -35,7 +35,7 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server.interfaces.model_spec import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.encode.encoder import ImageEncoder
-from vlm_server.runner.families import FAMILIES, Spelling, row_of
+from vlm_server.runner.families import FAMILIES, MRopeRule, Spelling, row_of
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import probe
 
@@ -62,6 +62,7 @@ def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedM
         coordinates="",
         image_text="",
         frame_tokens=(),
+        placeholder="",
         image_token="",
         chat_template="",
         part="",
@@ -79,7 +80,8 @@ def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedM
 def test_loaded_model_has_its_family_row(served: Served):
     loaded = served[0]
     assert loaded.family is FAMILIES[loaded.family.name]
-    assert isinstance(loaded.spec.mrope, MRope) == (loaded.family.mrope is not None)
+    has_grids = loaded.family.mrope not in (None, MRopeRule.IN_ORDER)
+    assert isinstance(loaded.spec.mrope, MRope) == has_grids
     assert (loaded.spec.video_token_id is not None) == loaded.family.takes_videos
     assert (loaded.spec.chunk_policy is ChunkPolicy.ANYWHERE) != (loaded.family.name in ATOMIC)
 
@@ -218,4 +220,4 @@ def test_language_model_is_locked_only_by_position_writing_encodes(served: Serve
     family = served[0].family
     writes = family.tower is None and bool(family.position_state)
     assert isinstance(served[0].position_lock, nullcontext) != writes
-    assert not writes or family.name in ("glm_ocr", "paddleocr_vl")
+    assert not writes or family.name in ("glm_ocr", "minicpmo", "paddleocr_vl")

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.families()
 
 Json = dict[str, Any]
 
-NOT_IN_TRANSFORMERS = ("internvl_chat", "kimi_vl", "dots_ocr", "fastvlm", "molmo")
+NOT_IN_TRANSFORMERS = ("internvl_chat", "kimi_vl", "dots_ocr", "fastvlm", "minicpmo", "molmo")
 """Families whose configuration transformers does not write."""
 NOT_READ = ("kimi_k25", "molmo2", "step3p7")
 """Families that mlx-vlm reads only as their publishers write them."""

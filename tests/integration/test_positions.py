@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.integration.harness import Served
 from vlm_server.interfaces.model_spec import MRope
 from vlm_server.prompt.positions import media_positions, prompt_positions
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families import FAMILIES, MRopeRule
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import ask_positions, media_start
 
@@ -22,7 +22,9 @@ pytestmark = pytest.mark.families("rope")
 Grid = tuple[int, int, int]
 
 WITH_MROPE = sorted(
-    name for name, family in FAMILIES.items() if family.mrope and family.reads_images
+    name
+    for name, family in FAMILIES.items()
+    if family.mrope not in (None, MRopeRule.IN_ORDER) and family.reads_images
 )
 TEXT = 7
 SIDES = st.integers(1, 9)

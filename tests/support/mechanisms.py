@@ -13,7 +13,9 @@ WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4", "gemma4_unifie
 STATES = frozenset({"lfm2_vl", "qwen3_5", "qwen3_5_moe"})
 """Families with layers whose state can't be cut."""
 ATOMIC = frozenset({"gemma4", "gemma4_unified", "paligemma"})
-"""Families whose prompts are prefilled at once up to the last image's end."""
+"""Families whose prompts are prefilled at once up to the last image's end, or to their own."""
+WHOLE = frozenset({"paligemma"})
+"""Families whose prompts are prefilled at once, with images or without."""
 EXPERTS = frozenset(
     {
         "glm4v_moe",
@@ -54,9 +56,11 @@ def mechanisms(family: str) -> dict[str, frozenset[str]]:
         "tiling": frozenset({type(row.tiling).__name__}) if row.tiling else NONE,
         "deepstack": frozenset({_deepstack(row)}),
         "caches": frozenset(name for name, has in caches.items() if has) or frozenset({"cut"}),
-        "prompts": frozenset({"atomic" if family in ATOMIC else "chunked"}),
+        "prompts": frozenset({_prompts(family)}),
         "fix": frozenset({"mended" if row.fix else "as it is"}),
-        "template": frozenset({"an id of ours" if row.image_text else "its own id"}),
+        "template": frozenset({"an id of ours" if row.image_text else "its own id"})
+        | frozenset({"ours"} if row.chat_template else ())
+        | frozenset({"a frame"} if row.frame_tokens else ()),
         "media": frozenset({"videos" if row.takes_videos else "frames"}),
         "turns": frozenset({"by turns" if row.position_state and not row.tower else "at once"}),
         "batches": frozenset({"even rows" if row.needs_even_rows else "any rows"})
@@ -73,6 +77,12 @@ def mechanisms_of(family: str, columns: Iterable[str] = COLUMNS) -> frozenset[st
     """The mechanisms of a family as `column: value`; KeyError for an unknown column."""
     found = mechanisms(family)
     return frozenset(f"{column}: {value}" for column in columns for value in found[column])
+
+
+def _prompts(family: str) -> str:
+    if family in WHOLE:
+        return "whole"
+    return "atomic" if family in ATOMIC else "chunked"
 
 
 def _towers(row: Family) -> frozenset[str]:

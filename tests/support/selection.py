@@ -32,12 +32,13 @@ CORE = (
     "lfm2_vl",
     "qwen2_5_vl",
     "glm4v",
-    "glm_ocr",
     "smolvlm",
     "llava_onevision",
     "granite4_vision",
     "qwen3_omni_moe",
     "fastvlm",
+    "minicpmo",
+    "paligemma",
 )
 """They have every mechanism (tests/integration/test_core_families.py); cheap ones first."""
 

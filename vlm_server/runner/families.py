@@ -31,6 +31,7 @@ from vlm_server.runner.model.fixes import (
     pack_tiles,
     read_settings,
     scale_all_embeddings,
+    use_images_alone,
     use_static_rope,
 )
 from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
@@ -42,6 +43,7 @@ class MRopeRule(enum.Enum):
 
     WHOLE_VIDEOS = "one grid for each image and video"
     SPLIT_VIDEOS = "one grid for each image and each frame group of a video"
+    IN_ORDER = "those of text, for images too"
     ASK_MODEL = "by `get_rope_index` of its language model"
 
 
@@ -117,6 +119,8 @@ class Family:
     spelling: Spelling = Spelling()
     image_text: str = ""
     """Text of an image in prompts, where mlx-vlm's id of it is negative: see `StandIn`."""
+    placeholder: str = ""
+    """Text of an image in prompts, where it is not one of the processor's tokens."""
     image_token: str = ""
     """The token of an image's features, where no configuration has its id."""
     frame_tokens: tuple[str, ...] = ()
@@ -226,6 +230,15 @@ _ROWS = (
         ),
     ),
     Family("llava_onevision", is_shardable=True, tiling=PackedTiling(axis=1)),
+    Family(
+        "minicpmo",
+        mrope=MRopeRule.IN_ORDER,
+        fix=use_images_alone,
+        position_state=POSITION_STATE,
+        placeholder="<image>./</image>",
+        image_token="<unk>",  # noqa: S106 - of an image
+        frame_tokens=("<image>", "</image>"),
+    ),
     Family("mistral3", is_shardable=True),
     Family(
         "paddleocr_vl",
@@ -355,7 +368,6 @@ _WRONG = {
     "all rows of a batch the positions of the first",
     "idefics2": _OTHER_ANSWERS,
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
-    "minicpmo": _BY_NUMBER,
     "minicpmv4_6": _BY_NUMBER,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
     "moondream3": _WRITES_PROMPT,

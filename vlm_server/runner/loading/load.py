@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +76,7 @@ def load(
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
         parameters, free_bytes = _parameters(model), limit_bytes - opened.size_bytes
-        settings_of_images = image_settings(folder)
-        positions = _make_fast(family, model, processor, settings_of_images, backend, free_bytes)
+        positions = _make_fast(family, model, processor, backend, free_bytes)
         spec = model_spec(settings, config, family, model, processor)
         mx.eval(arrays_of(model if ranks is None or ranks.leads else model.language_model))
     generation = read_json(folder / "generation_config.json")
@@ -157,6 +156,7 @@ def open_lazily(
             model.set_dtype(_DTYPES[dtype])
         if ranks is not None:
             ranks.shard(model, family.name, is_shardable=family.is_shardable)
+        _correct(family, model, processor, folder)
         size_bytes = sum(array.nbytes for array in arrays_of(model))
         check_fits(tensors, dtype, budget, size_bytes)
         yield OpenedModel(config, family, model, processor, size_bytes)
@@ -174,22 +174,20 @@ def _load(folder: Path, view: Path) -> tuple[Any, Any]:
     return model, processor
 
 
+def _correct(family: Family, model: Any, processor: Any, folder: Path) -> None:
+    """Correct mlx-vlm's model and processor, where they would fail or be wrong."""
+    if family.fix is None:
+        return
+    try:
+        family.fix(model, processor, image_settings(folder))
+    except AttributeError as error:  # transformers may have found a processor of another kind
+        raise ModelLoadError(f"the checkpoint's processor is not its family's: {error}") from error
+
+
 def _make_fast(
-    family: Family,
-    model: Any,
-    processor: Any,
-    settings: Mapping[str, Any],
-    backend: Backend,
-    free_bytes: int,
+    family: Family, model: Any, processor: Any, backend: Backend, free_bytes: int
 ) -> DecodePositions:
-    """Replace parts of the model and its processor that are slow or would fail."""
-    if family.fix is not None:
-        try:
-            family.fix(model, processor, settings)
-        except AttributeError as error:  # transformers may have found a processor of another kind
-            raise ModelLoadError(
-                f"the checkpoint's processor is not its family's: {error}"
-            ) from error
+    """Replace parts of the model and its processor that are slow."""
     if family.tower is not None:
         model.vision_tower = family.tower(model.vision_tower, backend)
         use_fast_patches(processor, model.vision_tower)

@@ -25,7 +25,7 @@ from vlm_server.runner.loading.chat_templates import (
     tool_parser,
 )
 from vlm_server.runner.loading.checkpoint.files import read_json
-from vlm_server.runner.loading.probe import ask_positions, chunk_policy
+from vlm_server.runner.loading.probe import ask_positions, chunk_policy, text_positions
 from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
 from vlm_server.settings import ModelSettings
 
@@ -123,6 +123,8 @@ def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
             return None
         case MRopeRule.ASK_MODEL:
             return ask_positions(model.language_model)
+        case MRopeRule.IN_ORDER:
+            return text_positions
         case rule:
             merge_size = int(model.config.vision_config.spatial_merge_size)
             return MRope(merge_size, splits_videos=rule is MRopeRule.SPLIT_VIDEOS)
@@ -154,6 +156,7 @@ def _image_placeholders(
         return ()
     names = (
         family.image_text,
+        family.placeholder,
         getattr(processor, "boi_token", None),
         getattr(processor, "image_token", None),
         getattr(processor, "image_placeholder_token", None),

@@ -84,6 +84,13 @@ def ask_positions(language_model: Any) -> AskPositions:
     return positions
 
 
+def text_positions(
+    token_ids: NDArray[np.int32], _grids: Mapping[str, NDArray[Any]]
+) -> NDArray[np.int32]:
+    """M-RoPE positions of a media item as of so many tokens of text."""
+    return np.broadcast_to(np.arange(len(token_ids), dtype=np.int32), (3, len(token_ids)))
+
+
 def media_start(config: Any) -> int:
     """The id of the token before an image."""
     names = ("vision_start_token_id", "image_start_token_id")

@@ -126,9 +126,9 @@ class ModelProcessor:
             self._processor, prompts=placeholder, image_token_index=self._image_token_id, **media
         )
         inputs = {
-            name: to_numpy(array)
+            name: to_numpy(array) if isinstance(array, mx.array) else np.stack(array)
             for name, array in arrays.items()
-            if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
+            if isinstance(array, mx.array | list) and name not in _NOT_FOR_THE_TOWER
         }
         _check_not_cut(inputs)
         ids = to_numpy(mx.array(arrays["input_ids"])).astype(np.int32).reshape(-1)

@@ -177,6 +177,25 @@ def scale_all_embeddings(model: Any, _processor: Any, _settings: Settings) -> No
     text.__class__ = type(f"Scaled{kind.__name__}", (kind,), {"__call__": call})
 
 
+def use_images_alone(model: Any, processor: Any, _settings: Settings) -> None:
+    """MiniCPM-o: leave out what its processor says of audio and of the images' former sizes, and
+    keep the images' tokens, which it drops where there is no token for listening. Its language
+    model, which is Qwen3-VL's, asks for numbers that its configuration lacks, for media alone."""
+    kind = type(processor)
+    model.config.vision_config.spatial_merge_size = 1
+    for name in ("image_token_id", "video_token_id", "vision_start_token_id"):
+        setattr(model.config, name, -1)
+    if processor.listen_token_id == processor.tokenizer.unk_token_id:
+        processor.listen_token_id = None
+
+    def call(self: Any, *args: Any, **arguments: Any) -> Any:
+        inputs = kind.__call__(self, *args, **arguments)
+        names = ("input_ids", "attention_mask", "pixel_values", "tgt_sizes", "image_bound")
+        return {name: inputs[name] for name in names}
+
+    processor.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
 def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
     """InternLM 3: RoPE with the base of prompts within its context, which is all that is served.
     mlx-vlm's compares one position with the context's length, and fails for several rows."""

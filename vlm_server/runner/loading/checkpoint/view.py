@@ -83,7 +83,8 @@ def text_model_of(config: dict[str, Any]) -> Iterator[None]:
         yield
         return
     package, _ = get_model_and_args(config)
-    module, text = sys.modules[package.Model.__module__], f"mlx_vlm.models.{name}"
+    module: Any = sys.modules[package.Model.__module__]
+    text = f"mlx_vlm.models.{name}"
     originals = module.LanguageModel, package.TextConfig
     package.LanguageModel = module.LanguageModel = import_module(f"{text}.language").LanguageModel
     package.TextConfig = import_module(text).ModelConfig
