@@ -18,6 +18,7 @@ from tests.support.engine_loop import ImpatientQueue, step_until
 from tests.support.image_files import submitted
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.engine.encoding import encode
 from vlm_server.engine.inbox import DiskReadDone, InboxMessage, PrepareDone
 from vlm_server.engine.loop import EngineLoop
@@ -86,11 +87,12 @@ _CACHE_BYTES = 64 << 20
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 
 
-def caches_of(served: Served, **sizes: int) -> Caches:
+def caches_of(served: Served, kv_storage: KVStorage = EXACT, **sizes: int) -> Caches:
     """Caches for a model, large ones unless `sizes` says otherwise."""
     names = ("token_layout_bytes", "pixel_bytes", "encoder_bytes", "prefix_bytes")
     all_sizes = dict.fromkeys(names, _CACHE_BYTES) | sizes
-    return Caches(**all_sizes, needs_snapshots=needs_snapshots(served[0].language_model))
+    with_snapshots = needs_snapshots(served[0].language_model)
+    return Caches(**all_sizes, needs_snapshots=with_snapshots, kv_storage=kv_storage)
 
 
 def video_of(data: bytes, name: str = "MP4") -> Video:

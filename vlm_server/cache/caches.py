@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlm_server.cache.disk.tier import DiskRead, DiskReadResult, DiskTier, EncodedImage
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.cache.lru import InspectableCache, Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
@@ -20,8 +21,15 @@ __all__ = ["Caches", "EncodedImage", "Prefix"]
 Prefix = PrefixMatch[Any, Any]
 """The cached KV of a prompt's beginning, which only `runner` can read."""
 
-DeviceSizes = Callable[[int], tuple[int, int, int]]
-"""(device memory that the weights leave) to the sizes of encoder, tile and prefix cache; bytes."""
+
+class DeviceSizes(NamedTuple):
+    """Sizes of the caches on the device, in bytes."""
+
+    encoder_bytes: int
+    tile_bytes: int
+    prefix_bytes: int
+    min_prefix_bytes: int = 0
+    """Prefixes of this size are evicted only after tiles and features."""
 
 
 class Caches:
@@ -39,12 +47,13 @@ class Caches:
         tile_bytes: int = 0,
         prefix_bytes: int = 0,
         needs_snapshots: bool = False,
+        kv_storage: KVStorage = EXACT,
         open_disk: Callable[[], DiskTier] = DiskTier,
-        sizes: DeviceSizes | None = None,
+        sizes: Callable[[int], DeviceSizes] | None = None,
     ) -> None:
         """Sizes are in bytes; a cache of 0 bytes stores nothing.
 
-        Without `sizes`, caches on the device ignore `resize`.
+        sizes: of the device memory that the weights leave; without it, `resize` has no effect.
         """
         self.token_layouts = LruCache[Any]("token_layout", token_layout_bytes)
         """Tokens of images and videos, and their positions, so that they need no decoding."""
@@ -58,8 +67,11 @@ class Caches:
             "prefix", prefix_bytes, needs_snapshots=needs_snapshots
         )
         """KV."""
+        self.kv_storage = kv_storage
+        """How KV is stored, in memory and on disk."""
         self._open_disk = open_disk
         self._sizes = sizes
+        self._min_prefix_bytes = 0
         self._opened_disk = DiskTier()
         """The tier on disk, for its statistics and `close`."""
         self._disk = DiskTier()
@@ -112,19 +124,25 @@ class Caches:
         return sum(cache.evictable_bytes for cache in on_device)
 
     def evict(self, num_bytes: int) -> int:
-        """Free up to `num_bytes` of device memory, prefixes first. Returns the number of bytes."""
-        freed = self.prefixes.evict(num_bytes)
-        freed += self.tiles.evict(num_bytes - freed)
-        return freed + self.features.evict(num_bytes - freed)
+        """Free up to `num_bytes` of device memory. Returns the number of bytes.
+
+        First prefixes beyond `DeviceSizes.min_prefix_bytes`, then tiles, features and all prefixes.
+        """
+        surplus_bytes = self.prefixes.stats().size_bytes - self._min_prefix_bytes
+        freed = self.prefixes.evict(min(num_bytes, surplus_bytes))
+        for cache in (self.tiles, self.features, self.prefixes):
+            freed += cache.evict(num_bytes - freed)
+        return freed
 
     def resize(self, free_bytes: int) -> None:
         """Fit the caches on the device to `free_bytes`, the memory that the weights leave."""
         if self._sizes is None:
             return
-        encoder_bytes, tile_bytes, prefix_bytes = self._sizes(free_bytes)
-        self.features.resize(encoder_bytes)
-        self.tiles.resize(tile_bytes)
-        self.prefixes.resize(prefix_bytes)
+        sizes = self._sizes(free_bytes)
+        self.features.resize(sizes.encoder_bytes)
+        self.tiles.resize(sizes.tile_bytes)
+        self.prefixes.resize(sizes.prefix_bytes)
+        self._min_prefix_bytes = sizes.min_prefix_bytes
 
     def drop(self) -> None:
         """Evict all entries in memory that are not pinned."""

@@ -80,7 +80,7 @@ def describe(section: type[msgspec.Struct], name: str) -> str:
     kind = get_type_hints(section)[name]
     text = descriptions(section)[name]
     if get_origin(kind) is Literal:
-        text += " One of: " + ", ".join(get_args(kind)) + "."
+        text += " One of: " + ", ".join(map(str, get_args(kind))) + "."
     return text
 
 

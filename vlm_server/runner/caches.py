@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_server.cache.caches import Caches
+from vlm_server.cache.caches import Caches, DeviceSizes
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.disk.tier import DiskTier
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces import MemoryReading
 from vlm_server.platform import machine
 from vlm_server.runner.disk.disk_cache import DiskCache
 from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
 from vlm_server.runner.kv.layers import can_store, needs_snapshots
+from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.settings import CacheSettings
 from vlm_server.settings.paths import expand_home
 
@@ -25,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _TILES_PART = 4
 """Tiles get 1/4 of `encoder_bytes`: those of the latest screenshot are enough."""
+_CONVERSATION_TOKENS = 32 << 10
+"""The length of an agent's conversation, for which the prefix cache should have room."""
+_KV_SHARE = 3 / 4
+"""What KV, running and stored, may take of the free memory where that is small."""
 
 
 def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedModel) -> Caches:
@@ -32,20 +41,26 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
     The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.
     """
-    free_bytes = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
     alone = loaded.ranks is None  # other ranks mirror segments only
     stores_prefixes = can_store(loaded.language_model) and (alone or not with_snapshots)
     if settings.prefix_bytes and not stores_prefixes:
         logger.warning("this model's state is of a kind that the prefix cache can't store")
+    free_bytes = max(0, memory.limit_bytes - memory.active_bytes)
+    prefix_sizes = PrefixSizes.of(settings, loaded, free_bytes) if stores_prefixes else None
 
-    def sizes(free_bytes: int) -> tuple[int, int, int]:
-        prefix_bytes = _size(settings.prefix_bytes, free_bytes // 4) if stores_prefixes else 0
+    def sizes(free_bytes: int) -> DeviceSizes:
         encoder_bytes = _size(settings.encoder_bytes, free_bytes // 16)
         tile_bytes = 0 if loaded.tiling is None else encoder_bytes // _TILES_PART
-        return encoder_bytes - tile_bytes, tile_bytes, prefix_bytes
+        prefix_bytes = min_prefix_bytes = 0
+        if prefix_sizes is not None:
+            prefix_bytes = _size(settings.prefix_bytes, prefix_sizes.suitable_bytes(free_bytes))
+            min_prefix_bytes = prefix_sizes.min_bytes(free_bytes)
+        return DeviceSizes(encoder_bytes - tile_bytes, tile_bytes, prefix_bytes, min_prefix_bytes)
 
-    encoder_bytes, tile_bytes, prefix_bytes = sizes(free_bytes)
+    storage = EXACT if prefix_sizes is None else prefix_sizes.storage
+    if not storage.is_exact:
+        logger.info("cached KV is stored with %d bits (cache.kv_bits)", storage.bits)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
     folder, fingerprint = disk_folder(settings), Future[str]()
     if settings.disk_bytes:
@@ -63,20 +78,68 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
             logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
             return DiskTier()
         return DiskCache(
-            store, owner, lambda: caches.prefixes.limit_bytes, needs_snapshots=with_snapshots
+            store,
+            owner,
+            lambda: caches.prefixes.limit_bytes,
+            needs_snapshots=with_snapshots,
+            kv_storage=storage,
         )
 
     caches = Caches(
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
-        encoder_bytes=encoder_bytes,
-        tile_bytes=tile_bytes,
-        prefix_bytes=prefix_bytes,
         needs_snapshots=with_snapshots,
+        kv_storage=storage,
         open_disk=open_disk,
         sizes=sizes,
     )
+    caches.resize(free_bytes)
     return caches
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSizes:
+    """Suitable sizes of the prefix cache of one model. All arguments and results are in bytes."""
+
+    state_size: StateSize
+    storage: KVStorage
+    conversation_tokens: int
+    """`_CONVERSATION_TOKENS`, or the model's context if that is shorter."""
+
+    @classmethod
+    def of(cls, settings: CacheSettings, loaded: LoadedModel, free_bytes: int) -> PrefixSizes:
+        """Those of a model that leaves `free_bytes`, which decide what `kv_bits = auto` means."""
+        state_size = planned_state_size(loaded.language_model, loaded.family)
+        num_tokens = min(_CONVERSATION_TOKENS, loaded.spec.context_tokens)
+        if settings.kv_bits != "auto":
+            storage = KVStorage(settings.kv_bits, settings.kv_group_size)
+            return cls(state_size, storage, num_tokens)
+        exact = cls(state_size, EXACT, num_tokens)
+        prefix_bytes = _size(settings.prefix_bytes, exact.suitable_bytes(free_bytes))
+        if prefix_bytes >= state_size.stored_bytes_for(num_tokens, EXACT):
+            return exact
+        return cls(state_size, KVStorage(8, settings.kv_group_size), num_tokens)
+
+    def suitable_bytes(self, free_bytes: int) -> int:
+        """1/4 of the free memory; up to two conversations, as far as one that runs leaves that."""
+        running_bytes = self.state_size.bytes_for(self._tokens_that_fit(free_bytes))
+        two_bytes = 2 * self.state_size.stored_bytes_for(self.conversation_tokens, self.storage)
+        return max(free_bytes // 4, min(two_bytes, int(free_bytes * _KV_SHARE) - running_bytes))
+
+    def min_bytes(self, free_bytes: int) -> int:
+        """Prefixes of this size are evicted last: one conversation, as long as fits twice.
+
+        It is stored while it runs.
+        """
+        num_tokens = self._tokens_that_fit(free_bytes)
+        return num_tokens and self.state_size.stored_bytes_for(num_tokens, self.storage)
+
+    def _tokens_that_fit(self, free_bytes: int) -> int:
+        def is_too_long(num_tokens: int) -> bool:
+            stored_bytes = self.state_size.stored_bytes_for(num_tokens, self.storage)
+            return stored_bytes + self.state_size.bytes_for(num_tokens) > free_bytes * _KV_SHARE
+
+        return bisect_left(range(1, self.conversation_tokens + 1), True, key=is_too_long)
 
 
 def disk_folder(settings: CacheSettings) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import EngineBroken
@@ -25,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 class PrefixStore(Protocol):
     """The store of prompts' and answers' state: `Caches`."""
+
+    @property
+    def kv_storage(self) -> KVStorage:
+        """How it stores KV."""
+        ...
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Store the state that `source` has of `prompt`."""
@@ -100,7 +106,8 @@ class PrefixWriter:
             return
         try:
             if (entry := make_entry()) is not None:
-                self._store.store_prefix(*entry)
+                source = entry.state.stored_as(self._store.kv_storage)
+                self._store.store_prefix(entry.key, source, entry.salt)
         except EngineBroken:
             raise
         except Exception as error:

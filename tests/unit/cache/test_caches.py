@@ -9,7 +9,7 @@ import pytest
 from tests.unit.cache.conformance import Hold
 from tests.unit.cache.fakes import FakeDisk, FakeSource, LoadedSource
 from tests.unit.cache.prompts import Item, prompt_of
-from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.caches import Caches, DeviceSizes, EncodedImage
 from vlm_server.cache.disk.tier import DiskRead
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import PromptKey
@@ -211,7 +211,7 @@ def test_device_cache_limits_follow_available_memory() -> None:
         encoder_bytes=10,
         prefix_bytes=20,
         tile_bytes=5,
-        sizes=lambda free: (free // 16, free // 32, free // 4),
+        sizes=lambda free: DeviceSizes(free // 16, free // 32, free // 4),
     )
     use(caches)
     caches.resize(160)
@@ -227,6 +227,26 @@ def test_device_cache_limits_follow_available_memory() -> None:
     assert "a" not in caches.features
     assert caches.evictable_bytes == 0
     caches.check_integrity()
+
+
+def test_prefixes_of_minimum_size_are_evicted_after_features() -> None:
+    sizes = DeviceSizes(encoder_bytes=10, tile_bytes=5, prefix_bytes=40, min_prefix_bytes=3)
+    caches = Caches(sizes=lambda _: sizes)
+    caches.resize(100)
+    for first in range(6):
+        prompt = prompt_of([first, 1])
+        caches.store_prefix(prompt, FakeSource(prompt), "")
+    caches.tiles.put("a", 0, 4).release()
+    caches.store_features("a", FakeFeatures()).release()
+    prefix_bytes = caches.prefixes.stats().size_bytes
+    surplus_bytes = prefix_bytes - sizes.min_prefix_bytes
+    assert caches.evict(surplus_bytes) >= surplus_bytes
+    left_bytes = caches.prefixes.stats().size_bytes
+    assert 0 < left_bytes <= sizes.min_prefix_bytes
+    assert caches.evict(5) == 5, "tile and features"
+    assert caches.prefixes.stats().size_bytes == left_bytes
+    assert caches.evict(1) > 0
+    assert caches.prefixes.stats().size_bytes < left_bytes
 
 
 def test_resize_keeps_configured_cache_sizes() -> None:

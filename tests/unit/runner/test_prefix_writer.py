@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from vlm_server.cache.kv_storage import KVStorage
+from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
 from vlm_server.runner.device.arrays import DeviceErrors
+from vlm_server.runner.kv.prompt_kv import PrefixEntry
+from vlm_server.runner.kv.segments import SequenceState
 from vlm_server.runner.prefix_writer import LateErrors, PrefixWriter
 
 LATE = RuntimeError("Command buffer execution failed: of somebody")
 SEQ = SeqId("a", 0)
+KEY = PromptKey(np.arange(4, dtype=np.int32))
+ENTRY = PrefixEntry(KEY, SequenceState([], {}), "salt")
 
 
 class Groups:
@@ -24,12 +31,13 @@ class Groups:
         if self.error is not None:
             raise self.error
 
-    def entry(self, seq: SeqId) -> tuple[str, str, str] | None:
-        return ("key", "state", "salt") if seq == SEQ else None
+    def entry(self, seq: SeqId) -> PrefixEntry | None:
+        return ENTRY if seq == SEQ else None
 
 
 class Store:
     error: Exception | None = None
+    kv_storage = KVStorage(8)
 
     def __init__(self) -> None:
         self.stored: list[tuple[Any, ...]] = []
@@ -52,7 +60,7 @@ def test_answers_of_known_sequences_are_stored_and_others_ignored():
     ground = WriterHarness()
     ground.writer.store_answer(SEQ)
     ground.writer.store_answer(SeqId("gone", 0))
-    assert ground.store.stored == [("key", "state", "salt")]
+    assert ground.store.stored == [ENTRY]
 
 
 def test_late_step_error_stores_nothing_and_is_raised_once():

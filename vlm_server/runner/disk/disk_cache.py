@@ -16,6 +16,7 @@ from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.disk.folder import is_gone
 from vlm_server.cache.disk.store import DiskStore, is_transient
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.cache.lru import InspectableCache
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
@@ -40,12 +41,17 @@ class DiskCache(DiskTier):
         prefix_bytes: Callable[[], int],
         *,
         needs_snapshots: bool,
+        kv_storage: KVStorage = EXACT,
     ) -> None:
-        """prefix_bytes: limit of a prompt's loaded KV. needs_snapshots: see `PrefixCache`."""
+        """prefix_bytes: limit of a prompt's loaded KV. needs_snapshots: see `PrefixCache`.
+
+        kv_storage: of KV to store; KV that was stored in another way is never found.
+        """
         self._store = store
         self._fingerprint = fingerprint
         self._prefix_bytes = prefix_bytes
         self._needs_snapshots = needs_snapshots
+        self._namespace = kv_storage.namespace
         self._lock = threading.Lock()
         self._catching_up = threading.Lock()
         """Held while headers are read; acquired before `_lock`."""
@@ -86,7 +92,7 @@ class DiskCache(DiskTier):
         self, prompt: PromptKey, source: Source[KVSegment, LayerStates], salt: str
     ) -> None:
         with self._lock:
-            walk = self._blocks.walk(prompt, len(prompt), salt, self._is_known)
+            walk = self._blocks.walk(prompt, len(prompt), self._namespace + salt, self._is_known)
         start, parent_keys = walk.length, walk.keys
         for end in self._ends(prompt, source, start):
             snapshot = source.snapshots[end] if self._needs_snapshots else None
@@ -140,7 +146,8 @@ class DiskCache(DiskTier):
         Each with its first position and its number of matching positions.
         """
         with self._lock:
-            walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
+            is_stored = self._store.__contains__
+            walk = self._blocks.walk(prompt, limit, self._namespace + salt, is_stored)
         blocks, at = [], 0
         for block, count in walk.blocks:
             if at + count > start:

@@ -25,6 +25,7 @@ _TYPES = (
     (mx.bfloat16, "BF16", "<u2"),  # numpy has none: read as integers of its size
     (mx.float16, "F16", "<f2"),
     (mx.float32, "F32", "<f4"),
+    (mx.int8, "I8", "i1"),
     (mx.int32, "I32", "<i4"),
     (mx.int64, "I64", "<i8"),
     (mx.uint8, "U8", "u1"),

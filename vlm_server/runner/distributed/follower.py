@@ -54,8 +54,9 @@ def follow(rank: Rank, device: Device) -> NoReturn:
     except ModelLoadError as error:
         rank_zero.send(NotLoaded(str(error)))
         raise
-    own = speculation_of(loaded, rank_zero.expect(Serve).num_draft_tokens)
-    prefixes = FollowerPrefixes(lambda: rank_zero.expect(Stored))
+    serve = rank_zero.expect(Serve)
+    own = speculation_of(loaded, serve.num_draft_tokens)
+    prefixes = FollowerPrefixes(lambda: rank_zero.expect(Stored), serve.kv_storage)
     speculation = FollowerSpeculation(own, lambda: rank_zero.expect(Drafts))
     runner = ModelRunner(loaded, prefixes, speculation)
     while True:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from vlm_server import settings
+from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
@@ -62,9 +63,13 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """The announcement that plans follow. `num_draft_tokens`: see `speculation_of`."""
+    """The announcement that plans follow. `num_draft_tokens`: see `speculation_of`.
+
+    kv_storage: how each rank stores KV.
+    """
 
     num_draft_tokens: int
+    kv_storage: KVStorage
 
 
 # ---- a step ------------------------------------------------------------------------------

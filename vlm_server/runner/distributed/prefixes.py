@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from vlm_server.cache.caches import Caches
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.interfaces import NewRequest, SchedulerOutput
@@ -91,6 +92,7 @@ class RankZeroPrefixes:
         self._caches = caches
         self._send = send
         self._log = log
+        self.kv_storage = caches.kv_storage
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Sends the changes even if storing fails half-way."""
@@ -120,8 +122,9 @@ class HeldPrefix:
 class FollowerPrefixes:
     """The `PrefixStore` of a follower, which repeats rank 0's changes for the same prompt."""
 
-    def __init__(self, receive: Callable[[], Stored]) -> None:
+    def __init__(self, receive: Callable[[], Stored], kv_storage: KVStorage = EXACT) -> None:
         self._receive = receive
+        self.kv_storage = kv_storage
         self._segments: dict[int, KVSegment] = {}
 
     def __len__(self) -> int:

@@ -124,7 +124,7 @@ class RankZero(SingleProcess):
         prefixes = RankZeroPrefixes(caches, self._followers.send, self._log)
         own = speculation_of(loaded, num_draft_tokens)
         speculation = RankZeroSpeculation(own, self._followers.send)
-        self._followers.send(Serve(num_draft_tokens))
+        self._followers.send(Serve(num_draft_tokens, caches.kv_storage))
         self._followers.watch()
         return RankZeroRunner(loaded, prefixes, speculation, self._log, self._followers)
 

@@ -1,10 +1,10 @@
 """The state of a model's layers that the prefix cache stores, and from which sequences start.
 
 A layer that only appends (`KVCache`) can be cut after any token: its keys and values are stored as
-segments. Other layers, with a window or a recurrent state, are stored as a snapshot after one
-token. Both are copied when used, and when stored unless no sequence runs on the buffers any more:
-stored state is never shared with a running sequence, and takes no more memory than its
-`size_bytes`, except as described at `_copy`.
+segments, exactly or quantized. Other layers, with a window or a recurrent state, are stored as a
+snapshot after one token, always exactly. Both are copied when used, and when stored unless no
+sequence runs on the buffers any more: stored state is never shared with a running sequence, and
+takes no more memory than its `size_bytes`, except as described at `_copy`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, Self
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import ArraysCache, KVCache
 
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.kv.quantization import dequantized, quantize, row_bytes
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 _MIN_STORED_SHARE = 0.75
@@ -31,7 +34,8 @@ _MIN_STORED_SHARE = 0.75
 class KVSegment:
     """Keys and values of some tokens, each (1, heads, tokens, head size), of each `KVCache`.
 
-    `buffer_bytes`: the size of the larger buffers that the arrays are views of; else 0.
+    `arrays`: these, or the two arrays of each that is quantized. `buffer_bytes`: the size of the
+    larger buffers that the arrays are views of; else 0.
     """
 
     arrays: tuple[mx.array, ...]
@@ -83,6 +87,12 @@ class SequenceState:
         self._is_unused = is_unused
         self._waits_for_copy = waits_for_copy
         self._snapshots = snapshots
+        self._storage = EXACT
+
+    def stored_as(self, storage: KVStorage) -> Self:
+        """Let `take` quantize as `storage` says; returns this source."""
+        self._storage = storage
+        return self
 
     @property
     def snapshots(self) -> Mapping[int, LayerStates]:
@@ -98,9 +108,12 @@ class SequenceState:
         for layer in self._layers:
             padding = layer.paddings[self._row] if isinstance(layer, RowsKVCache) else 0
             columns = slice(padding + start, padding + end)
-            both = (layer.keys, layer.values)
+            both = _sides_of(layer)
             sides += [side[self._row : self._row + 1, :, columns] for side in both]
-        arrays = tuple(sides) if buffer_bytes else _copy_arrays(sides)
+        if buffer_bytes:
+            arrays = tuple(sides)
+        else:
+            arrays = tuple(chain.from_iterable(quantize(side, self._storage) for side in sides))
         if self._waits_for_copy:
             mx.eval(arrays)
         else:
@@ -108,13 +121,15 @@ class SequenceState:
         return KVSegment(arrays, buffer_bytes)
 
     def _kv_bytes(self, num_tokens: int) -> int:
-        sides = (side for layer in self._layers for side in (layer.keys, layer.values))
-        per_token = sum(side.shape[1] * side.shape[3] * side.dtype.size for side in sides)
+        sides = (side for layer in self._layers for side in _sides_of(layer))
+        per_token = sum(
+            side.shape[1] * row_bytes(side.shape[3], side.dtype, self._storage) for side in sides
+        )
         return int(per_token * num_tokens)
 
     def _buffer_bytes(self, start: int, end: int) -> int:
         """Size of the whole buffers if they are to be stored without a copy; else 0."""
-        if not self._is_unused or not self._layers:
+        if not (self._is_unused and self._layers and self._storage.is_exact):
             return 0
         capacity = self._layers[0].keys.shape[2]
         return self._kv_bytes(capacity) if end - start >= _MIN_STORED_SHARE * capacity else 0
@@ -127,6 +142,9 @@ class StateSize:
         self._fixed_bytes = 0
         self._token_bytes: Counter[int | None] = Counter()
         """Bytes of a token, by the maximum number of tokens of the layers; None for no maximum."""
+        plain = [layer for layer in layers if _can_be_cut(layer) and layer.keys is not None]
+        self._sides = [(side.shape, side.dtype) for layer in plain for side in _sides_of(layer)]
+        """Shape and type of the keys and values that are stored as segments."""
         for layer in layers:
             if isinstance(layer, KVCache | WindowKVCache):
                 if layer.keys is not None:  # else it shares another layer's
@@ -144,6 +162,20 @@ class StateSize:
         return self._fixed_bytes + sum(
             num_bytes * min(capacity, buffer_capacity(max_tokens) if max_tokens else capacity)
             for max_tokens, num_bytes in self._token_bytes.items()
+        )
+
+    def stored_bytes_for(self, num_tokens: int, storage: KVStorage) -> int:
+        """Bytes of `num_tokens` in the prefix cache, with two snapshots if there are any.
+
+        A conversation continues from one snapshot while the next one is stored.
+        """
+        snapshot_bytes = self._fixed_bytes + sum(
+            num_bytes * min(num_tokens, max_tokens)
+            for max_tokens, num_bytes in self._token_bytes.items()
+            if max_tokens
+        )
+        return 2 * snapshot_bytes + num_tokens * sum(
+            shape[1] * row_bytes(shape[3], dtype, storage) for shape, dtype in self._sides
         )
 
 
@@ -179,15 +211,16 @@ def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None
 
     @cache
     def zeros(heads: int, size: int, dtype: mx.Dtype) -> mx.array:
-        return mx.zeros((1, heads, room, size), dtype)
+        return mx.zeros((1, heads, room, size), dtype)  # for scales, too: the numbers become 0
 
     matched = [
         [array[:, :, :count] for array in segment.arrays] for segment, count in prefix.segments
     ]
-    sides = []
+    joined = []
     for parts in zip(*matched, strict=True):
         _, heads, _, size = parts[0].shape
-        sides.append(mx.concatenate([*parts, zeros(heads, size, parts[0].dtype)], axis=2))
+        joined.append(mx.concatenate([*parts, zeros(heads, size, parts[0].dtype)], axis=2))
+    sides = list(dequantized(joined))
     appending = [layer for layer in layers if _can_be_cut(layer)]
     for layer, keys, values in zip(appending, sides[::2], sides[1::2], strict=True):
         layer.keys, layer.values, layer.offset = keys, values, prefix.length
@@ -197,6 +230,10 @@ def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None
     stateful = [layer for layer in layers if not _can_be_cut(layer)]
     for layer, arrays, counters in zip(stateful, states.arrays, states.counters, strict=True):
         _put_state(layer, arrays, counters)
+
+
+def _sides_of(layer: Any) -> tuple[mx.array, mx.array]:
+    return layer.keys, layer.values
 
 
 def _can_be_cut(layer: Any) -> bool:

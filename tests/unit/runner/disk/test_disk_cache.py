@@ -14,10 +14,11 @@ from mlx_vlm.models.cache import KVCache
 
 from tests.support.disk_writes import is_written, wait_until_written
 from vlm_server.cache.disk.store import DiskStore
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.runner.disk import records
 from vlm_server.runner.disk.disk_cache import DiskCache
-from vlm_server.runner.kv.segments import LayerStates, SequenceState
+from vlm_server.runner.kv.segments import KVSegment, LayerStates, SequenceState
 
 OWNER = "a" * 64
 LOTS = 1 << 20
@@ -42,10 +43,13 @@ class Store(DiskStore):
         return told
 
 
-def store(cache: DiskCache, token_ids: list[int]) -> None:
+def store(cache: DiskCache, token_ids: list[int], storage: KVStorage = EXACT) -> KVSegment:
+    """Store random KV; returns it as it should be read."""
     layer = KVCache()
-    layer.update_and_fetch(*(mx.zeros((1, 2, len(token_ids), 4)) for _ in range(2)))
-    cache.store_prefix(key_of(token_ids), SequenceState([layer], {}), "")
+    layer.update_and_fetch(*(mx.random.normal((1, 2, len(token_ids), 8)) for _ in range(2)))
+    state = SequenceState([layer], {}).stored_as(storage)
+    cache.store_prefix(key_of(token_ids), state, "")
+    return state.take(0, len(token_ids))
 
 
 def key_of(token_ids: list[int]) -> PromptKey:
@@ -112,3 +116,26 @@ def test_storing_failed_snapshot_raises_on_calling_thread(tmp_path: Path):
         cache.store_prefix(key_of([1, 2, 3]), state, "")
     assert is_written(cache)
     cache.close(10)
+
+
+def test_kv_of_other_bits_is_never_found_and_own_is_read_as_written(tmp_path: Path):
+    """Engines with other settings share the folder: each finds its own blocks, and keeps all."""
+    storages = [EXACT, KVStorage(8), KVStorage(4), KVStorage(8, group_size=8)]
+    caches = [
+        DiskCache(Store(tmp_path), "f", lambda: LOTS, needs_snapshots=False, kv_storage=storage)
+        for storage in storages
+    ]
+    for cache, storage in zip(caches, storages, strict=True):
+        assert not is_found(cache, [1, 2, 3])
+        written = store(cache, [1, 2, 3], storage)
+        wait_until_written(cache)
+        (block,) = cache.read_prefix(key_of([1, 2, 3]), 0, 3, "")
+        read = block.take(0, 3)
+        assert block.size_bytes(0, 3) == read.size_bytes == written.size_bytes
+        for array, expected in zip(read.arrays, written.arrays, strict=True):
+            assert array.dtype == expected.dtype
+            assert mx.array_equal(array, expected)
+    assert len(list((tmp_path / OWNER).iterdir())) == len(storages)
+    for cache in caches:
+        assert is_found(cache, [1, 2, 3])
+        cache.close(10)

@@ -1,13 +1,16 @@
-"""A stored prefix is a copy, or buffers that no sequence uses."""
+"""A stored prefix is a copy, or buffers that no sequence uses; quantized, it never drifts."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import KVCache
 
 from tests.support.active_memory import active_bytes
-from vlm_server.runner.kv.segments import SequenceState
+from vlm_server.cache.kv_storage import EXACT, KVStorage
+from vlm_server.runner.kv.segments import KVSegment, SequenceState, StateSize, restore
 
 NUM_TOKENS = 240
 CAPACITY = 256
@@ -56,3 +59,79 @@ def test_split_segment_halves_report_their_sizes():
     segment = SequenceState(layers(), {}, is_unused=True).take(0, NUM_TOKENS)
     halves = segment.split(100)
     assert [half.size_bytes for half in halves] == [4 * 2 * n * 4 * 4 for n in (100, 140)]
+
+
+# ---- quantized ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A `PrefixState` of whole segments."""
+
+    parts: tuple[KVSegment, ...]
+    snapshot: None = None
+
+    @property
+    def segments(self) -> list[tuple[KVSegment, int]]:
+        return [(part, part.arrays[0].shape[2]) for part in self.parts]
+
+    @property
+    def length(self) -> int:
+        return sum(count for _, count in self.segments)
+
+
+def restored_layers(*parts: KVSegment) -> list[KVCache]:
+    made = [KVCache(), KVCache()]
+    restore(made, Stored(parts), CAPACITY)
+    return made
+
+
+def arrays_are_equal(some: KVSegment, other: KVSegment) -> bool:
+    pairs = zip(some.arrays, other.arrays, strict=True)
+    return all(a.dtype == b.dtype and bool(mx.array_equal(a, b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("is_unused", [False, True], ids=["buffers in use", "unused buffers"])
+def test_quantized_segment_takes_bytes_that_it_reports(bits: int, is_unused: bool):
+    state = SequenceState(layers(), {}, is_unused=is_unused).stored_as(KVStorage(bits))
+    num_bytes = 4 * 2 * NUM_TOKENS * (4 * bits // 8 + 4)
+    assert state.size_bytes(0, NUM_TOKENS) == num_bytes
+    assert state.take(0, NUM_TOKENS).size_bytes == num_bytes
+    held = held_by(lambda: state.take(0, NUM_TOKENS))
+    assert num_bytes <= held < 1.2 * num_bytes
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_restored_sequence_is_stored_again_as_same_bytes_in_any_parts(bits: int):
+    """However segments were split, merged, restored and extended."""
+    storage, source = KVStorage(bits), layers()
+    first = SequenceState(source, {}).stored_as(storage).take(0, 200)
+    parts = (*first.split(70)[:1], *first.split(70)[1].split(50))
+    sequence = restored_layers(*parts)
+    for layer in sequence:
+        layer.update_and_fetch(*(mx.random.normal((1, 2, 10, 4)) for _ in range(2)))
+    state = SequenceState(sequence, {}, is_unused=True).stored_as(storage)
+    assert arrays_are_equal(state.take(0, 200), first)
+    assert arrays_are_equal(state.take(70, 120), parts[1])
+    again = restored_layers(state.take(0, 130), state.take(130, 210))
+    for layer, other in zip(again, sequence, strict=True):
+        assert mx.array_equal(layer.state[0][:, :, :200], other.state[0][:, :, :200])
+        assert mx.array_equal(layer.state[1][:, :, :200], other.state[1][:, :, :200])
+
+
+def test_room_after_quantized_prefix_is_zero():
+    for bits in (8, 4):
+        part = SequenceState(layers(), {}).stored_as(KVStorage(bits)).take(0, 200)
+        for layer in restored_layers(part):
+            assert layer.offset == 200
+            assert not mx.any(layer.keys[:, :, 200:])
+            assert not mx.any(layer.values[:, :, 200:])
+
+
+def test_planned_size_of_stored_tokens_is_that_of_segments():
+    source = layers()
+    for storage in (EXACT, KVStorage(8), KVStorage(4)):
+        state = SequenceState(source, {}).stored_as(storage)
+        planned = StateSize(source, NUM_TOKENS).stored_bytes_for(100, storage)
+        assert planned == state.size_bytes(0, 100) == state.take(0, 100).size_bytes
