@@ -3,7 +3,7 @@
 Each has the family, the shape and the size of vocabulary of a model that people run; `NAME-small`
 has the same make at some 40 M parameters, for CPUs. Processors, templates and the first tokens are
 those of the tiny models in `tests`; weights are drawn on the device, so that a GPU makes them in
-seconds. `mid`, `3b`, `1b` and `long` have a small vocabulary.
+seconds. `mid`, `agent`, `3b`, `1b` and `long` have a small vocabulary.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from tests.tiny_models.weights import (
 
 _DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 _QUANTIZED_GROUP = 64
+_FOR_CPUS = ("mid", "agent")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_models")
-    parser.add_argument("name", choices=("mid", *SHAPES), help="the model", metavar="NAME")
+    parser.add_argument("name", choices=(*_FOR_CPUS, *SHAPES), help="the model", metavar="NAME")
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bits", type=int, choices=(4, 8), help="quantize, as mlx-vlm does")
@@ -69,8 +70,8 @@ def _use_words() -> None:
 
 
 def _write(name: str, folder: Path, seed: int) -> None:
-    if name == "mid":
-        make("qwen2_5_vl", folder, seed, "mid")
+    if name in _FOR_CPUS:
+        make("qwen2_5_vl", folder, seed, name)
     else:
         write(folder, seed, SHAPES[name])
 

@@ -323,6 +323,15 @@ def plot_prompts(found: dict[str, Any], out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
+def preload_openblas() -> None:
+    """Start this program again unless OpenBLAS was there before MLX, as in an engine."""
+    if "VLM_SERVER_PRELOADED" in os.environ:
+        return
+    own = {"VLM_SERVER_PRELOADED": "1", "OPENBLAS_THREAD_TIMEOUT": "14"}
+    of_engine = for_models(PrivateFolder(), settings.EngineSettings())
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**own, **os.environ, **of_engine})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
@@ -332,14 +341,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="of long prompts")
     parser.add_argument("--answers", type=int, default=1024, help="tokens of each; 0: none")
     arguments = parser.parse_args()
-    if "VLM_SERVER_PRELOADED" not in os.environ:  # OpenBLAS must be there before MLX
-        own = {"VLM_SERVER_PRELOADED": "1", "OPENBLAS_THREAD_TIMEOUT": "14"}
-        environment = {
-            **own,
-            **os.environ,
-            **for_models(PrivateFolder(), settings.EngineSettings()),
-        }
-        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+    preload_openblas()
     heap.share_one_heap()  # as the engine's
     arguments.out.mkdir(parents=True, exist_ok=True)
     model = settings.ModelSettings(path=str(arguments.model))

@@ -81,6 +81,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
     "tiny": _VISION_LANGUAGE | TEXTS,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
     "over qwen2": {"internvl": internvl.INTERNVL_QWEN2},
+    "agent": {"qwen2_5_vl": qwen.QWEN2_5_VL_AGENT},
 }
 ONE_IMAGE = ("granite4_vision", "llava_next", "paligemma", "paddleocr_vl", "step3p7")
 """Families that mlx-vlm can show one image only, by its processor or its model."""

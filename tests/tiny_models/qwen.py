@@ -198,6 +198,27 @@ def _qwen2_5_vl_mid(vocabulary: Vocabulary) -> Checkpoint:
     return _qwen2_5(vocabulary, text | _chunked_mrope(8, 12, 12), vision)
 
 
+def _qwen2_5_vl_agent(vocabulary: Vocabulary) -> Checkpoint:
+    """12 M parameters, with as much KV in float32 as Qwen2-VL 2B has in 16 bits."""
+    text = _text(
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=14,
+        num_attention_heads=2,
+        max_position_embeddings=40960,
+    )
+    vision = _vision(
+        "qwen2_5_vl",
+        14,
+        hidden_size=32,
+        intermediate_size=64,
+        out_hidden_size=256,
+        window_size=112,
+        fullatt_block_indexes=[1],
+    )
+    return _qwen2_5(vocabulary, text | _chunked_mrope(16, 24, 24), vision)
+
+
 def _qwen3_vision(model_type: str, deepstack: list[int]) -> Json:
     return _vision(
         model_type,
@@ -349,6 +370,7 @@ def _qwen3_omni_moe(vocabulary: Vocabulary) -> Checkpoint:
 QWEN2_VL = Family(SPECIALS, _qwen2_vl)
 QWEN2_5_VL = Family(SPECIALS, _qwen2_5_vl)
 QWEN2_5_VL_MID = Family(SPECIALS, _qwen2_5_vl_mid)
+QWEN2_5_VL_AGENT = Family(SPECIALS, _qwen2_5_vl_agent)
 QWEN3_VL = Family(SPECIALS, _qwen3_vl)
 QWEN3_VL_MOE = Family(SPECIALS, _qwen3_vl_moe)
 QWEN3_OMNI_MOE = Family((*SPECIALS, "<|audio|>"), _qwen3_omni_moe)

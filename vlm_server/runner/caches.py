@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,13 +13,12 @@ from vlm_server.cache.caches import Caches, DeviceSizes
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.disk.tier import DiskTier
-from vlm_server.cache.kv_storage import EXACT, KVStorage
+from vlm_server.cache.kv_storage import EXACT, EXACT_BITS, KVStorage
 from vlm_server.interfaces import MemoryReading
 from vlm_server.platform import machine
 from vlm_server.runner.disk.disk_cache import DiskCache
 from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
 from vlm_server.runner.kv.layers import can_store, needs_snapshots
-from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.settings import CacheSettings
@@ -32,8 +30,6 @@ _TILES_PART = 4
 """Tiles get 1/4 of `encoder_bytes`: those of the latest screenshot are enough."""
 _CONVERSATION_TOKENS = 32 << 10
 """The length of an agent's conversation, for which the prefix cache should have room."""
-_KV_SHARE = 3 / 4
-"""What KV, running and stored, may take of the free memory where that is small."""
 
 
 def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedModel) -> Caches:
@@ -99,47 +95,35 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
 @dataclass(frozen=True, slots=True)
 class PrefixSizes:
-    """Suitable sizes of the prefix cache of one model. All arguments and results are in bytes."""
+    """Suitable sizes of the prefix cache of one model, in bytes."""
 
-    state_size: StateSize
+    conversation_bytes: int
+    """The size of a stored conversation of `_CONVERSATION_TOKENS`, or of the model's context."""
     storage: KVStorage
-    conversation_tokens: int
-    """`_CONVERSATION_TOKENS`, or the model's context if that is shorter."""
 
     @classmethod
     def of(cls, settings: CacheSettings, loaded: LoadedModel, free_bytes: int) -> PrefixSizes:
         """Those of a model that leaves `free_bytes`, which decide what `kv_bits = auto` means."""
         state_size = planned_state_size(loaded.language_model, loaded.family)
         num_tokens = min(_CONVERSATION_TOKENS, loaded.spec.context_tokens)
+
+        def sizes(bits: int) -> PrefixSizes:
+            storage = KVStorage(bits, settings.kv_group_size)
+            return cls(state_size.stored_bytes_for(num_tokens, storage), storage)
+
         if settings.kv_bits != "auto":
-            storage = KVStorage(settings.kv_bits, settings.kv_group_size)
-            return cls(state_size, storage, num_tokens)
-        exact = cls(state_size, EXACT, num_tokens)
+            return sizes(settings.kv_bits)
+        exact = sizes(EXACT_BITS)
         prefix_bytes = _size(settings.prefix_bytes, exact.suitable_bytes(free_bytes))
-        if prefix_bytes >= state_size.stored_bytes_for(num_tokens, EXACT):
-            return exact
-        return cls(state_size, KVStorage(8, settings.kv_group_size), num_tokens)
+        return exact if prefix_bytes >= 2 * exact.conversation_bytes else sizes(8)
 
     def suitable_bytes(self, free_bytes: int) -> int:
-        """1/4 of the free memory; up to two conversations, as far as one that runs leaves that."""
-        running_bytes = self.state_size.bytes_for(self._tokens_that_fit(free_bytes))
-        two_bytes = 2 * self.state_size.stored_bytes_for(self.conversation_tokens, self.storage)
-        return max(free_bytes // 4, min(two_bytes, int(free_bytes * _KV_SHARE) - running_bytes))
+        """1/4 of the free memory; up to 1/2 where that holds no two conversations."""
+        return max(free_bytes // 4, min(free_bytes // 2, 2 * self.conversation_bytes))
 
     def min_bytes(self, free_bytes: int) -> int:
-        """Prefixes of this size are evicted last: one conversation, as long as fits twice.
-
-        It is stored while it runs.
-        """
-        num_tokens = self._tokens_that_fit(free_bytes)
-        return num_tokens and self.state_size.stored_bytes_for(num_tokens, self.storage)
-
-    def _tokens_that_fit(self, free_bytes: int) -> int:
-        def is_too_long(num_tokens: int) -> bool:
-            stored_bytes = self.state_size.stored_bytes_for(num_tokens, self.storage)
-            return stored_bytes + self.state_size.bytes_for(num_tokens) > free_bytes * _KV_SHARE
-
-        return bisect_left(range(1, self.conversation_tokens + 1), True, key=is_too_long)
+        """Prefixes of this size, one conversation's as far as it fits, are evicted last."""
+        return min(free_bytes // 2, self.conversation_bytes)
 
 
 def disk_folder(settings: CacheSettings) -> Path:

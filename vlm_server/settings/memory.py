@@ -21,12 +21,12 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left after the weights."""
     prefix_bytes: Annotated[int, Meta(ge=-1)] = -1
     """Maximum device memory for the KV of prompts and answers; 0 caches none, -1 is automatic: 1/4
-    of what is left after the weights, or more where that holds no two conversations of 32,768
+    of what is left after the weights, up to 1/2 where that holds no two conversations of 32,768
     tokens."""
     kv_bits: Literal[16, 8, 4, "auto"] = 16
     """Bits per number of cached KV, in memory and on disk: 16 stores it exactly, 8 and 4 quantize
     it, which may change answers that continue from it; auto stores it exactly if the prefix cache
-    holds a conversation of 32,768 tokens that way, else with 8 bits. See docs/memory.md."""
+    holds two conversations of 32,768 tokens that way, else with 8 bits. See docs/memory.md."""
     kv_group_size: Annotated[int, Meta(ge=8, le=1024)] = 64
     """Maximum number of neighbouring numbers of quantized KV that share a scale."""
     grammar_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB

@@ -27,10 +27,10 @@ def text(content: str) -> bytes:
     return event(choices=[{"index": 0, "delta": {"content": content}}])
 
 
-def ending(completion_tokens: int) -> bytes:
+def ending(completion_tokens: int, prompt_tokens: int = 3, cached_tokens: int = 1) -> bytes:
     usage = {
-        "prompt_tokens": 3,
-        "prompt_tokens_details": {"cached_tokens": 1},
+        "prompt_tokens": prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
         "completion_tokens": completion_tokens,
     }
     return event(choices=[], usage=usage) + b"data: [DONE]\n\n"

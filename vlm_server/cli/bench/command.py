@@ -15,7 +15,7 @@ USUAL = (
     *("stall", "conc", "text", "right"),
 )
 """Scenarios that run unless others are named."""
-SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "day")
+SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "small-mac", "day")
 _MANUAL = Manual(
     examples=(
         ("A daemon that runs", "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1"),
@@ -92,6 +92,13 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
     )
     where = "its folder, or its name if it is on this machine"
     group.add_argument("--model", metavar="NAME", help=f"checkpoint for --start: {where}")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE",
+        help="a setting for --start ours, such as memory.limit_bytes=4GiB; may be repeated",
+    )
     group.add_argument(
         "--drafts",
         choices=("on", "off"),

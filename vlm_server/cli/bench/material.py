@@ -88,6 +88,10 @@ class Material:
         )
         return {"role": "system", "content": " ".join(sentences)}
 
+    def words(self, count: int) -> list[str]:
+        """Random words."""
+        return self._rng.choices((*_VERBS, *_NOUNS, *" ".join(_ENDS).split()), k=count)
+
     def shuffled(self, items: Sequence[T]) -> list[T]:
         return self._rng.sample(items, len(items))
 

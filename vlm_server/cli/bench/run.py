@@ -151,7 +151,7 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     ready_targets = []
     for name, kind_name in zip(names, args.start, strict=False):
         _say(f"starting {name}")
-        kind = server_kind(kind_name, with_drafts=args.drafts == "on")
+        kind = server_kind(kind_name, with_drafts=args.drafts == "on", settings=args.set)
         server = start_server(name, kind, folder, environment)
         ready_targets.append(await stack.enter_async_context(server))
     return ready_targets + [await find_model(target) for target in targets]

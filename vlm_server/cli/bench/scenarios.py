@@ -33,6 +33,7 @@ from vlm_server.cli.bench.material import (
     user,
 )
 from vlm_server.cli.bench.servers import Client
+from vlm_server.cli.bench.small_mac import small_mac
 from vlm_server.cli.client.answer import TimedAnswer
 from vlm_server.cli.client.chat import routing_key
 
@@ -251,4 +252,5 @@ SCENARIOS: dict[str, Scenario] = {
     "streams": partial(streams, counts=(16, 32)),
     "longagent": long_agent,
     "agents4": four_agents,
+    "small-mac": small_mac,
 }

@@ -13,7 +13,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,15 @@ KINDS = {
 }
 
 
-def server_kind(name: str, *, with_drafts: bool) -> ServerKind:
-    """The kind `name`; without drafts, `ours` is started with `num_speculative_tokens = 0`."""
+def server_kind(name: str, *, with_drafts: bool, settings: Sequence[str] = ()) -> ServerKind:
+    """The kind `name`; `ours` with `settings` and, without drafts, `num_speculative_tokens = 0`."""
     kind = KINDS[name]
-    if with_drafts or name != "ours":
+    if name != "ours":
         return kind
-    setting = ("--set", "scheduler.num_speculative_tokens=0")
-    return msgspec.structs.replace(kind, command=(*kind.command, *setting))
+    drafts = () if with_drafts else ("scheduler.num_speculative_tokens=0",)
+    words = [setting.replace("{", "{{").replace("}", "}}") for setting in (*drafts, *settings)]
+    options = chain.from_iterable(("--set", word) for word in words)
+    return msgspec.structs.replace(kind, command=(*kind.command, *options))
 
 
 class BenchTarget(msgspec.Struct, frozen=True):

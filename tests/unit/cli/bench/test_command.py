@@ -178,6 +178,14 @@ def test_drafts_are_turned_off_for_our_servers_alone():
     assert server_kind("mlx-vlm", with_drafts=False) == KINDS["mlx-vlm"]
 
 
+def test_settings_are_those_of_our_servers_alone():
+    given = ["memory.limit_bytes=4GiB", "urls.https_hosts=[{}]"]
+    kind = server_kind("ours", with_drafts=True, settings=given)
+    options = [word.format(model="m", port=1) for word in kind.command]
+    assert options[-4:] == ["--set", given[0], "--set", given[1]]
+    assert server_kind("mlx-vlm", with_drafts=True, settings=given) == KINDS["mlx-vlm"]
+
+
 async def test_bench_starts_and_stops_server(tmp_path: Path):
     kind = ServerKind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
     async with start_server("it", kind, tmp_path, {"SOME": "thing"}) as target:

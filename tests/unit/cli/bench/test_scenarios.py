@@ -43,10 +43,11 @@ EXPECTED = {  # requests, different images, most images in one request, tokens
     "streams": (48, 0, 0, {300}),
     "longagent": (50, 50, 25, {12}),
     "agents4": (32, 32, 8, {24}),
+    "small-mac": (20, 0, 0, {32}),
 }
 
 
-LONG = ("streams", "longagent", "agents4", "agent-window", "agent-drops")
+LONG = ("streams", "longagent", "agents4", "agent-window", "agent-drops", "small-mac")
 
 
 @pytest.mark.parametrize("scenario", few_of(SCENARIOS, [n for n in SCENARIOS if n not in LONG]))
@@ -123,6 +124,32 @@ async def test_agent_window_reports_tokens_not_cached():
     figures = {figure.name: figure for figure in runs[-1].figures}
     assert figures["not cached, mean from turn 5 on"].value == 2.0
     assert figures["TTFT, mean from turn 5 on"].unit is Unit.MILLISECONDS
+
+
+def counting_words(cached_share: float) -> ScriptedServer:
+    """A server for which a word is two tokens, of which it has cached this share."""
+
+    def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        messages = request["messages"]
+        num_tokens = [2 * len(str(message["content"]).split()) for message in messages]
+        cached_tokens = int(cached_share * sum(num_tokens[:-1]))
+        return [(0.0, text("a")), (0.0, ending(1, sum(num_tokens), cached_tokens))]
+
+    return ScriptedServer(script)
+
+
+@pytest.mark.whole
+async def test_small_mac_agents_reach_their_length_and_report_lost_tokens():
+    figures = (await run(counting_words(1.0), "small-mac"))[-1].figures
+    by_name = {figure.name: figure.value for figure in figures}
+    length = by_name["prompt, last turn"]
+    assert length == pytest.approx(23_000, rel=0.01)
+    assert by_name["prefilled again, sum"] == 0
+    assert by_name["nothing is prefilled again"] == 1.0
+    figures = (await run(counting_words(0.9), "small-mac"))[-1].figures
+    by_name = {figure.name: figure.value for figure in figures}
+    assert by_name["nothing is prefilled again"] == 0.0
+    assert by_name["prefilled again, sum"] == pytest.approx(0.1 * 2 * 9 * 11_500, rel=0.2)
 
 
 @pytest.mark.alone
