@@ -32,10 +32,10 @@ from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 from vlm_server.settings import CacheSettings, MemorySettings
 
 Json = dict[str, Any]
-STORAGES = (KVStorage(8), KVStorage(4), KVStorage(8, 32), KVStorage(4, 32))
+STORAGES = (KVStorage(8), KVStorage(4), KVStorage(4, 32))
 TINY_TOKENS, TINY_PROMPTS = (192, 64), 8
 """Tokens of a prefix, and of what continues it; prompts of each family."""
-PAGE_TOKENS, NUM_PAGES = (1024, 512), 16
+PAGE_TOKENS, NUM_PAGES = (768, 256), 8
 BITS = (16, 8, 4)
 
 
