@@ -65,6 +65,7 @@ from vlm_server.protocol import (
     Message as ChatMessage,
 )
 from vlm_server.runner.device.device import current_device
+from vlm_server.runner.embedding_runner import EmbeddingRunner
 from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.kv.layers import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
@@ -88,6 +89,8 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 def caches_of(served: Served, **sizes: int) -> Caches:
     """Caches for a model, large ones unless `sizes` says otherwise."""
     names = ("token_layout_bytes", "pixel_bytes", "encoder_bytes", "prefix_bytes")
+    if served[0].family.embeds is not None:
+        return Caches(**dict.fromkeys((*names[:3], "vector_bytes"), _CACHE_BYTES) | sizes)
     all_sizes = dict.fromkeys(names, _CACHE_BYTES) | sizes
     return Caches(**all_sizes, needs_snapshots=needs_snapshots(served[0].language_model))
 
@@ -317,7 +320,11 @@ class EngineHarness:
     def __post_init__(self) -> None:
         if any(reading.limit_bytes for reading in self.caches.stats()):
             self.preparer = new_preparer(self.loaded, caches=self.caches)
-        self.runner = RecordingRunner(self.loaded, self.caches, self.num_draft_tokens)
+        self.runner: Any = (
+            RecordingRunner(self.loaded, self.caches, self.num_draft_tokens)
+            if self.loaded.family.embeds is None
+            else EmbeddingRunner(self.loaded)
+        )
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,
@@ -330,6 +337,10 @@ class EngineHarness:
             formats=Formats.of_model(self.loaded.spec),
             max_images_per_encode=self.max_images_per_encode,
             max_prompts_per_prefill=self.max_prompts_per_prefill,
+            family=self.loaded.spec.family,
+            vectors=self.loaded.spec.vectors,
+            batches_lengths=self.loaded.family.embeds is None
+            or self.loaded.family.embeds.batches_lengths,
         )
         governor = Governor(
             settings.MemorySettings(),

@@ -30,6 +30,7 @@ from tests.tiny_models import (
     qwen,
 )
 from tests.tiny_models.checkpoint import Family, definition_key, write
+from tests.tiny_models.embedders import EMBEDDERS
 from tests.tiny_models.texts import TEXTS
 
 _VISION_LANGUAGE: dict[str, Family] = {
@@ -63,7 +64,7 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "glm_ocr": glm.GLM_OCR,
 }
 _SHAPES: dict[str, dict[str, Family]] = {
-    "tiny": _VISION_LANGUAGE | TEXTS,
+    "tiny": _VISION_LANGUAGE | TEXTS | EMBEDDERS,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
 ONE_IMAGE = ("granite4_vision", "paddleocr_vl")
@@ -81,6 +82,7 @@ CACHE = Path(__file__).parents[2] / ".cache" / "tiny_models"
 SHAPES: tuple[str, ...] = tuple(_SHAPES)
 FAMILIES: tuple[str, ...] = tuple(_VISION_LANGUAGE)
 TEXT_FAMILIES: tuple[str, ...] = tuple(TEXTS)
+EMBEDDING_FAMILIES: tuple[str, ...] = tuple(EMBEDDERS)
 
 
 def definition(family: str, shape: str = "tiny") -> Family:

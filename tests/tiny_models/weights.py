@@ -35,6 +35,7 @@ class Style:
     `conv_gain`: by how much weights of 2-D convolutions are larger.
     `last_norm`: what the norm before the head is called.
     `embedding`: what the table of tokens is called.
+    `writes`: whether there is a head; a model that makes vectors has none.
     """
 
     tied_head: bool = False
@@ -43,6 +44,7 @@ class Style:
     conv_gain: float = 1.0
     last_norm: str = "model.norm.weight"
     embedding: str = "embed_tokens.weight"
+    writes: bool = True
 
 
 def parameters(config: dict[str, Any]) -> dict[str, Array]:
@@ -65,6 +67,8 @@ def random_weights(
         for name, default in sorted(parameters(config).items())
         if not (style.tied_head and name.endswith("lm_head.weight"))
     }
+    if not style.writes:
+        return weights
     quiet = sorted(quiet_ids)
     if style.tied_head:
         embeddings = _only(weights, "language_model", style.embedding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,20 @@ class ReasoningFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorSpec:
+    """The vectors of a model that embeds, and the prompts that it was trained with.
+
+    prompts: texts that stand before inputs, by input type. default_prompt: of an input without a
+    type. is_multi: whether there is a vector for each token.
+    """
+
+    dimensions: int
+    is_multi: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A loaded model for preparing prompts. Holds no device array.
 
@@ -152,6 +166,8 @@ class ModelSpec:
     """None for models whose reasoning has no marks."""
     warnings: tuple[str, ...] = ()
     """Sentences about its prompts, for users."""
+    vectors: VectorSpec | None = None
+    """None for a model that writes."""
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:

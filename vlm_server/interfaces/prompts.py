@@ -72,6 +72,9 @@ class PreparedPrompt:
     param: str = "prompt"
     """The field of the request that the prompt was made of, for errors."""
 
+    vector_key: str = ""
+    """The key of its vectors in their cache; empty for a prompt to be answered."""
+
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
@@ -97,3 +100,5 @@ class Prepared:
     `disk_read` covers."""
     disk_read: DiskRead | None = None
     """The disk's entries of the prompt, if any."""
+    vectors: NDArray[np.float32] | None = None
+    """(vectors, dimensions), if they are cached."""

@@ -33,10 +33,10 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
     The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.
     """
     free_bytes = max(0, memory.limit_bytes - memory.active_bytes)
-    with_snapshots = needs_snapshots(loaded.language_model)
-    alone = loaded.ranks is None  # other ranks mirror segments only
-    stores_prefixes = can_store(loaded.language_model) and (alone or not with_snapshots)
-    if settings.prefix_bytes and not stores_prefixes:
+    embeds = loaded.family.embeds is not None
+    with_snapshots = not embeds and needs_snapshots(loaded.language_model)
+    stores_prefixes = not embeds and _stores_prefixes(loaded, with_snapshots=with_snapshots)
+    if settings.prefix_bytes and not (stores_prefixes or embeds):
         logger.warning("this model's state is of a kind that the prefix cache can't store")
 
     def sizes(free_bytes: int) -> tuple[int, int, int]:
@@ -47,6 +47,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
     encoder_bytes, tile_bytes, prefix_bytes = sizes(free_bytes)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
+    vector_bytes = _size(settings.vector_bytes, machine.memory_bytes() // 64) if embeds else 0
     folder, fingerprint = disk_folder(settings), Future[str]()
     if settings.disk_bytes:
         hashes = KeptHashes(folder / "hashes.json")
@@ -72,11 +73,18 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
         encoder_bytes=encoder_bytes,
         tile_bytes=tile_bytes,
         prefix_bytes=prefix_bytes,
+        vector_bytes=vector_bytes,
         needs_snapshots=with_snapshots,
         open_disk=open_disk,
         sizes=sizes,
     )
     return caches
+
+
+def _stores_prefixes(loaded: LoadedModel, *, with_snapshots: bool) -> bool:
+    """Whether KV of this model can be stored; other ranks mirror segments only."""
+    alone = loaded.ranks is None
+    return can_store(loaded.language_model) and (alone or not with_snapshots)
 
 
 def disk_folder(settings: CacheSettings) -> Path:

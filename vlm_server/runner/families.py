@@ -15,6 +15,13 @@ from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.deepstack import Deepstack
+from vlm_server.runner.model.embedding import (
+    Embedding,
+    by_last_token,
+    by_model,
+    by_projection,
+    page_template,
+)
 from vlm_server.runner.model.fixes import (
     Fix,
     drop_tokenizer_options,
@@ -121,6 +128,8 @@ class Family:
     the result for each alone."""
     aliases: tuple[str, ...] = ()
     """Other names of this `model_type`."""
+    embeds: Embedding | None = None
+    """The way it makes vectors; None for a family that writes."""
 
     @property
     def takes_several(self) -> bool:
@@ -279,8 +288,78 @@ _TEXT_ROWS = (
         for name in ("qwen3_5_moe_text", "qwen3_5_text")
     ),
 )
+_COLQWEN = page_template(
+    before="<|im_start|>user\\n",
+    image="<|vision_start|><|image_pad|><|vision_end|>",
+    after="<|im_end|><|endoftext|>",
+    spare="<|endoftext|>",
+)
+_COLIDEFICS = page_template(
+    before="<|im_start|>User:",
+    image="<image>",
+    after="<end_of_utterance>\\nAssistant:",
+    spare="<end_of_utterance>",
+)
+_TEXT_EMBEDDING = Embedding(by_model)
+_EMBEDDING_ROWS = (
+    replace(
+        _qwen("qwen3_vl_embedding", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+        coordinates="",
+        grounding_tokens=0,
+        spelling=Spelling(vision_type="qwen3_vl"),
+        embeds=Embedding(
+            by_last_token, instruction="Represent the user's input.", processor="qwen3_vl"
+        ),
+    ),
+    Family(
+        "colqwen2_5",
+        tower=WindowTower,
+        spelling=Spelling(True, "qwen2_5_vl"),
+        embeds=Embedding(
+            by_projection("custom_text_proj"),
+            is_multi=True,
+            template=_COLQWEN,
+            processor="qwen2_5_vl",
+        ),
+    ),
+    Family(
+        "colidefics3",
+        tiling=Tiling(axis=1),
+        embeds=Embedding(
+            by_projection("linear"), is_multi=True, template=_COLIDEFICS, processor="idefics3"
+        ),
+    ),
+    *(
+        Family(name, reads_images=False, embeds=_TEXT_EMBEDDING)
+        for name in (
+            "bert",
+            "llama_bidirec",
+            "modernbert",
+            "xlm_roberta",
+        )
+    ),
+    Family(
+        "gemma3_embedding",
+        reads_images=False,
+        embeds=Embedding(by_model, processor="gemma3_text"),
+    ),
+    Family("lfm2_embedding", reads_images=False, embeds=Embedding(by_model, processor="lfm2")),
+    Family(
+        "lfm2_colbert",
+        reads_images=False,
+        embeds=Embedding(by_model, is_multi=True, processor="lfm2", batches_lengths=False),
+    ),
+    Family(
+        "ministral3_embedding",
+        reads_images=False,
+        embeds=Embedding(by_model, processor="ministral3"),
+    ),
+    Family("qwen3_embedding", reads_images=False, embeds=Embedding(by_model, processor="qwen3")),
+)
 FAMILIES = {
-    name: family for family in (*_ROWS, *_TEXT_ROWS) for name in (family.name, *family.aliases)
+    name: family
+    for family in (*_ROWS, *_TEXT_ROWS, *_EMBEDDING_ROWS)
+    for name in (family.name, *family.aliases)
 }
 
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from vlm_server.errors import InternalError, RequestError
+from vlm_server.errors import InternalError
 from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.decode.speculation import speculation_of
-from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
@@ -28,30 +27,9 @@ from vlm_server.runner.prefill.batched_prefill import launch_batched
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.prefix_writer import LateErrors, PrefixStore, PrefixWriter
 from vlm_server.runner.sampling import NO_TOKEN
+from vlm_server.runner.step_failures import StepFailures
 
 logger = logging.getLogger(__name__)
-
-
-class StepFailures:
-    """The failures of one step, while it is launched and finished."""
-
-    def __init__(self, errors: DeviceErrors) -> None:
-        self._errors = errors
-        self.by_request: dict[str, RequestError] = {}
-        """The requests that fail in it."""
-        self.last_error: str | None = None
-        """The last error of the model or the device."""
-
-    def record(
-        self, error: Exception, request_ids: Collection[str] = (), message: str = ""
-    ) -> None:
-        """Record `error`, with which these requests end.
-
-        `message` describes it to their clients unless it is a usual one.
-        """
-        self.last_error = f"{type(error).__name__}: {error}"
-        failure = self._errors.request_error(error, message)
-        self.by_request |= dict.fromkeys(request_ids, failure)
 
 
 @dataclass(frozen=True, slots=True)

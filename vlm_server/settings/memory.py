@@ -22,6 +22,9 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_bytes: Annotated[int, Meta(ge=-1)] = -1
     """Maximum device memory for the KV of prompts and answers; 0 caches none, -1 is automatic: 1/4
     of what is left after the weights."""
+    vector_bytes: Annotated[int, Meta(ge=-1)] = -1
+    """Maximum host memory for the vectors of a model that makes some (docs/embeddings.md); 0 caches
+    none, -1 is automatic: 1/64 of the machine's memory."""
     grammar_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
     """Maximum host memory for compiled JSON schemas, 3 MB each or more; 0 keeps none."""
     disk_bytes: Annotated[int, Meta(ge=0)] = 0

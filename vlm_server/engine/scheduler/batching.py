@@ -15,7 +15,7 @@ from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.live_requests import LiveRequests
-from vlm_server.engine.scheduler.sizing.call_times import MAX_IDLE_BATCH_SECONDS
+from vlm_server.engine.scheduler.sizing.call_times import MAX_IDLE_BATCH_SECONDS, power_of_two
 from vlm_server.engine.scheduler.sizing.encode_sizer import EncodeSizer
 from vlm_server.engine.scheduler.sizing.prefill_sizer import PrefillSizer
 from vlm_server.interfaces import EncodeWork
@@ -177,6 +177,45 @@ class PrefillBatcher:
 
     def _fit(self, requests: Sequence[Request]) -> bool:
         """Whether there is memory to prefill all in one call; it is reserved for each alone."""
+        return self._admission.fits_prefill(_longest(requests), requests, self._requests.admitted)
+
+
+class PoolingBatcher:
+    """Batches an input to embed with others of about its length.
+
+    They share a power of two, so that padding is never most of a batch. Nothing is measured: no
+    first token waits for a batch, and a larger one takes less time for each input on every device.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, requests: LiveRequests, admission: Admission
+    ) -> None:
+        self._max_tokens = config.prefill_chunk_tokens
+        self._pads = config.batches_lengths
+        self._requests = requests
+        self._admission = admission
+
+    def batch(self, request: Request, others: Iterator[Request]) -> list[Request]:
+        """`request`, whose turn it is, and those of `others` to embed with it."""
+        batch, size, longest = [request], self._size(request), request.prompt.num_tokens
+        for other in others:
+            if self._size(other) != size:
+                continue
+            longest = max(longest, other.prompt.num_tokens)
+            if (len(batch) + 1) * longest > self._max_tokens:
+                break
+            batch.append(other)
+        while len(batch) > 1 and not self._fit(batch):
+            del batch[(len(batch) + 1) // 2 :]
+        return batch
+
+    def _size(self, request: Request) -> int:
+        """The key of inputs that may be one batch."""
+        num_tokens = request.prompt.num_tokens
+        return power_of_two(num_tokens) if self._pads else num_tokens
+
+    def _fit(self, requests: Sequence[Request]) -> bool:
+        """Whether there is memory for all in one call; it is reserved for each alone."""
         return self._admission.fits_prefill(_longest(requests), requests, self._requests.admitted)
 
 

@@ -9,10 +9,13 @@ import msgspec
 from vlm_server.engine.output.formats import NO_FORMATS, Formats
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces import PreparedPrompt
-from vlm_server.protocol import SamplingParams
+from vlm_server.interfaces.model_spec import VectorSpec
+from vlm_server.protocol import Pooling, SamplingParams, Submit
 
 _OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a checkpoint sets the default of."""
+INPUT_TYPES = ("query", "document")
+"""Input types that every embedding model takes, whether it has prompts for them or not."""
 TYPICAL_TOKENS = 4096
 """Tokens of a typical prompt and its answer: a conversation with some images."""
 _MIN_SEQS = 16
@@ -50,6 +53,45 @@ class SchedulerConfig:
     """Whether an encode advances between steps, so that it may begin before a last chunk."""
     max_prompts_per_prefill: int = 1
     """1 for a model whose prompts can't be prefilled in one batch."""
+    family: str = ""
+    """The model's family, for messages."""
+    vectors: VectorSpec | None = None
+    """The vectors of a model that embeds; None for one that writes."""
+    batches_lengths: bool = True
+    """Whether inputs of different lengths may be embedded in one batch."""
+
+    def check_task(self, submit: Submit) -> None:
+        """Raises InvalidRequest for a request that this model does not serve."""
+        if submit.count_only:
+            return
+        if submit.pooling is not None:
+            self._check_pooling(submit.pooling)
+        elif self.vectors is not None:
+            raise InvalidRequest(
+                f"This model ({self.family}) makes vectors and writes no answers: send it to "
+                "/v1/embeddings or /v1/rerank, or name a model that writes.",
+                "model",
+            )
+
+    def _check_pooling(self, pooling: Pooling) -> None:
+        vectors = self.vectors
+        if vectors is None:
+            raise InvalidRequest(
+                f"This model ({self.family}) writes answers and makes no vectors: name an "
+                "embedding model, such as qwen3_vl_embedding (docs/embeddings.md).",
+                "model",
+            )
+        if pooling.dimensions is not None and pooling.dimensions > vectors.dimensions:
+            raise InvalidRequest(
+                f"This model's vectors have {vectors.dimensions} dimensions; `dimensions` may ask "
+                "for fewer, not for more.",
+                "dimensions",
+            )
+        known = {*INPUT_TYPES, *vectors.prompts}
+        if pooling.input_type and pooling.input_type not in known:
+            raise InvalidRequest(
+                f"This model knows the input types {', '.join(sorted(known))}.", "input_type"
+            )
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest for sampling parameters that this engine can't apply."""
@@ -77,10 +119,18 @@ class SchedulerConfig:
         """
         room = self.context_tokens - prompt.num_tokens
         if room < 1:
-            raise ContextLengthExceeded.of_prompt(
-                self.context_tokens,
-                f"{prompt.num_tokens} tokens > {self.context_tokens - 1} maximum. Send fewer or "
-                "shorter messages, or smaller images.",
-                prompt.param,
-            )
+            raise self._too_long(prompt, self.context_tokens - 1)
         return min(max_tokens or room, room)
+
+    def check_length(self, prompt: PreparedPrompt) -> None:
+        """Raises ContextLengthExceeded for an input with more tokens than the model can embed."""
+        if prompt.num_tokens > self.context_tokens:
+            raise self._too_long(prompt, self.context_tokens)
+
+    def _too_long(self, prompt: PreparedPrompt, max_tokens: int) -> ContextLengthExceeded:
+        return ContextLengthExceeded.of_prompt(
+            self.context_tokens,
+            f"{prompt.num_tokens} tokens > {max_tokens} maximum. Send fewer or shorter messages, or "
+            "smaller images.",
+            prompt.param,
+        )

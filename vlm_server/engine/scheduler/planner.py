@@ -13,7 +13,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.batching import EncodeBatcher, PrefillBatcher
+from vlm_server.engine.scheduler.batching import EncodeBatcher, PoolingBatcher, PrefillBatcher
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.live_requests import LiveRequests
@@ -63,6 +63,7 @@ class Planner:
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
+        self._pooling_batcher = PoolingBatcher(config, requests, admission)
         self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
         self._finished_seqs: list[SeqId] = []
@@ -135,7 +136,8 @@ class Planner:
         if len(prefills) == 1 and prefills[0].request_id not in result.failures:
             self._chunk_sizer.record(prefills[0].num_tokens, seconds, prefills[0].start)
         are_whole_prompts = bool(plan.new) and prefills[0].is_last
-        if are_whole_prompts and not self._device_order.is_encoding:
+        is_pooling = self._requests[prefills[0].request_id].pooling is not None
+        if are_whole_prompts and not is_pooling and not self._device_order.is_encoding:
             self._prefill_batcher.record(
                 [self._requests[chunk.request_id] for chunk in prefills],
                 None if result.error else seconds,
@@ -275,6 +277,8 @@ class Planner:
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
+        if request.pooling is not None:
+            return self._pooling_batcher.batch(request, self._inputs_besides(request))
         request.rematch_prefix()
         if self._device_order.is_encoding:
             return [request]
@@ -285,6 +289,13 @@ class Planner:
         for member in batch:
             member.cut_prefix(start)
         return batch
+
+    def _inputs_besides(self, request: Request) -> Iterator[Request]:
+        """The other inputs that can be embedded now, in the order of all requests."""
+        is_encoding = self._device_order.is_encoding
+        for other in self._requests.in_state(State.PREFILL):
+            if other is not request and not (is_encoding and other.has_uncached_media):
+                yield other
 
     def _prefills_after(self, request: Request) -> Iterator[Request]:
         """The requests to prefill after `request`, each with its longest cached prefix by now."""

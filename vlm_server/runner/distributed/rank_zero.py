@@ -28,6 +28,7 @@ from vlm_server.runner.distributed.messages import (
     SetLimit,
 )
 from vlm_server.runner.distributed.prefixes import RankZeroPrefixes, SegmentLog
+from vlm_server.runner.embedding_runner import EmbeddingRunner
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
@@ -59,6 +60,8 @@ class SingleProcess:
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """The runner of the engine's plans."""
+        if loaded.family.embeds is not None:
+            return EmbeddingRunner(loaded)
         return ModelRunner(loaded, caches, num_draft_tokens)
 
 

@@ -13,7 +13,7 @@ from mlx_vlm.utils import should_add_special_tokens
 from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.interfaces.model_spec import AskPositions, ModelSpec, MRope, StandIn
+from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
 from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.loading.chat_templates import (
@@ -25,6 +25,7 @@ from vlm_server.runner.loading.chat_templates import (
     tool_parser,
 )
 from vlm_server.runner.loading.checkpoint.files import read_json
+from vlm_server.runner.loading.embedder import BARE, vector_spec
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy
 from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
 from vlm_server.settings import ModelSettings
@@ -52,7 +53,9 @@ def model_spec(
     model_processor = ModelProcessor(processor, image_token_id, stand_in)
     placeholders = _image_placeholders(family, processor, tokenizer, image_token_id)
     template = ChosenTemplate()
-    if not family.writes_prompts:
+    if family.embeds is not None and (family.embeds.template or not family.reads_images):
+        template = ChosenTemplate(family.embeds.template or BARE)
+    elif not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
         template = _template(settings, processor, model_processor, placeholders, video)
     return ModelSpec(
@@ -64,8 +67,9 @@ def model_spec(
         eos_token_ids=_eos_token_ids(config, folder, tokenizer, template.end_token)
         | frozenset(getattr(processor, "additional_eos_token_ids", ())),
         context_tokens=context_tokens_of(config, settings.max_context_tokens),
-        vocabulary_size=_vocabulary_size(family, model.language_model),
-        adds_special_tokens=should_add_special_tokens(family.name, processor),
+        vocabulary_size=_vocabulary_size(family, model, config),
+        adds_special_tokens=family.embeds is not None
+        or should_add_special_tokens(family.name, processor),
         image_placeholders=placeholders,
         chat_template=template.text,
         template_variables=dict(tokenizer.special_tokens_map),
@@ -73,13 +77,14 @@ def model_spec(
         process_image=model_processor.image,
         process_video=model_processor.video,
         mrope=_mrope(family, model),
-        chunk_policy=chunk_policy(model),
-        has_states=has_states(new_layers(model.language_model)),
-        tool_parser=tool_parser(template.text, settings.tool_parser),
-        reasoning_format=reasoning_format(template.text),
+        chunk_policy=ChunkPolicy.NOWHERE if family.embeds else chunk_policy(model),
+        has_states=family.embeds is None and has_states(new_layers(model.language_model)),
+        tool_parser=None if family.embeds else tool_parser(template.text, settings.tool_parser),
+        reasoning_format=None if family.embeds else reasoning_format(template.text),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
         stand_in=stand_in,
         warnings=template.warnings,
+        vectors=vector_spec(family, model, folder),
     )
 
 
@@ -194,11 +199,15 @@ def context_tokens_of(config: Json, limit: int) -> int:
     return min(int(context_tokens), limit) if limit else int(context_tokens)
 
 
-def _vocabulary_size(family: Family, language_model: Any) -> int:
+def _vocabulary_size(family: Family, model: Any, config: Json) -> int:
     """The width of the logits, from a lazy step that is never computed.
 
-    Each family's configuration names it differently, and some are wrong.
+    Each family's configuration names it differently, and some are wrong. A model without logits
+    has no other source.
     """
+    if family.embeds is not None:
+        return int((config.get("text_config") or config).get("vocab_size") or config["vocab_size"])
+    language_model = model.language_model
     token_ids = mx.zeros((1, 1), dtype=mx.int32)
     output = language_model(token_ids, cache=new_layers(language_model))
     family.forget_positions(language_model)
