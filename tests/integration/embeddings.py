@@ -75,14 +75,12 @@ def mlx_vlms(family: str, loaded: LoadedModel) -> tuple[Any, MultimodalPreparer]
     return model, new_preparer(replace(loaded, spec=spec))
 
 
-def mlx_vlms_vectors(
-    model: Any, prompt: PreparedPrompt, inputs: dict[str, NDArray[Any]]
-) -> Rows:
+def mlx_vlms_vectors(model: Any, prompt: PreparedPrompt, inputs: dict[str, NDArray[Any]]) -> Rows:
     """The vectors of one prompt, by one call of mlx-vlm's model with the pixels of its media."""
     token_ids = mx.array(prompt.token_ids)[None]
     arrays = {name: mx.array(array) for name, array in inputs.items()}
     output = model(input_ids=token_ids, attention_mask=mx.ones_like(token_ids), **arrays)
     vectors = output.text_embeds.astype(mx.float32)
     mx.eval(vectors)
-    rows = np.array(vectors)  # noqa: TID251
+    rows = np.array(vectors)
     return rows.reshape(-1, rows.shape[-1])

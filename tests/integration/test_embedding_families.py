@@ -66,9 +66,7 @@ def inputs(served: Served) -> tuple[tuple[Part, ...], ...]:
 def alone(served: Served, inputs: tuple[tuple[Part, ...], ...]) -> list[Rows]:
     """The vectors of each input as the only one of a request, without caches."""
     engine = EngineHarness(*served)
-    return [
-        vectors_of(engine, embed(str(number), parts))[0] for number, parts in enumerate(inputs)
-    ]
+    return [vectors_of(engine, embed(str(number), parts))[0] for number, parts in enumerate(inputs)]
 
 
 def assert_close(rows: Rows, expected: Rows) -> None:
@@ -180,7 +178,10 @@ def _only_input(submit: Submit) -> Submit:
 
 def joined(prepared: Prepared) -> dict[str, NDArray[Any]]:
     """The inputs of all media of a prompt, as mlx-vlm's processor would join them."""
-    items: list[Mapping[str, NDArray[Any]]] = [inputs for _, inputs in sorted(prepared.inputs.items())]
+    items: list[Mapping[str, NDArray[Any]]] = [
+        inputs for _, inputs in sorted(prepared.inputs.items())
+    ]
     return {
-        name: np.concatenate([inputs[name] for inputs in items]) for name in (items[0] if items else ())
+        name: np.concatenate([inputs[name] for inputs in items])
+        for name in (items[0] if items else ())
     }

@@ -21,11 +21,11 @@ from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidReque
 from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.prompt.embedding import embedding_chat, vector_key
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
 from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
-from vlm_server.prompt.embedding import embedding_chat, vector_key
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions

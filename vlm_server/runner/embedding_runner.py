@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -72,20 +73,16 @@ class EmbeddingRunner:
         failures, vectors = StepFailures(self._loaded.errors), None
         started_at = time.perf_counter()
         if plan.new:
-            try:
+            with self._record_error(plan.new, failures):
                 vectors = self._launch(plan.new)
-            except Exception as error:
-                self._record(error, plan.new, failures)
         return LaunchedBatch(self, plan, failures, started_at, vectors)
 
     def finish(self, step: LaunchedBatch) -> StepResult:
         """The vectors and failures of a launched step."""
         pooled, requests, failures = Pooled(), step.plan.new, step.failures
-        try:
-            if step.vectors is not None:
+        if step.vectors is not None:
+            with self._record_error(requests, failures):
                 pooled = self._rows(step.vectors, requests)
-        except Exception as error:
-            self._record(error, requests, failures)
         if len(requests) > 1 and not pooled:
             pooled = self._one_by_one(requests, failures)
         seconds = time.perf_counter() - step.started_at
@@ -100,19 +97,24 @@ class EmbeddingRunner:
     def _one_by_one(self, requests: Sequence[NewRequest], failures: StepFailures) -> Pooled:
         pooled = Pooled()
         for request in requests:
-            try:
+            with self._record_error([request], failures):
                 pooled |= self._rows(self._launch([request]), [request])
-            except Exception as error:
-                self._record(error, [request], failures)
         return pooled
 
-    def _record(
-        self, error: Exception, requests: Sequence[NewRequest], failures: StepFailures
-    ) -> None:
-        """Record an error, which ends the only request of a step, or none of several."""
-        logger.exception("making vectors of %d inputs failed", len(requests))
-        ended = [request.request_id for request in requests] if len(requests) == 1 else []
-        failures.record(error, ended, "The model failed while making vectors.")
+    @contextmanager
+    def _record_error(
+        self, requests: Sequence[NewRequest], failures: StepFailures
+    ) -> Iterator[None]:
+        """Record an error in the block, which ends the only request of it, or none of several."""
+        num_late = self._loaded.errors.num_late
+        try:
+            yield
+            if self._loaded.errors.num_late != num_late:
+                raise self._loaded.errors.last_late
+        except Exception as error:
+            logger.exception("making vectors of %d inputs failed", len(requests))
+            ended = [request.request_id for request in requests] if len(requests) == 1 else []
+            failures.record(error, ended, "The model failed while making vectors.")
 
     def _fail_infinite(self, pooled: Pooled, failures: StepFailures) -> None:
         """End the requests whose vectors are not finite, which would be cached."""

@@ -119,18 +119,19 @@ class SchedulerConfig:
         """
         room = self.context_tokens - prompt.num_tokens
         if room < 1:
-            raise self._too_long(prompt, self.context_tokens - 1)
+            raise ContextLengthExceeded.of_prompt(
+                self.context_tokens,
+                f"{prompt.num_tokens} tokens > {self.context_tokens - 1} maximum. Send fewer or "
+                "shorter messages, or smaller images.",
+                prompt.param,
+            )
         return min(max_tokens or room, room)
 
     def check_length(self, prompt: PreparedPrompt) -> None:
         """Raises ContextLengthExceeded for an input with more tokens than the model can embed."""
         if prompt.num_tokens > self.context_tokens:
-            raise self._too_long(prompt, self.context_tokens)
-
-    def _too_long(self, prompt: PreparedPrompt, max_tokens: int) -> ContextLengthExceeded:
-        return ContextLengthExceeded.of_prompt(
-            self.context_tokens,
-            f"{prompt.num_tokens} tokens > {max_tokens} maximum. Send fewer or shorter messages, or "
-            "smaller images.",
-            prompt.param,
-        )
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.context_tokens} tokens, and this "
+                f"input has {prompt.num_tokens}. Send a shorter text, or smaller images.",
+                prompt.param,
+            )

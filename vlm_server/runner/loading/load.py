@@ -170,9 +170,7 @@ def as_processors(config: dict[str, Any], row: Family | None) -> dict[str, Any]:
     return config | {"model_type": row.embeds.processor}
 
 
-def _load(
-    folder: Path, view: Path, config: dict[str, Any], row: Family | None
-) -> tuple[Any, Any]:
+def _load(folder: Path, view: Path, config: dict[str, Any], row: Family | None) -> tuple[Any, Any]:
     """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are lazy."""
     try:
         if row is not None and row.embeds is not None:
