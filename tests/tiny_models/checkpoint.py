@@ -23,6 +23,8 @@ class Checkpoint:
 
     `tokens` are the attributes the processor asks of the tokenizer (`image_token`, ...).
     `files` are further JSON files by name: the processors' settings.
+    `module` is mlx-vlm's of the weights, where the configuration names another.
+    `folders` are of weights that lie in a folder each, by their names in the module.
     """
 
     config: Json
@@ -32,6 +34,8 @@ class Checkpoint:
     files: dict[str, Json]
     tokens: dict[str, str] = field(default_factory=dict)
     style: Style = field(default_factory=Style)
+    module: str = ""
+    folders: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,17 @@ def write(family: Family, folder: Path, seed: int) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
     (folder / "tokenizer.json").write_text(vocabulary.to_json())
     (folder / "chat_template.jinja").write_text(made.template)
     spare = range(len(vocabulary), config.get("vocab_size", 0))  # rows without a token
     quiet = [*vocabulary.quiet_ids(), *spare]
-    weights = random_weights(json.loads(json.dumps(config)), quiet, made.style, seed)
+    described = json.loads(json.dumps(config)) | ({"model_type": made.module} if made.module else {})
+    weights = random_weights(described, quiet, made.style, seed)
+    for name, inner in made.folders.items():
+        (folder / inner).mkdir(exist_ok=True)
+        save({"linear.weight": weights.pop(name)}, folder / inner / "model.safetensors")
     save(weights, folder / "model.safetensors")
     return folder
 

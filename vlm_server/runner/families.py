@@ -335,8 +335,13 @@ _EMBEDDING_ROWS = (
             "bert",
             "llama_bidirec",
             "modernbert",
-            "xlm_roberta",
         )
+    ),
+    Family(
+        "xlm_roberta",
+        reads_images=False,
+        embeds=Embedding(by_model, processor="xlm-roberta", first_position=2),
+        aliases=("xlm-roberta",),
     ),
     Family(
         "gemma3_embedding",
@@ -381,6 +386,7 @@ _WRONG = {
     "deepseekocr": "mlx-vlm's processor drops the last token of a prompt, which may be one of an "
     "image, and has one image a prompt",
     "idefics2": _OTHER_ANSWERS,
+    "llama_nemotron_vl_embedding": "mlx-vlm has no processor of its images",
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmo": _BY_NUMBER,
     "minicpmv4_6": _BY_NUMBER,
@@ -389,9 +395,10 @@ _WRONG = {
     "paligemma": "a mask over the whole prompt, of one image and what follows it, lets its tokens "
     "attend to later ones",
     "phi3_v": "mlx-vlm's processor drops the token after each image",
+    "siglip": "mlx-vlm has its half for texts alone, without the padding that it was trained with",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
 }
-"""Families with wrong answers, and the reasons; refused even with `allow_unchecked`."""
+"""Families with wrong answers or vectors, and the reasons; refused even with `allow_unchecked`."""
 
 
 def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:

@@ -62,7 +62,7 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
     try:
         whole = normalise(dict(config))
         part = whole.get(f"{row.part}_config") if row and row.part else None
-        context = context_tokens_of(part or whole, model.max_context_tokens)
+        context = context_tokens_of(part or whole, model.max_context_tokens, row)
         examination = msgspec.structs.replace(examination, context_tokens=context)
         if plan is None:
             return _with_weights(examination, model, least_tokens)

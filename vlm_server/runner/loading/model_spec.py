@@ -66,7 +66,7 @@ def model_spec(
         video_token_id=video_token_id if family.takes_videos else None,
         eos_token_ids=_eos_token_ids(config, folder, tokenizer, template.end_token)
         | frozenset(getattr(processor, "additional_eos_token_ids", ())),
-        context_tokens=context_tokens_of(config, settings.max_context_tokens),
+        context_tokens=context_tokens_of(config, settings.max_context_tokens, family),
         vocabulary_size=_vocabulary_size(family, model, config),
         adds_special_tokens=family.embeds is not None
         or should_add_special_tokens(family.name, processor),
@@ -190,12 +190,14 @@ def _ids(source: Json) -> set[int]:
     return set(value) if isinstance(value, list) else set() if value is None else {value}
 
 
-def context_tokens_of(config: Json, limit: int) -> int:
+def context_tokens_of(config: Json, limit: int, family: Family | None = None) -> int:
     """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
     text = config.get("text_config") or config.get("llm_config") or {}
     context_tokens = (
         text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
     )
+    if family is not None and family.embeds is not None:
+        context_tokens -= family.embeds.first_position
     return min(int(context_tokens), limit) if limit else int(context_tokens)
 
 

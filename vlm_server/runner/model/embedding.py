@@ -47,7 +47,7 @@ class Embedding:
     where a checkpoint names none. template: that of its prompts; empty for the checkpoint's, or for
     the bare text of a family that reads text alone. processor: the `model_type` whose processor it
     shares; empty for its own. batches_lengths: whether inputs of different lengths may be one
-    batch.
+    batch. first_position: of a text's first token, where that is not 0.
     """
 
     embed: Embed
@@ -56,6 +56,7 @@ class Embedding:
     template: str = ""
     processor: str = ""
     batches_lengths: bool = True
+    first_position: int = 0
 
 
 def by_model(model: Any, batch: EmbeddingBatch) -> mx.array:

@@ -29,7 +29,9 @@ def with_task(config: dict[str, Any], names: Collection[str], task: str) -> dict
     """
     row = row_of(config)
     if row is not None and row.embeds is not None:
-        return _check_not_written(config, task)
+        if task == "generate":
+            raise ModelLoadError(f"{row.name} makes vectors and can't answer: leave model.task out")
+        return config | {"model_type": row.name}
     is_marked = SENTENCE_MODULES in names or POOLING in names
     if task == "generate" or (task == "auto" and not is_marked):
         return config
@@ -48,11 +50,3 @@ def _family_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     if TOKEN_PROJECTION in names and name in _PROJECTED:
         return _PROJECTED[name]
     return _FAMILIES.get(name)
-
-
-def _check_not_written(config: dict[str, Any], task: str) -> dict[str, Any]:
-    if task == "generate":
-        raise ModelLoadError(
-            f"{config['model_type']} makes vectors and can't answer: leave model.task out"
-        )
-    return config
