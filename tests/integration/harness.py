@@ -88,11 +88,12 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 
 def caches_of(served: Served, **sizes: int) -> Caches:
     """Caches for a model, large ones unless `sizes` says otherwise."""
-    names = ("token_layout_bytes", "pixel_bytes", "encoder_bytes", "prefix_bytes")
-    if served[0].family.embeds is not None:
-        return Caches(**dict.fromkeys((*names[:3], "vector_bytes"), _CACHE_BYTES) | sizes)
+    names = ["token_layout_bytes", "pixel_bytes", "encoder_bytes", "vector_bytes"]
+    writes = served[0].spec.writes
+    names += ["prefix_bytes"] if writes else []
     all_sizes = dict.fromkeys(names, _CACHE_BYTES) | sizes
-    return Caches(**all_sizes, needs_snapshots=needs_snapshots(served[0].language_model))
+    has_snapshots = writes and needs_snapshots(served[0].language_model)
+    return Caches(**all_sizes, needs_snapshots=has_snapshots)
 
 
 def video_of(data: bytes, name: str = "MP4") -> Video:
@@ -338,7 +339,9 @@ class EngineHarness:
             max_images_per_encode=self.max_images_per_encode,
             max_prompts_per_prefill=self.max_prompts_per_prefill,
             family=self.loaded.spec.family,
+            writes=self.loaded.spec.writes,
             vectors=self.loaded.spec.vectors,
+            scores_pairs=self.loaded.spec.scores is not None,
             batches_lengths=self.loaded.family.embeds is None
             or self.loaded.family.embeds.batches_lengths,
         )

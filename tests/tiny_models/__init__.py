@@ -30,7 +30,7 @@ from tests.tiny_models import (
     qwen,
 )
 from tests.tiny_models.checkpoint import Family, definition_key, write
-from tests.tiny_models.embedders import EMBEDDERS
+from tests.tiny_models.embedders import EMBEDDERS, JUDGES, RERANKERS
 from tests.tiny_models.texts import TEXTS
 
 _VISION_LANGUAGE: dict[str, Family] = {
@@ -64,7 +64,7 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "glm_ocr": glm.GLM_OCR,
 }
 _SHAPES: dict[str, dict[str, Family]] = {
-    "tiny": _VISION_LANGUAGE | TEXTS | EMBEDDERS,
+    "tiny": _VISION_LANGUAGE | TEXTS | EMBEDDERS | RERANKERS | JUDGES,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
 ONE_IMAGE = ("granite4_vision", "paddleocr_vl")
@@ -83,6 +83,8 @@ SHAPES: tuple[str, ...] = tuple(_SHAPES)
 FAMILIES: tuple[str, ...] = tuple(_VISION_LANGUAGE)
 TEXT_FAMILIES: tuple[str, ...] = tuple(TEXTS)
 EMBEDDING_FAMILIES: tuple[str, ...] = tuple(EMBEDDERS)
+RERANKING_FAMILIES: tuple[str, ...] = tuple(RERANKERS)
+JUDGING_FAMILIES: tuple[str, ...] = tuple(JUDGES)
 
 
 def definition(family: str, shape: str = "tiny") -> Family:

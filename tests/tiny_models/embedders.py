@@ -102,6 +102,32 @@ def _encoder(vocabulary: Vocabulary, config: dict[str, Any], module: str = "") -
     )
 
 
+def _reranker_family(model_type: str, architecture: str, *, types: bool = False) -> Family:
+    """An encoder that scores pairs of texts; `types`: it is told which text a token is of."""
+    described = {"model_type": model_type, "architectures": [architecture], "num_labels": 1}
+    module = model_type.replace("-", "_")
+
+    def describe(vocabulary: Vocabulary) -> Checkpoint:
+        made = _encoder(vocabulary, described, module)
+        names = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
+        return replace(
+            made,
+            model_class="SequenceClassificationModel",
+            tokenizer={"model_input_names": names},
+        )
+
+    return Family(SPECIALS, describe)
+
+
+def _judge_family(family: Family) -> Family:
+    """A model that writes, and knows the tokens `yes` and `no`."""
+
+    def describe(vocabulary: Vocabulary) -> Checkpoint:
+        return replace(family.describe(vocabulary), style=_NO_HEAD)
+
+    return replace(family, words=ANSWERS, describe=describe)
+
+
 def _encoder_family(model_type: str, module: str = "", **config: Any) -> Family:
     described = {"model_type": model_type, **config}
     return Family(SPECIALS, partial(_encoder, config=described, module=module))
@@ -111,6 +137,17 @@ def _sentences(family: Family, module: str, **options: Any) -> Family:
     return replace(family, describe=lambda words: _of_sentences(family, module, words, **options))
 
 
+ANSWERS = ("yes", "no")
+RERANKERS: dict[str, Family] = {
+    "bert_reranker": _reranker_family("bert", "BertForSequenceClassification", types=True),
+    "modernbert_reranker": _reranker_family("modernbert", "ModernBertForSequenceClassification"),
+    "xlm_roberta_reranker": _reranker_family("xlm-roberta", "XLMRobertaForSequenceClassification"),
+}
+JUDGES: dict[str, Family] = {
+    "qwen3_vl_judge": _judge_family(qwen.QWEN3_VL),
+    "qwen3_judge": _judge_family(DENSE["qwen3"]),
+}
+"""Models that write, and score documents by the tokens of their answer."""
 EMBEDDERS: dict[str, Family] = {
     "qwen3_vl_embedding": Family(qwen.SPECIALS, _qwen3_vl_embedding),
     "colqwen2_5": Family(qwen.SPECIALS, _colqwen2_5),

@@ -19,7 +19,7 @@ from vlm_server.engine.output.formats import Formats
 from vlm_server.engine.scheduler.config import TYPICAL_TOKENS, SchedulerConfig, suitable_num_seqs
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
-from vlm_server.engine.warm_up import WarmUpRecord, embedding_stages, stages, warm_up
+from vlm_server.engine.warm_up import WarmUpRecord, pooling_stages, stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
 from vlm_server.platform import machine
@@ -71,8 +71,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     record = WarmUpRecord(start.model, device.name)
     needs_more = loaded.backend.compiles_kernels or not loaded.family.is_checked
     warm_up_stages = (
-        embedding_stages(with_image=spec.reads_images)
-        if spec.vectors
+        pooling_stages(with_image=spec.reads_images, scores=spec.vectors is None)
+        if not spec.writes
         else stages(
             is_thorough=needs_more and not record.exists(),
             compiles=loaded.backend.compiles_kernels,
@@ -164,7 +164,9 @@ def build_engine(
             start.scheduler.max_prompts_per_prefill if can_batch_prefills(loaded) else 1
         ),
         family=loaded.spec.family,
+        writes=loaded.spec.writes,
         vectors=loaded.spec.vectors,
+        scores_pairs=loaded.spec.scores is not None,
         batches_lengths=loaded.family.embeds is None or loaded.family.embeds.batches_lengths,
     )
     grammars = Grammars(loaded.spec, _grammar_limits(start), start.cache.grammar_bytes)

@@ -125,11 +125,15 @@ def stages(
     )
 
 
-def embedding_stages(*, with_image: bool) -> tuple[WarmUpStage, ...]:
-    """The stages of a model that makes vectors: texts in a batch, and a small image."""
+def pooling_stages(*, with_image: bool, scores: bool) -> tuple[WarmUpStage, ...]:
+    """The stages of a model that writes nothing: texts in a batch, and a small image.
+
+    scores: whether it makes scores alone.
+    """
     message = Message("user", (TextPart("What is this?"),))
     inputs = tuple(PoolingInput((message,)) for _ in range(_NUM_TEXTS))
-    texts = Submit("texts", (), (), _SAMPLING, pooling=Pooling(), inputs=inputs)
+    pooling = Pooling("score" if scores else "embed")
+    texts = Submit("texts", (), (), _SAMPLING, pooling=pooling, inputs=inputs)
     if not with_image:
         return (WarmUpStage("texts", (texts,)),)
     data = _image_bytes(_SMALL_IMAGE_PIXELS)

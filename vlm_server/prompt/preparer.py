@@ -21,13 +21,13 @@ from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidReque
 from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.embedding import embedding_chat, vector_key
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
 from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
+from vlm_server.prompt.pooling import pooling_chat, texts_of, vector_key
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.template.chat import Chat, field_of, read_chat
@@ -147,14 +147,17 @@ class MultimodalPreparer:
     def _prepare_input(
         self, submit: Submit, pooling: Pooling, cancellation: Cancellation, *, use_disk: bool
     ) -> Prepared:
-        """The preparation of an input to embed, after the prompt of its type."""
+        """The preparation of an input to embed, after the prompt of its type, or to score."""
         (given,) = submit.inputs
         media: list[MediaItem] = []
+        chat, token_types = Chat(()), None
         if submit.prompt is not None:
-            chat = Chat(())
             token_ids = self._checked_ids(submit.prompt, given.param)
+        elif not self._spec.writes and self._spec.scores is not None:
+            token_ids, types = self._prompts.tokenize_pair(*texts_of(submit), given.param)
+            token_types = types if self._spec.scores.has_types else None
         else:
-            chat = self._prompts.template.arrange(embedding_chat(self._spec, submit, pooling))
+            chat = self._prompts.template.arrange(pooling_chat(self._spec, submit, pooling))
             chat, media = self._lay_out(submit, chat, self._media.begin(cancellation))
             cancellation.check()
             token_ids = self._prompts.tokenize(chat, [item.layout for item in media])
@@ -163,13 +166,13 @@ class MultimodalPreparer:
         prompt = self._build(token_ids, media, chat, submit.cache_salt)
         prompt = replace(
             prompt,
-            token_types=None,
+            token_types=token_types,
             answer_format=None,
             images=_images(media),
             videos=_videos(media),
             param=given.param,
-            vector_key=vector_key(prompt),
         )
+        prompt = replace(prompt, vector_key=vector_key(prompt))
         vectors = self._caches.vectors.get(prompt.vector_key)
         if vectors is not None:
             return Prepared(prompt, self._references(prompt), vectors=vectors)

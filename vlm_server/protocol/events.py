@@ -42,7 +42,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
     "completion", "vision", "video", "tools", "thinking" and "structured_output"; a model that makes
     vectors has "embedding", and "multi_vector" if it makes one for each token, of
-    `vector_dimensions` numbers. An image is seen
+    `vector_dimensions` numbers; one that scores documents has "rerank". An image is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
     where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
     the image as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and

@@ -47,7 +47,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
     encoder_bytes, tile_bytes, prefix_bytes = sizes(free_bytes)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
-    vector_bytes = _size(settings.vector_bytes, machine.memory_bytes() // 64) if embeds else 0
+    vector_bytes = _size(settings.vector_bytes, machine.memory_bytes() // 64)
     folder, fingerprint = disk_folder(settings), Future[str]()
     if settings.disk_bytes:
         hashes = KeptHashes(folder / "hashes.json")

@@ -144,6 +144,10 @@ class EmbeddingRunner:
             for request, length in zip(requests, lengths, strict=True)
         ]
         arguments: Mapping[str, mx.array] = {}
+        types = [r.prompt.token_types for r in requests if r.prompt.token_types is not None]
+        if types:  # of pairs of texts
+            padded = [np.pad(each, (0, longest - len(each))) for each in types]
+            arguments = {"token_type_ids": mx.array(np.stack(padded))}
         if self._loaded.family.reads_images:
             inputs = [PromptInputs(self._loaded, request) for request in requests]
             rows = [

@@ -17,6 +17,8 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.embedding import (
     Embedding,
+    YesOrNo,
+    by_classifier,
     by_last_token,
     by_model,
     by_projection,
@@ -129,7 +131,11 @@ class Family:
     aliases: tuple[str, ...] = ()
     """Other names of this `model_type`."""
     embeds: Embedding | None = None
-    """The way it makes vectors; None for a family that writes."""
+    """The way it makes vectors, or scores of pairs; None for a family that writes."""
+    module: str = ""
+    """mlx-vlm's module, if it has not the family's name."""
+    judges: YesOrNo | None = None
+    """The question by which a family that writes can score documents; None if unknown."""
 
     @property
     def takes_several(self) -> bool:
@@ -214,7 +220,15 @@ _ROWS = (
     Family("pixtral", is_shardable=True, spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),
     _qwen2("qwen2_5_vl", WindowTower),
-    replace(_qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower), is_shardable=True),
+    replace(
+        _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+        is_shardable=True,
+        judges=YesOrNo(
+            "Given a search query, retrieve relevant candidates that answer the query.",
+            before_query="<Query>:",
+            before_document="\n<Document>:",
+        ),
+    ),
     replace(_qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower), needs_even_rows=True),
     _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
@@ -263,7 +277,6 @@ _TEXTS = (
     "phi3",
     "qwen2",
     "qwen2_moe",
-    "qwen3",
     "qwen3_moe",
     "qwen3_next",
     "seed_oss",
@@ -278,6 +291,15 @@ _TEXT_ROWS = (
     Family("granite", reads_images=False, fix=scale_all_embeddings),
     Family("granitemoe", reads_images=False, fix=scale_all_embeddings),
     Family("internlm3", reads_images=False, fix=use_static_rope),
+    Family(
+        "qwen3",
+        reads_images=False,
+        judges=YesOrNo(
+            "Given a web search query, retrieve relevant passages that answer the query",
+            before_query="\n<Query>: ",
+            before_document="\n<Document>: ",
+        ),
+    ),
     *(
         Family(
             name,
@@ -360,6 +382,20 @@ _EMBEDDING_ROWS = (
         embeds=Embedding(by_model, processor="ministral3"),
     ),
     Family("qwen3_embedding", reads_images=False, embeds=Embedding(by_model, processor="qwen3")),
+    *(
+        Family(
+            f"{name.replace('-', '_')}_reranker",
+            reads_images=False,
+            module=name.replace("-", "_"),
+            embeds=Embedding(
+                by_classifier,
+                of_pairs=True,
+                processor=name,
+                first_position=2 if name == "xlm-roberta" else 0,
+            ),
+        )
+        for name in ("bert", "modernbert", "xlm-roberta")
+    ),
 )
 FAMILIES = {
     name: family
@@ -372,6 +408,12 @@ def row_of(config: Mapping[str, Any]) -> Family | None:
     """The row of a configuration's `model_type`, or of the one that mlx-vlm takes it for."""
     name = config.get("model_type")
     return FAMILIES.get(str(name)) or FAMILIES.get(str(get_model_type(dict(config))))
+
+
+def with_module(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the `model_type` of the module that mlx-vlm has for it."""
+    row = row_of(config)
+    return {**config, **({"model_type": row.module} if row and row.module else {})}
 
 
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})

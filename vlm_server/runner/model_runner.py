@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.decode.speculation import speculation_of
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
@@ -65,6 +68,8 @@ class ModelRunner:
         self._prefills: dict[str, Prefill] = {}
         self._joined_prompts: dict[str, PromptKV] = {}
         """Prompts whose sequences have joined since the last launch; the next plan stores them."""
+        self._scores: dict[str, NDArray[np.float32]] = {}
+        """Scores of documents whose prefill ended in this step, (1, 1), by request."""
         self._state_size: StateSize | None = None
         self._groups = DecodeGroups(loaded, speculation_of(loaded, num_draft_tokens))
         self._errors = LateErrors(loaded.errors, self._groups)
@@ -125,12 +130,14 @@ class ModelRunner:
             sampled.add(self._finish_batch(step))
         elif step.plan.prefills:
             sampled.add(self._finish_chunk(step.plan.prefills[0], step.logits, step.failures))
+        pooled, self._scores = self._scores, {}
         seconds = time.perf_counter() - step.prefill_started - decode_seconds
         return StepResult(
             sampled.tokens,
             step.failures.by_request,
             sampled.logprobs,
             sampled.drafts,
+            pooled=pooled,
             prefill_seconds=None if step.is_mixed else seconds,
             error=step.failures.last_error,
         )
@@ -253,7 +260,10 @@ class ModelRunner:
         prefill = self._prefills[chunk.request_id]
         kv = prefill.kv
         with self._fail_on_chunk_error(chunk, failures):
-            if chunk.is_last:
+            if chunk.is_last and kv.prompt.is_pooled:
+                self._scores[chunk.request_id] = self._score(logits)
+                sampled = Sampled()
+            elif chunk.is_last:
                 sampled = self._groups.join({chunk.request_id: kv}, logits)
                 self._state_size = self._state_size or StateSize(kv.cache, kv.prompt.num_tokens)
             elif not prefill.is_piggybacked:
@@ -263,6 +273,17 @@ class ModelRunner:
         del self._prefills[chunk.request_id]
         self._joined_prompts[chunk.request_id] = kv
         return self._fail_unsampled(sampled, failures)
+
+    def _score(self, logits: mx.array) -> NDArray[np.float32]:
+        """The probability of yes against no for the next token, (1, 1). Raises InternalError."""
+        spec = self._loaded.spec.scores
+        assert spec is not None
+        assert spec.answers is not None
+        yes, no = spec.answers
+        score = to_numpy(mx.sigmoid((logits[:, yes] - logits[:, no]).astype(mx.float32)))
+        if not np.isfinite(score).all():
+            raise InternalError("The model's scores for the next token are NaN.")
+        return score.reshape(1, 1)
 
     @contextmanager
     def _fail_on_chunk_error(self, chunk: PrefillWork, failures: StepFailures) -> Iterator[None]:

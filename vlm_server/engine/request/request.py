@@ -378,6 +378,11 @@ def input_id(group_id: str, index: int) -> str:
     return f"{group_id}{_INPUT}{index}"
 
 
+def input_index(request_id: str) -> int:
+    """The number of an input in its pooling request."""
+    return int(request_id.rpartition(_INPUT)[2])
+
+
 def group_id_of(request_id: str) -> str:
     """The id that the front knows a request by: for an input, that of the whole request."""
     return request_id.partition(_INPUT)[0]

@@ -150,7 +150,7 @@ class PrefillBatcher:
 
         turns: the requests that would be prefilled after it, in a chunk each.
         """
-        if self._max_prompts == 1 or request.has_uncached_media:
+        if self._max_prompts == 1 or request.has_uncached_media or request.pooling is not None:
             return [request]
         batch = [request, *islice(self._next_prompts(request, turns), self._max_prompts - 1)]
         longest = [_longest(batch[: count + 1]) for count in range(len(batch))]
@@ -164,7 +164,7 @@ class PrefillBatcher:
         """The requests of the next `turns`, as long as all prompts may be in one call."""
         batch = [request]
         for turn in turns:
-            if turn.is_known_to_runner or turn.has_uncached_media:
+            if turn.is_known_to_runner or turn.has_uncached_media or turn.pooling is not None:
                 return
             batch.append(turn)
             cached_lengths = [r.num_cached_tokens for r in batch]

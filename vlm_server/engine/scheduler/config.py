@@ -55,8 +55,12 @@ class SchedulerConfig:
     """1 for a model whose prompts can't be prefilled in one batch."""
     family: str = ""
     """The model's family, for messages."""
+    writes: bool = True
+    """Whether the model answers in words."""
     vectors: VectorSpec | None = None
-    """The vectors of a model that embeds; None for one that writes."""
+    """The vectors of a model that embeds; None for one that does not."""
+    scores_pairs: bool = False
+    """Whether the model scores documents with their query, and not by vectors."""
     batches_lengths: bool = True
     """Whether inputs of different lengths may be embedded in one batch."""
 
@@ -66,19 +70,26 @@ class SchedulerConfig:
             return
         if submit.pooling is not None:
             self._check_pooling(submit.pooling)
-        elif self.vectors is not None:
+        elif not self.writes:
+            made, where = ("scores", "/v1/rerank")
+            if self.vectors is not None:
+                made, where = ("vectors", "/v1/embeddings or /v1/rerank")
             raise InvalidRequest(
-                f"This model ({self.family}) makes vectors and writes no answers: send it to "
-                "/v1/embeddings or /v1/rerank, or name a model that writes.",
+                f"This model ({self.family}) makes {made} and writes no answers: send it to "
+                f"{where}, or name a model that writes.",
                 "model",
             )
 
     def _check_pooling(self, pooling: Pooling) -> None:
         vectors = self.vectors
         if vectors is None:
+            if pooling.task == "score" and self.scores_pairs:
+                return
+            does = "writes answers" if self.writes else "makes scores"
+            lacks = "vectors" if pooling.task == "embed" else "vectors or scores"
             raise InvalidRequest(
-                f"This model ({self.family}) writes answers and makes no vectors: name an "
-                "embedding model, such as qwen3_vl_embedding (docs/embeddings.md).",
+                f"This model ({self.family}) {does} and makes no {lacks}: name an embedding model "
+                "(docs/embeddings.md).",
                 "model",
             )
         if pooling.dimensions is not None and pooling.dimensions > vectors.dimensions:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.request import Request, input_index
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.batching import EncodeBatcher, PoolingBatcher, PrefillBatcher
 from vlm_server.engine.scheduler.config import SchedulerConfig
@@ -60,6 +60,7 @@ class Planner:
         self._admission = admission
         self._piggyback_tokens = piggyback_tokens
         self._encodes_in_turns = config.encodes_in_turns
+        self._writes = config.writes
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
@@ -158,7 +159,12 @@ class Planner:
             self._stored_answers += seqs
 
     def _can_reuse(self, request: Request) -> bool:
-        """Whether other prompts can begin with the KV of `request`."""
+        """Whether other prompts can begin with the KV of `request`.
+
+        Of the documents of one query, which share its tokens, the first one is enough.
+        """
+        if request.pooling is not None and input_index(request.request_id) > 1:
+            return False
         return self._caches.stores_prefixes and not request.prompt.is_atomic
 
     def on_prepared(self, request_id: str) -> None:
@@ -277,7 +283,7 @@ class Planner:
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
-        if request.pooling is not None:
+        if request.pooling is not None and not self._writes:
             return self._pooling_batcher.batch(request, self._inputs_besides(request))
         request.rematch_prefix()
         if self._device_order.is_encoding:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vlm_server.engine.output.vectors import Rows, cut, similarity
-from vlm_server.engine.request.request import Request, group_id_of, input_id
+from vlm_server.engine.request.request import Request, group_id_of, input_id, input_index
 from vlm_server.protocol import (
     ContentPart,
     Finished,
@@ -40,13 +40,19 @@ class _Group:
     submit: Submit
     pooling: Pooling
     began_at: float
-    next_index: int = 0
+    first_index: int
+    next_index: int
     live: set[str] = field(default_factory=set)
     rows: dict[int, Rows] = field(default_factory=dict)
     images: dict[int, tuple[ImageUse, ...]] = field(default_factory=dict)
     videos: dict[int, tuple[VideoUse, ...]] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+
+    @property
+    def indices(self) -> range:
+        """The numbers of the inputs that are requests of their own."""
+        return range(self.first_index, len(self.submit.inputs))
 
     @property
     def usage(self) -> Usage:
@@ -56,10 +62,12 @@ class _Group:
 class PoolingGroups:
     """The live pooling requests, by id."""
 
-    def __init__(self, clock: Callable[[], float], *, is_multi: bool) -> None:
-        """is_multi: whether the model makes a vector for each token."""
+    def __init__(self, clock: Callable[[], float], *, is_multi: bool, of_pairs: bool) -> None:
+        """is_multi: whether the model makes a vector for each token. of_pairs: whether it scores a
+        document with its query; the query alone is no input then."""
         self._clock = clock
         self._is_multi = is_multi
+        self._of_pairs = of_pairs
         self._groups: dict[str, _Group] = {}
 
     def __contains__(self, group_id: str) -> bool:
@@ -68,13 +76,16 @@ class PoolingGroups:
     def open(self, submit: Submit) -> None:
         """Take over a pooling request; `next_inputs` has its inputs."""
         assert submit.pooling is not None
-        self._groups[submit.request_id] = _Group(submit, submit.pooling, self._clock())
+        first = 1 if self._of_pairs else 0
+        group = _Group(submit, submit.pooling, self._clock(), first, next_index=first)
+        self._groups[submit.request_id] = group
 
     def next_inputs(self, group_id: str) -> Iterator[Submit]:
         """The inputs to enqueue now, each as a request of its own."""
         group, share = self._groups[group_id], max(1, _MAX_LIVE // len(self._groups))
         while len(group.live) < share and group.next_index < len(group.submit.inputs):
-            part = _input_of(group.submit, group.next_index, self._clock() - group.began_at)
+            seconds = self._clock() - group.began_at
+            part = _input_of(group.submit, group.next_index, seconds, of_pairs=self._of_pairs)
             group.next_index += 1
             group.live.add(part.request_id)
             yield part
@@ -88,7 +99,7 @@ class PoolingGroups:
         group.images[index], group.videos[index] = request.prompt.images, request.prompt.videos
         group.prompt_tokens += request.prompt.num_tokens
         group.cached_tokens += request.num_cached_tokens
-        if len(group.rows) < len(group.submit.inputs):
+        if len(group.rows) < len(group.indices):
             return None
         del self._groups[group_id]
         return self._finished(group, request)
@@ -101,10 +112,10 @@ class PoolingGroups:
     def progress(self) -> Iterator[RequestProgress]:
         """The progress of each group, in inputs."""
         for group_id, group in self._groups.items():
-            yield RequestProgress(group_id, "prefill", len(group.rows), len(group.submit.inputs))
+            yield RequestProgress(group_id, "prefill", len(group.rows), len(group.indices))
 
     def _finished(self, group: _Group, last: Request) -> Finished:
-        indices = range(len(group.submit.inputs))
+        indices = group.indices
         finished = Finished(
             group.submit.request_id,
             group.usage,
@@ -113,6 +124,8 @@ class PoolingGroups:
             timeline=last.timeline,
         )
         rows = [group.rows[index] for index in indices]
+        if self._of_pairs:
+            return msgspec.structs.replace(finished, scores=tuple(each.item() for each in rows))
         if group.pooling.task == "score":
             scores = tuple(similarity(rows[0], document) for document in rows[1:])
             return msgspec.structs.replace(finished, scores=scores)
@@ -123,12 +136,11 @@ class PoolingGroups:
         return msgspec.structs.replace(finished, vectors=vectors)
 
 
-def input_index(request_id: str) -> int:
-    return int(request_id.rpartition("/")[2])
+def _input_of(submit: Submit, index: int, seconds: float, *, of_pairs: bool) -> Submit:
+    """Input `index` of a pooling request as a request, `seconds` after that one began.
 
-
-def _input_of(submit: Submit, index: int, seconds: float) -> Submit:
-    """Input `index` of a pooling request as a request, `seconds` after that one began."""
+    With `of_pairs`, it has the query's message before its own.
+    """
     given, pooling = submit.inputs[index], submit.pooling
     assert pooling is not None
     if pooling.task == "score" and not pooling.input_type:
@@ -141,7 +153,7 @@ def _input_of(submit: Submit, index: int, seconds: float) -> Submit:
     part = msgspec.structs.replace(
         submit,
         request_id=input_id(submit.request_id, index),
-        messages=given.messages,
+        messages=(*submit.inputs[0].messages, *given.messages) if of_pairs else given.messages,
         prompt=given.prompt,
         pooling=pooling,
         inputs=(msgspec.structs.replace(given, messages=()),),

@@ -78,7 +78,7 @@ class Scheduler:
         self._admission = admission
         self._requests = LiveRequests()
         is_multi = config.vectors is not None and config.vectors.is_multi
-        self._groups = PoolingGroups(clock, is_multi=is_multi)
+        self._groups = PoolingGroups(clock, is_multi=is_multi, of_pairs=config.scores_pairs)
         self._planner = Planner(config, self._requests, caches, admission, piggyback_tokens, clock)
         self._is_draining = False
         self.reset_stats()

@@ -19,7 +19,7 @@ from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.families import refuse_unservable, row_of
+from vlm_server.runner.families import refuse_unservable, row_of, with_module
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalise
 from vlm_server.runner.loading.checkpoint.task import with_task
@@ -95,7 +95,7 @@ def _planned_bytes(
         raise ModelLoadError("its config.json names no model_type")
     refuse_unservable(config, allow_unchecked=True)
     try:
-        get_model_and_args(config=config)
+        get_model_and_args(config=with_module(config))
     except Exception as error:  # noqa: BLE001  families fail with any exception
         raise ModelLoadError(f"mlx-vlm has no family {examination.family!r} ({error})") from None
     refuse_unservable(config, allow_unchecked=model.allow_unchecked)
@@ -172,7 +172,9 @@ def _modified_at(folder: Path) -> float:
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
     """The kinds of input and output; all that read images get videos, if only as frames."""
     vectors = loaded.spec.vectors
-    capabilities = ["embedding"] if vectors else ["completion", "structured_output"]
+    capabilities = ["completion", "structured_output"] if loaded.spec.writes else []
+    capabilities += ["embedding"] if vectors else []
+    capabilities += ["rerank"] if vectors or loaded.spec.scores else []
     capabilities += ["multi_vector"] if vectors and vectors.is_multi else []
     capabilities += ["vision", "video"] if loaded.spec.reads_images else []
     parser = loaded.spec.tool_parser

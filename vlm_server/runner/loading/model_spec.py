@@ -25,7 +25,7 @@ from vlm_server.runner.loading.chat_templates import (
     tool_parser,
 )
 from vlm_server.runner.loading.checkpoint.files import read_json
-from vlm_server.runner.loading.embedder import BARE, vector_spec
+from vlm_server.runner.loading.embedder import BARE, score_spec, vector_spec
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy
 from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
 from vlm_server.settings import ModelSettings
@@ -85,6 +85,7 @@ def model_spec(
         stand_in=stand_in,
         warnings=template.warnings,
         vectors=vector_spec(family, model, folder),
+        scores=score_spec(family, tokenizer),
     )
 
 

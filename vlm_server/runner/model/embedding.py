@@ -47,7 +47,8 @@ class Embedding:
     where a checkpoint names none. template: that of its prompts; empty for the checkpoint's, or for
     the bare text of a family that reads text alone. processor: the `model_type` whose processor it
     shares; empty for its own. batches_lengths: whether inputs of different lengths may be one
-    batch. first_position: of a text's first token, where that is not 0.
+    batch. first_position: of a text's first token, where that is not 0. of_pairs: whether an input
+    is a pair of texts, whose only vector is one number, its score.
     """
 
     embed: Embed
@@ -57,12 +58,28 @@ class Embedding:
     processor: str = ""
     batches_lengths: bool = True
     first_position: int = 0
+    of_pairs: bool = False
 
 
 def by_model(model: Any, batch: EmbeddingBatch) -> mx.array:
     """Vectors by the call of a model that reads text alone."""
     output = model(batch.token_ids, attention_mask=batch.mask)
     return output.text_embeds  # type: ignore[no-any-return]
+
+
+def by_classifier(model: Any, batch: EmbeddingBatch) -> mx.array:
+    """Scores of pairs of texts, (rows, 1), by a classifier with one label."""
+    output = model(batch.token_ids, attention_mask=batch.mask, **batch.arguments)
+    return mx.sigmoid(output.logits.astype(mx.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class YesOrNo:
+    """The question whether a document suits a query, as a model's makers ask it."""
+
+    instruction: str
+    before_query: str
+    before_document: str
 
 
 def by_last_token(model: Any, batch: EmbeddingBatch) -> mx.array:

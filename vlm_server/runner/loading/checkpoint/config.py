@@ -16,7 +16,7 @@ from typing import Any
 from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import Spelling, row_of
+from vlm_server.runner.families import Spelling, row_of, with_module
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def spelling_of(config: Json) -> Spelling:
 def _module_of(config: Json) -> Any:
     """mlx-vlm's module of the family; None if there is none, which loading reports."""
     try:
-        return get_model_and_args(config)[0]
+        return get_model_and_args(with_module(config))[0]
     except Exception:  # noqa: BLE001 - an import may raise anything
         return None
 

@@ -1,7 +1,8 @@
-"""Whether a checkpoint makes vectors, and by which family of mlx-vlm.
+"""Whether a checkpoint makes vectors or scores, and by which family of mlx-vlm.
 
 An embedding model is mostly a language model without its head, and has that one's `model_type`. It
-is recognized by the files of Sentence Transformers, or by `model.task`.
+is recognized by the files of Sentence Transformers, or by `model.task`. A model that scores pairs
+of texts is an encoder with a classifier, which its `architectures` name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mlx_vlm.embedding_loader import EMBEDDING_MODEL_REMAPPING
+from mlx_vlm.reranker_loader import is_sequence_classifier_config
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import POOLING, SENTENCE_MODULES, TOKEN_PROJECTION
-from vlm_server.runner.families import row_of
+from vlm_server.runner.families import FAMILIES, row_of
 
 _FAMILIES = {**EMBEDDING_MODEL_REMAPPING, "qwen3_vl": "qwen3_vl_embedding"}
 """Families that make vectors, by the `model_type` of the language model that they are."""
@@ -27,6 +29,8 @@ def with_task(config: dict[str, Any], names: Collection[str], task: str) -> dict
     names: of its files and folders. task: `CheckpointSettings.task`. Raises ModelLoadError if it
     should make vectors, and mlx-vlm has no family for that.
     """
+    if _is_classifier(config):
+        return config | {"model_type": f"{_plain_name(config)}_reranker"}
     row = row_of(config)
     if row is not None and row.embeds is not None:
         if task == "generate":
@@ -43,6 +47,16 @@ def with_task(config: dict[str, Any], names: Collection[str], task: str) -> dict
             f"{config.get('model_type')} (docs/embeddings.md)"
         )
     return config | {"model_type": family}
+
+
+def _is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether `config` is of an encoder that scores pairs of texts."""
+    name = f"{_plain_name(config)}_reranker"
+    return name in FAMILIES and is_sequence_classifier_config(dict(config))
+
+
+def _plain_name(config: Mapping[str, Any]) -> str:
+    return str(config.get("model_type", "")).lower().replace("-", "_")
 
 
 def _family_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
