@@ -122,8 +122,9 @@ class ScoreSpec:
     """The way a model without vectors scores how well a document suits a query.
 
     answers: the ids of the tokens for yes and no, of a model that is asked; None for one that reads
-    the two texts as a pair. has_types: whether that one is told which text a token is of. The other texts are those of the question: `instruction` by default,
-    after `before_instruction`, and so on.
+    the two texts as a pair. has_types: whether that one is told which text a token is of. The other
+    texts are those of the question: `instruction` by default, after `before_instruction`, and so
+    on.
     """
 
     answers: tuple[int, int] | None = None

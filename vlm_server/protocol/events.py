@@ -65,6 +65,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vector_dimensions: int = 0
 
     @property
+    def writes(self) -> bool:
+        """Whether the model answers in words; True while that is unknown."""
+        return not self.capabilities or "completion" in self.capabilities
+
+    @property
     def reads_images(self) -> bool:
         """Whether the model does; True while that is unknown."""
         return not self.capabilities or "vision" in self.capabilities

@@ -18,10 +18,10 @@ from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.messages import parse_messages, set_pixel_limits
 from vlm_server.api.dialects.openai.pooling_inputs import (
     MAX_VALUES,
+    InputParser,
     InputType,
     TokenIds,
     check_inputs,
-    parse_input,
     pooling_type,
     submit_pooling,
 )
@@ -80,6 +80,7 @@ def parse_embeddings(body: Body, context: Context) -> ParsedRequest:
         neutral=NEUTRAL,
     )
     request = json_body.convert(fields, EmbeddingRequest, RULES)
+    ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
     conversation = Conversation(
         context.limits, context.given, text_param="input", on_thread=context.on_thread
@@ -93,7 +94,7 @@ def parse_embeddings(body: Body, context: Context) -> ParsedRequest:
             PoolingInput(tuple(conversation.messages), param="messages"),
         )
     else:
-        inputs = _inputs(request.input, conversation)
+        inputs = _inputs(request.input, InputParser(conversation, ignored))
     conversation.check_complete()
     pooling = Pooling(
         "embed",
@@ -106,20 +107,21 @@ def parse_embeddings(body: Body, context: Context) -> ParsedRequest:
     return ParsedRequest(model.name, submit, stream=False, options=options, ignored=ignored.names)
 
 
-def _inputs(value: Any, conversation: Conversation) -> tuple[PoolingInput, ...]:
+def _inputs(value: Any, parser: InputParser) -> tuple[PoolingInput, ...]:
     """The inputs in `input`. A list of integers is one of token ids, any other has several."""
+    limits = parser.conversation.limits
     if not isinstance(value, list):
-        check_inputs([value], conversation.limits, "input")
-        return (parse_input(value, conversation, "input"),)
+        check_inputs([value], limits, "input")
+        return (parser.parse(value, "input"),)
     if not value:
         raise InvalidRequest("`input` is empty.", "input")
     if isinstance(value[0], int):
         return (_token_ids(value, "input"),)
-    check_inputs(value, conversation.limits, "input")
+    check_inputs(value, limits, "input")
     return tuple(
         _token_ids(each, f"input[{i}]")
         if isinstance(each, list) and each and isinstance(each[0], int)
-        else parse_input(each, conversation, f"input[{i}]")
+        else parser.parse(each, f"input[{i}]")
         for i, each in enumerate(value)
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -10,6 +12,7 @@ from msgspec import Meta, Struct
 from vlm_server.api.dialects.fields import Count, prepare
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Context
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
@@ -37,7 +40,9 @@ _FORMS = (
     "`content`, or one with `text` or `image`"
 )
 _DATA_IMAGE = "data:image/"
+_LONGEST_SCHEME = 16
 TokenIds = Annotated[list[Count], Meta(min_length=1)]
+Parts = list[schema.ContentPart]
 InputType = Annotated[str, Meta(max_length=64)]
 
 
@@ -57,11 +62,67 @@ class TextOrImage(Struct):
 prepare(Content, TextOrImage)
 
 
-def parse_input(value: Any, conversation: Conversation, param: str) -> PoolingInput:
-    """An input that is no list of token ids. Raises RequestError and NeedsProcess."""
-    parts = tuple(_parts(value, conversation, param))
-    conversation.check_content("user", parts, param)
-    return PoolingInput((Message("user", parts, param=param),), param=param)
+@dataclass(frozen=True, slots=True)
+class InputParser:
+    """Parses the inputs of one request; fields without effect go to `ignored`."""
+
+    conversation: Conversation
+    ignored: IgnoredFields
+
+    def parse(self, value: Any, param: str) -> PoolingInput:
+        """An input that is no list of token ids. Raises RequestError and NeedsProcess."""
+        parts = tuple(self._parts(value, param))
+        self.conversation.check_content("user", parts, param)
+        return PoolingInput((Message("user", parts, param=param),), param=param)
+
+    def _parts(self, value: Any, param: str) -> Iterator[ContentPart]:
+        match value:
+            case str() if value.startswith(_DATA_IMAGE):
+                yield self.conversation.image(value, param)
+            case str():
+                yield self.conversation.text(value, param)
+            case list():
+                yield from self._typed_parts(self._convert(value, Parts, param), param)
+            case {"content": _}:
+                content = self._convert(value, Content, param).content
+                parts = [schema.TextPart(content)] if isinstance(content, str) else content
+                yield from self._typed_parts(parts, param)
+            case {"type": _}:
+                yield from self._typed_parts(self._convert([value], Parts, param), param)
+            case {"text": _} | {"image": _}:
+                yield from self._text_or_image(self._convert(value, TextOrImage, param), param)
+            case _:
+                raise InvalidRequest(f"`{param}` {_FORMS}.", param)
+
+    def _typed_parts(self, parts: list[schema.ContentPart], param: str) -> Iterator[ContentPart]:
+        for i, part in enumerate(parts):
+            place = f"{param}[{i}]" if len(parts) > 1 else param
+            match part:
+                case schema.ImageUrlPart(image_url=url):
+                    data, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
+                    yield self.conversation.image(data, place, detail)
+                case schema.VideoUrlPart(video_url=url):
+                    yield self.conversation.video(url if isinstance(url, str) else url.url, place)
+                case schema.RefusalPart():
+                    raise InvalidRequest(f"`{place}` is a refusal, and no input.", place)
+                case _:
+                    yield self.conversation.text(part.text, place)
+
+    def _text_or_image(self, value: TextOrImage, param: str) -> Iterator[ContentPart]:
+        if value.image is not None:
+            is_url = ":" in value.image[:_LONGEST_SCHEME]
+            add = self.conversation.image if is_url else self.conversation.base64_image
+            yield add(value.image, f"{param}.image")
+        if value.text is not None:
+            yield self.conversation.text(value.text, f"{param}.text")
+
+    def _convert(self, value: Any, form: Any, param: str) -> Any:
+        try:
+            converted = msgspec.convert(value, form)
+        except (msgspec.ValidationError, UnicodeEncodeError):  # the latter at a lone surrogate
+            raise InvalidRequest(f"`{param}` {_FORMS}.", param) from None
+        self.ignored.add_unread(value, converted, f"{param.partition('[')[0]}[]")
+        return converted
 
 
 def check_inputs(values: list[Any], limits: Limits, param: str) -> None:
@@ -99,67 +160,6 @@ def submit_pooling(
         pooling=pooling,
         inputs=inputs,
     )
-
-
-def _parts(value: Any, conversation: Conversation, param: str) -> list[ContentPart]:
-    match value:
-        case str() if value.startswith(_DATA_IMAGE):
-            return [conversation.image(value, param)]
-        case str():
-            return [conversation.text(value, param)]
-        case list():
-            return _typed_parts(value, conversation, param)
-        case {"content": _}:
-            return _typed_parts(_convert(value, Content, param).content, conversation, param)
-        case {"type": _}:
-            return _typed_parts([value], conversation, param)
-        case {"text": _} | {"image": _}:
-            return _text_or_image(_convert(value, TextOrImage, param), conversation, param)
-    raise InvalidRequest(f"`{param}` {_FORMS}.", param)
-
-
-def _typed_parts(value: Any, conversation: Conversation, param: str) -> list[ContentPart]:
-    if isinstance(value, str):
-        return [conversation.text(value, param)]
-    parts = list[ContentPart]()
-    for i, part in enumerate(_convert(value, list[schema.ContentPart], param)):
-        place = f"{param}[{i}]" if len(value) > 1 else param
-        match part:
-            case schema.ImageUrlPart(image_url=url):
-                data, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
-                parts.append(conversation.image(data, place, detail))
-            case schema.VideoUrlPart(video_url=url):
-                data = url if isinstance(url, str) else url.url
-                parts.append(conversation.video(data, place))
-            case schema.RefusalPart():
-                raise InvalidRequest(f"`{place}` can't be embedded: it is a refusal.", place)
-            case _:
-                parts.append(conversation.text(part.text, place))
-    return parts
-
-
-def _text_or_image(value: TextOrImage, conversation: Conversation, param: str) -> list[ContentPart]:
-    parts = list[ContentPart]()
-    if value.image is not None:
-        is_url = ":" in value.image[:16]
-        add = conversation.image if is_url else conversation.base64_image
-        parts.append(add(value.image, f"{param}.image"))
-    if value.text is not None:
-        parts.append(conversation.text(value.text, f"{param}.text"))
-    return parts
-
-
-def _convert(value: Any, form: Any, param: str) -> Any:
-    if isinstance(value, msgspec.Struct) or _is_converted(value):
-        return value
-    try:
-        return msgspec.convert(value, form)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter at a lone surrogate
-        raise InvalidRequest(f"`{param}` {_FORMS}.", param) from None
-
-
-def _is_converted(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], msgspec.Struct)
 
 
 def _flat(value: Any) -> list[Any]:

@@ -16,8 +16,8 @@ from vlm_server.api.dialects.openai.embeddings import usage_json
 from vlm_server.api.dialects.openai.messages import set_pixel_limits
 from vlm_server.api.dialects.openai.pooling_inputs import (
     MAX_VALUES,
+    InputParser,
     check_inputs,
-    parse_input,
     submit_pooling,
 )
 from vlm_server.api.parsing import json_body
@@ -77,10 +77,11 @@ def parse_rerank(body: Body, context: Context) -> ParsedRequest:
     )
     set_pixel_limits(request.mm_processor_kwargs, conversation)
     check_inputs([request.query, *request.documents], context.limits, "documents")
+    parser = InputParser(conversation, ignored)
     inputs = (
-        parse_input(request.query, conversation, "query"),
+        parser.parse(request.query, "query"),
         *(
-            parse_input(document, conversation, f"documents[{i}]")
+            parser.parse(document, f"documents[{i}]")
             for i, document in enumerate(request.documents)
         ),
     )
