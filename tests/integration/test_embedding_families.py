@@ -107,7 +107,7 @@ def test_batch_equals_inputs_alone(
             assert_close(np.frombuffer(each.data, "<f4").reshape(-1, each.dimensions), rows)
 
 
-def test_cached_vectors_are_the_same_bits(
+def test_cached_vectors_are_equal_bits(
     served: Served, inputs: tuple[tuple[Part, ...], ...]
 ) -> None:
     engine = EngineHarness(*served, caches=caches_of(served))
@@ -161,7 +161,7 @@ def test_chat_is_refused_by_name(served: Served, family: str) -> None:
     assert "/v1/embeddings" in end.message
 
 
-def test_every_embedding_family_has_a_tiny_checkpoint() -> None:
+def test_embedding_families_have_tiny_checkpoints() -> None:
     names = {family.name for family in FAMILIES.values() if family.embeds is not None}
     assert names == {*EMBEDDING_FAMILIES, *RERANKING_FAMILIES}
 

@@ -150,7 +150,7 @@ def _text_score(model: Any, processor: Any, token_ids: mx.array) -> float:
     return float(score)
 
 
-def test_judgements_are_the_same_in_chunks_beside_answers_and_cached(
+def test_judgements_are_equal_in_chunks_beside_answers_and_cached(
     judges: Served, inputs: list[tuple[Part, ...]], alone: list[float]
 ) -> None:
     answering = EngineHarness(*judges)
@@ -185,7 +185,7 @@ def test_judge_makes_no_vectors(judges: Served) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl_embedding", "colqwen2_5", "qwen3_embedding"])
-def test_scores_are_products_of_the_vectors(name: str, load_tiny: Load) -> None:
+def test_scores_are_products_of_vectors(name: str, load_tiny: Load) -> None:
     served = load_tiny(name)
     engine = EngineHarness(*served)
     inputs: list[tuple[Part, ...]] = texts()
