@@ -437,7 +437,7 @@ _WRONG = {
     "paligemma": "a mask over the whole prompt, of one image and what follows it, lets its tokens "
     "attend to later ones",
     "phi3_v": "mlx-vlm's processor drops the token after each image",
-    "siglip": "mlx-vlm has its half for texts alone, without the padding that it was trained with",
+    "siglip": "mlx-vlm has its half for texts, and none for images",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
 }
 """Families with wrong answers or vectors, and the reasons; refused even with `allow_unchecked`."""
