@@ -98,7 +98,7 @@ def test_ranking_is_sorted_and_as_vectors_say(embedding_daemon: Daemon) -> None:
     }
 
 
-def test_model_says_what_it_makes(embedding_daemon: Daemon) -> None:
+def test_model_list_names_vectors_as_output(embedding_daemon: Daemon) -> None:
     (model,) = embedding_daemon.get("/v1/models")[1]["data"]
     assert model["modalities"] == {"input": ["text", "image", "video"], "output": ["embeddings"]}
     assert model["capabilities"] == ["embedding", "rerank", "vision", "video"]

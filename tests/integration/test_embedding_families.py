@@ -124,7 +124,7 @@ def test_cached_vectors_are_equal_bits(
     assert engine.caches.num_references == 0
 
 
-def test_fewer_dimensions_are_the_first_ones(
+def test_fewer_dimensions_are_first_ones(
     served: Served, inputs: tuple[tuple[Part, ...], ...], alone: list[Rows]
 ) -> None:
     engine = EngineHarness(*served)

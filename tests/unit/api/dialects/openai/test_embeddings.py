@@ -186,7 +186,7 @@ async def test_vectors_are_exact_numbers_or_base64(
         assert base64.b64decode(each["embedding"]) == row.tobytes()
 
 
-async def test_vectors_of_each_token_are_a_list(
+async def test_vectors_of_each_token_are_listed(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (vectors(ROWS, ROWS[:1], is_multi=True),)
