@@ -1,8 +1,9 @@
-"""What two daemons behind the gateway give over one, on Linux, each on cores of its own.
+"""What two daemons behind the gateway give over one, on Linux, each on cores or a GPU of its own.
 
 Clients have conversations about a picture, turn after turn without a pause, through a gateway with
 one daemon on one core, one with two daemons on a core each, and one with one daemon on both cores,
-in turns. Clients and gateways run on all cores. Prints JSON: of each, over the rounds, answered
+in turns; with `--gpus`, one daemon on the first GPU, and two on a GPU each. Clients and gateways
+run on all cores. Prints JSON: of each, over the rounds, answered
 requests per second and the median time to the first token (median, least, most); and how many
 requests each of the two daemons got.
 """
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,16 @@ from scripts.scale_out import ScaleOut, find_gateway, free_port, gateway_command
 _HOST = "127.0.0.1"
 _WORKER = "x-smg-routed-worker-id"
 _MODEL = "demo"
+_CPU_BYTES, _GPU_BYTES = 3_000_000_000, 30_000_000_000
+"""Limits of a daemon's memory; one GPU has two daemons, of which one is idle."""
+_SQUARES = 56
+"""Squares in a row of a picture."""
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 _WORDS = ("the", "house", "a", "tree", "big", "red", "small", "green", "and", "is", "under", "it")
-_PLACES = {"one, one core": ((0,),), "two, a core each": ((0,), (1,)), "one, two cores": ((0, 1),)}
+_CORES = {"one, one core": ((0,),), "two, a core each": ((0,), (1,)), "one, two cores": ((0, 1),)}
 """The cores of each daemon."""
+_GPUS = {"one, one GPU": ((0,),), "two, a GPU each": ((0,), (1,))}
+"""The GPU of each daemon."""
 
 
 @dataclass
@@ -58,22 +67,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")
     parser.add_argument("--words", type=int, default=40, help="of each question")
     parser.add_argument("--side", type=int, default=224, help="of a picture, in pixels")
+    parser.add_argument("--gpus", action="store_true", help="two CUDA devices rather than cores")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         started = ScaleOut(Path(folder))
         try:
             urls = {
-                place: _start(started, wanted.model, place, cores)
-                for place, cores in _PLACES.items()
+                place: _start(started, wanted, place, own)
+                for place, own in (_GPUS if wanted.gpus else _CORES).items()
             }
             print(json.dumps(_measure(wanted, urls), indent=1))
         finally:
             started.end()
 
 
-def _start(started: ScaleOut, model: Path, place: str, cores: Sequence[Sequence[int]]) -> str:
+def _start(
+    started: ScaleOut, wanted: argparse.Namespace, place: str, devices: Sequence[Sequence[int]]
+) -> str:
     """Start daemons and a gateway. Returns its address, once it takes requests."""
-    workers = [_daemon(started, model, f"{place} {i}", own) for i, own in enumerate(cores)]
+    workers = [_daemon(started, wanted, f"{place} {i}", own) for i, own in enumerate(devices)]
     program = find_gateway()
     if program is None:
         raise SystemExit("the gateway is not installed: pip install 'vlm-server[scale]'")
@@ -89,15 +101,22 @@ def _start(started: ScaleOut, model: Path, place: str, cores: Sequence[Sequence[
     return url
 
 
-def _daemon(started: ScaleOut, model: Path, name: str, cores: Sequence[int]) -> str:
-    """Start one on these cores, with as many threads for matrices. Returns its address."""
+def _daemon(
+    started: ScaleOut, wanted: argparse.Namespace, name: str, devices: Sequence[int]
+) -> str:
+    """Start one on this GPU, or these cores with as many threads. Returns its address."""
     port = free_port()
-    command = ["taskset", "--cpu-list", ",".join(map(str, cores))]
-    command += [sys.executable, "-m", "vlm_server.cli", "serve", "--model", str(model)]
+    command = [sys.executable, "-m", "vlm_server.cli", "serve", "--model", str(wanted.model)]
     command += ["--host", _HOST, "--port", str(port), "--stop-at-eof"]
-    command += ["--set", f"model.name={_MODEL}", "--set", "memory.limit_bytes=3000000000"]
-    threads = str(len(cores))
-    started.start(name, command, OPENBLAS_NUM_THREADS=threads, OMP_NUM_THREADS=threads)
+    command += ["--set", f"model.name={_MODEL}"]
+    if wanted.gpus:
+        command += ["--set", f"memory.limit_bytes={_GPU_BYTES}"]
+        environment = {"CUDA_VISIBLE_DEVICES": str(devices[0])}
+    else:
+        command += ["--set", f"memory.limit_bytes={_CPU_BYTES}"]
+        command = ["taskset", "--cpu-list", ",".join(map(str, devices)), *command]
+        environment = dict.fromkeys(_THREADS, str(len(devices)))
+    started.start(name, command, **environment)
     url = f"http://{_HOST}:{port}"
     started.wait_for(lambda: get(f"{url}/health/ready"))
     return url
@@ -118,20 +137,28 @@ def _measure(wanted: argparse.Namespace, urls: dict[str, str]) -> dict[str, Any]
 
 def _round(wanted: argparse.Namespace, url: str, seed: int, *, is_warm_up: bool) -> Round:
     """All conversations, a number of them at once."""
-    measured, begun = Round(), time.perf_counter()
     seeds = range(seed, seed + (wanted.clients if is_warm_up else wanted.conversations))
     with ThreadPoolExecutor(wanted.clients) as threads:
-        list(threads.map(lambda each: _converse(wanted, url, each, measured), seeds))
+        pictures = list(threads.map(lambda each: _picture(wanted.side, each), seeds))
+        measured, begun = Round(), time.perf_counter()
+        converse = partial(_converse, wanted, url, measured)
+        list(threads.map(converse, seeds, pictures))
     measured.seconds = time.perf_counter() - begun
     return measured
 
 
-def _converse(wanted: argparse.Namespace, url: str, seed: int, measured: Round) -> None:
-    words = random.Random(seed)
-    pixels = np.random.default_rng(seed).integers(0, 255, (wanted.side,) * 2 + (3,), np.uint8)
+def _picture(side: int, seed: int) -> str:
+    """A PNG of squares in random colours, as a data URL."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (_SQUARES, _SQUARES, 3), np.uint8)
     data = io.BytesIO()
-    Image.fromarray(pixels).save(data, "PNG")
-    picture = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST).save(data, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def _converse(
+    wanted: argparse.Namespace, url: str, measured: Round, seed: int, picture: str
+) -> None:
+    words = random.Random(seed)
     content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": picture}}]
     messages: list[dict[str, Any]] = []
     with httpx.Client(headers={"X-SMG-Routing-Key": f"conversation {seed}"}) as client:

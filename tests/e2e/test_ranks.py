@@ -121,6 +121,15 @@ def test_two_ranks_answer_as_one_process(
     assert WORK[name](two) == WORK[name](one)
 
 
+def test_two_ranks_verify_same_drafts(one_and_two_ranks: tuple[Daemon, Daemon]) -> None:
+    """A long greedy answer repeats itself, so that it is drafted from its own text."""
+    messages = [{"role": "user", "content": "Say the same again and again, the same again"}]
+    one, two = one_and_two_ranks
+    options = {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
+    assert answer_texts(two, messages, **options) == answer_texts(one, messages, **options)
+    assert two.status()["engine"]["stats"]["spec_drafts"] > 0
+
+
 def test_batched_requests_on_two_ranks_answer_as_alone(
     one_and_two_ranks: tuple[Daemon, Daemon],
 ) -> None:

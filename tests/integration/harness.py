@@ -64,6 +64,7 @@ from vlm_server.protocol import (
 from vlm_server.protocol import (
     Message as ChatMessage,
 )
+from vlm_server.runner.decode.speculation import speculation_of
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.embedding_runner import EmbeddingRunner
 from vlm_server.runner.encode.encoder import ImageEncoder
@@ -134,8 +135,22 @@ def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_images: bool) -> str:
     if has_images:
         adds_bos = _adds_bos_to_images(loaded)
     else:
-        adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor)
+        adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor) and (
+            loaded.spec.tokenizer("a")["input_ids"][0] == loaded.spec.tokenizer.bos_token_id
+        )
     return rendered.removeprefix(loaded.spec.tokenizer.bos_token or "") if adds_bos else rendered
+
+
+def by_own_template(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
+    """A prompt rendered by our template of a family whose checkpoints have none."""
+    return str(
+        loaded.spec.tokenizer.apply_chat_template(
+            messages,
+            chat_template=loaded.family.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    )
 
 
 def _adds_bos_to_images(loaded: LoadedModel) -> bool:
@@ -270,7 +285,7 @@ class RecordingRunner(ModelRunner):
     """Notes all tokens of each sequence in `tokens`, and how many prompts each chunk was of."""
 
     def __init__(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> None:
-        super().__init__(loaded, caches, num_draft_tokens)
+        super().__init__(loaded, caches, speculation_of(loaded, num_draft_tokens))
         self.tokens: dict[SeqId, list[int]] = {}
         self.prompts_at_once: list[int] = []
         self.prefill_seconds: float | None = None

@@ -22,6 +22,10 @@ from vlm_server.runner.encode.encoder import ImageEncoder, ImageEncoding, PartTi
 pytestmark = pytest.mark.families("tower", "tiling")
 
 
+WITHOUT_TOWER = ("gemma4_unified",)
+"""Families whose encode has one part."""
+
+
 @pytest.fixture(autouse=True)
 def encodes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encodes in parts, as on a device that encodes in turns and takes long for each layer."""
@@ -64,7 +68,8 @@ def test_encode_in_turns_answers_equal_single_encode(
     engine, counting = engine_in_turns(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
     assert counting.num_parts
-    assert all(number > 1 for number in counting.num_parts)
+    if served[0].family.name not in WITHOUT_TOWER:
+        assert all(number > 1 for number in counting.num_parts)
     assert engine.num_tracked == 0
 
 

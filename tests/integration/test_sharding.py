@@ -1,4 +1,4 @@
-"""A model that is split over two processes has the logits of a whole one."""
+"""A model that is split over two processes answers as a whole one, also in compiled steps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.integration.test_compiled_model import CANT_BE_COMPILED
+from tests.integration.two_ranks import Comparison
 from tests.support.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
@@ -27,8 +29,8 @@ pytestmark = [pytest.mark.whole, pytest.mark.xdist_group("sharding")]
 
 
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
-    """The largest difference and the largest score, by family."""
+def comparisons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Comparison]:
+    """By family."""
     folder = tmp_path_factory.mktemp("models")
     models = [str(build(family, folder / family)) for family in FAMILIES]
     host = Host("127.0.0.1", ("127.0.0.1",))
@@ -36,8 +38,9 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[flo
     processes = [start(rank, models) for rank in ranks]
     said, _ = processes[0].communicate(timeout=SECONDS)
     assert [process.wait(SECONDS) for process in processes] == [0, 0]
-    lines = [line.split() for line in said.decode().splitlines() if line.count(" ") == 2]
-    return {name: (float(difference), float(largest)) for name, difference, largest in lines}
+    lines = [line for line in said.splitlines() if line.startswith(b"{")]
+    found = [msgspec.json.decode(line, type=Comparison) for line in lines]
+    return {comparison.name: comparison for comparison in found}
 
 
 def start(rank: Rank, models: list[str]) -> subprocess.Popen[bytes]:
@@ -54,9 +57,16 @@ def start(rank: Rank, models: list[str]) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sharded_model_logits_equal_whole_models(
-    differences: dict[str, tuple[float, float]], family: str
+def test_sharded_model_logits_equal_whole_models(comparisons: dict[str, Comparison], family: str):
+    comparison = comparisons[family]
+    assert comparison.largest > 0.1
+    assert comparison.difference < 1e-4 * comparison.largest
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in CANT_BE_COMPILED])
+def test_compiled_steps_of_sharded_model_answer_as_whole_model(
+    comparisons: dict[str, Comparison], family: str
 ):
-    difference, largest = differences[family]
-    assert largest > 0.1
-    assert difference < 1e-4 * largest
+    comparison = comparisons[family]
+    assert len(comparison.whole_tokens["second"]) == 4
+    assert comparison.compiled_tokens == comparison.whole_tokens

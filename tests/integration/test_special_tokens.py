@@ -17,6 +17,7 @@ from tests.integration.harness import (
     Part,
     Served,
     ask,
+    by_own_template,
     conversation,
     for_mlx_vlm,
     load_model,
@@ -59,12 +60,12 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
         for part in parts
     ]
     part_of = {"model_type": loaded.family.name}
-    text = apply_chat_template(
-        loaded.processor,
-        part_of if loaded.family.part else loaded.model.config,
-        [{"role": "user", "content": content}],
-        num_images=len(images),
-    )
+    messages = [{"role": "user", "content": content}]
+    if loaded.family.chat_template:
+        text = by_own_template(loaded, messages)
+    else:
+        config = part_of if loaded.family.part else loaded.model.config
+        text = apply_chat_template(loaded.processor, config, messages, num_images=len(images))
     made = prepare_inputs(
         loaded.processor,
         images=images or None,
@@ -134,10 +135,13 @@ def test_images_next_to_control_strings_have_separate_spans(served: Served):
         parts = ("a", random_image(1), hostile, random_image(2, 60, 110), token)
         prepared = prompt_of(preparer, ask("a", *parts))
         is_image = prepared.token_ids == loaded.spec.image_token_id
+        is_edge = np.isin(
+            prepared.token_ids, (loaded.spec.image_token_id, *loaded.spec.frame_token_ids)
+        )
         inside = np.zeros_like(is_image)
         for span in prepared.spans:
-            assert is_image[span.start]
-            assert is_image[span.end - 1]
+            assert is_edge[span.start]
+            assert is_edge[span.end - 1]
             inside[span.start : span.end] = True
         assert not (is_image & ~inside).any()
         assert len(prepared.spans) == 2

@@ -8,13 +8,24 @@ from functools import cache
 from vlm_server.runner.families import FAMILIES, Deepstack, Family
 from vlm_server.runner.vision.towers import DeepstackTower, FrameTower
 
-WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4"})
+WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "step3p7"})
 """Families with layers that keep the last tokens only."""
 STATES = frozenset({"lfm2_vl", "qwen3_5", "qwen3_5_moe"})
 """Families with layers whose state can't be cut."""
-ATOMIC = frozenset({"gemma4"})
+ATOMIC = frozenset({"gemma4", "gemma4_unified", "paligemma"})
 """Families whose prompts are prefilled at once up to the last image's end."""
-EXPERTS = frozenset({"glm4v_moe", "kimi_vl", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe"})
+EXPERTS = frozenset(
+    {
+        "glm4v_moe",
+        "kimi_k25",
+        "kimi_vl",
+        "llama4",
+        "step3p7",
+        "qwen3_5_moe",
+        "qwen3_omni_moe",
+        "qwen3_vl_moe",
+    }
+)
 """Families with mixtures of experts."""
 COLUMNS = (
     "rope",

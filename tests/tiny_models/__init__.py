@@ -23,11 +23,16 @@ from tests.tiny_models import (
     internvl,
     kimi,
     lfm2,
+    llama4,
     llava,
     llava_onevision,
     mistral,
+    molmo,
+    molmo2,
     paddle,
+    paligemma,
     qwen,
+    step,
 )
 from tests.tiny_models.checkpoint import Family, definition_key, write
 from tests.tiny_models.embedders import EMBEDDERS, JUDGES, RERANKERS
@@ -50,6 +55,11 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "glm4v_moe": glm.GLM4V_MOE,
     "aya_vision": aya.AYA_VISION,
     "llava": llava.LLAVA,
+    "paligemma": paligemma.PALIGEMMA,
+    "molmo": molmo.MOLMO,
+    "molmo2": molmo2.MOLMO2,
+    "llama4": llama4.LLAMA4,
+    "llava_next": llava.LLAVA_NEXT,
     "llava_onevision": llava_onevision.LLAVA_ONEVISION,
     "qwen3_5_moe": qwen.QWEN3_5_MOE,
     "gemma3n": gemma3n.GEMMA3N,
@@ -60,6 +70,9 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "paddleocr_vl": paddle.PADDLEOCR_VL,
     "internvl_chat": internvl.INTERNVL_CHAT,
     "kimi_vl": kimi.KIMI_VL,
+    "kimi_k25": kimi.KIMI_K25,
+    "gemma4_unified": gemma4.GEMMA4_UNIFIED,
+    "step3p7": step.STEP3P7,
     "dots_ocr": dots.DOTS_OCR,
     "glm_ocr": glm.GLM_OCR,
 }
@@ -67,10 +80,12 @@ _SHAPES: dict[str, dict[str, Family]] = {
     "tiny": _VISION_LANGUAGE | TEXTS | EMBEDDERS | RERANKERS | JUDGES,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
-ONE_IMAGE = ("granite4_vision", "paddleocr_vl")
+ONE_IMAGE = ("granite4_vision", "llava_next", "paligemma", "paddleocr_vl", "step3p7")
 """Families that mlx-vlm can show one image only, by its processor or its model."""
 LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""
+LONG_IMAGES = ("step3p7",)
+"""Families of which the number of an image's tokens stands in mlx-vlm's code."""
 WHOLE_PROMPTS = ("phi", "stablelm")
 """Families that mlx-vlm's `generate` answers with `prefill_step_size=None` only.
 

@@ -21,7 +21,8 @@ MAX_POSITIONS = 8192
 class Checkpoint:
     """The files of one model, but for its weights and its tokenizer.
 
-    `tokens` are the attributes the processor asks of the tokenizer (`image_token`, ...).
+    `template` is empty where its family's checkpoints have none. `tokens` are the attributes the
+    processor asks of the tokenizer (`image_token`, ...).
     `files` are further JSON files by name: the processors' settings.
     `module` is mlx-vlm's of the weights, where the configuration names another; `model_class` is
     the model's in it.
@@ -96,7 +97,8 @@ def write(family: Family, folder: Path, seed: int) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
     (folder / "tokenizer.json").write_text(vocabulary.to_json())
-    (folder / "chat_template.jinja").write_text(made.template)
+    if made.template:
+        (folder / "chat_template.jinja").write_text(made.template)
     spare = range(len(vocabulary), config.get("vocab_size", 0))  # rows without a token
     quiet = [*vocabulary.quiet_ids(), *spare]
     described = json.loads(json.dumps(config)) | (

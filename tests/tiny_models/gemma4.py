@@ -6,6 +6,8 @@ its own, and last layers that use the keys and values of earlier ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
@@ -135,3 +137,42 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
 
 
 GEMMA4 = Family(SPECIALS, _describe, bos="<bos>")
+
+
+def _describe_unified(vocabulary: Vocabulary) -> Checkpoint:
+    """Patches of the image itself take the place of a vision tower."""
+    gemma4 = _describe(vocabulary)
+    text = gemma4.config["text_config"] | {
+        "model_type": "gemma4_unified_text",
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    }
+    vision = {
+        "model_type": "gemma4_unified_vision",
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "mm_embed_dim": 32,
+        "mm_posemb_size": 32,
+        "num_soft_tokens": MAX_TOKENS_PER_IMAGE,
+        "output_proj_dims": 32,
+    }
+    config = gemma4.config | {
+        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+        "model_type": "gemma4_unified",
+        "text_config": text,
+        "vision_config": vision,
+    }
+    images = {
+        "image_processor_type": "Gemma4UnifiedImageProcessor",
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "max_soft_tokens": MAX_TOKENS_PER_IMAGE,
+    }
+    processors = {"processor_class": "Gemma4UnifiedProcessor", "image_processor": images}
+    return replace(gemma4, config=config, files={"processor_config.json": processors})
+
+
+GEMMA4_UNIFIED = Family(SPECIALS, _describe_unified, bos="<bos>")

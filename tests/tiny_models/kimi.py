@@ -1,6 +1,8 @@
-"""Kimi-VL: patches at the image's own size, latent attention, and experts."""
+"""Kimi-VL and Kimi K2.5: patches at the image's own size, latent attention, and experts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
 from tests.tiny_models.vocabulary import Vocabulary
@@ -112,3 +114,25 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
 
 
 KIMI_VL = Family(SPECIALS, _describe)
+
+
+def _describe_k25(vocabulary: Vocabulary) -> Checkpoint:
+    vl = _describe(vocabulary)
+    config = vl.config | {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "model_type": "kimi_k25",
+    }
+    settings = {
+        "patch_size": PATCH,
+        "merge_kernel_size": MERGE,
+        "in_patch_limit": 1024,
+        "patch_limit_on_one_side": 64,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    return replace(
+        vl, config=config, files={"preprocessor_config.json": {"media_proc_cfg": settings}}
+    )
+
+
+KIMI_K25 = Family(SPECIALS, _describe_k25)

@@ -1,7 +1,11 @@
-"""LLaVA 1.5: square images of one size through CLIP, all of a message's before its text."""
+"""LLaVA 1.5 and 1.6: square images of one size through CLIP, before a message's text or within it;
+in LLaVA 1.6 (LLaVA-NeXT), followed by tiles, each row of which ends with a newline."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
 from tests.tiny_models.llama import llama
 from tests.tiny_models.vocabulary import Vocabulary
@@ -71,3 +75,33 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
 
 
 LLAVA = Family(SPECIALS, _describe, bos="<s>")
+
+
+def _describe_next(vocabulary: Vocabulary) -> Checkpoint:
+    llava = _describe(vocabulary)
+    side = IMAGE_SIDE_PIXELS
+    pinpoints = [[side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
+    config = llava.config | {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "model_type": "llava_next",
+        "image_grid_pinpoints": pinpoints,
+        "vision_config": llava.config["vision_config"] | {"patch_size": 2 * PATCH},
+    }
+    images, processors = llava.files.values()
+    images = images | {
+        "image_processor_type": "LlavaNextImageProcessor",
+        "processor_class": "LlavaNextProcessor",
+        "image_grid_pinpoints": pinpoints,
+    }
+    processors = processors | {"processor_class": "LlavaNextProcessor", "patch_size": 2 * PATCH}
+    return replace(
+        llava,
+        config=config,
+        template=chatml.chatml("<image>\n"),
+        eos=chatml.EOS,
+        pad=chatml.PAD,
+        files={"preprocessor_config.json": images, "processor_config.json": processors},
+    )
+
+
+LLAVA_NEXT = Family((*chatml.SPECIALS, "<image>"), _describe_next)

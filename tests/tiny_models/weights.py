@@ -34,7 +34,7 @@ class Style:
     `tied_scale`: of a tied embedding, or a token's own would choose that token again.
     `conv_gain`: by how much weights of 2-D convolutions are larger.
     `last_norm`: what the norm before the head is called.
-    `embedding`: what the table of tokens is called.
+    `embedding`, `head`: what the table of tokens and the head are called.
     `writes`: whether there is a head; a model that makes vectors has none.
     """
 
@@ -45,6 +45,7 @@ class Style:
     last_norm: str = "model.norm.weight"
     embedding: str = "embed_tokens.weight"
     writes: bool = True
+    head: str = "lm_head.weight"
 
 
 def parameters(config: dict[str, Any], model_class: str = "Model") -> dict[str, Array]:
@@ -81,9 +82,9 @@ def random_weights(
         norm = _only(weights, "language_model", style.last_norm)
         norm[:] = (norm + style.norm_offset) * HEAD_GAIN / style.tied_scale - style.norm_offset
     else:
-        head = _only(weights, "language_model", "lm_head.weight")
+        head = _only(weights, "language_model", style.head)
         head *= HEAD_GAIN
-        head[quiet] = 0.0
+        head[[number for number in quiet if number < len(head)]] = 0.0
     return weights
 
 

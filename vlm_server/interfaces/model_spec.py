@@ -173,6 +173,8 @@ class ModelSpec:
     """((frames, height, width, 3), seconds of each frame, placeholder) to its tokens and inputs."""
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy
+    frame_token_ids: tuple[int, ...] = ()
+    """Tokens around an image's that belong to its span: the model counts images by them."""
     has_states: bool = False
     """Whether some layers have recurrent states, which can be stored only at a chunk's end."""
     pixel_rule: PixelRule | None = None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model import molmo, paligemma
 from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.embedding import (
     Embedding,
@@ -26,12 +27,17 @@ from vlm_server.runner.model.embedding import (
 )
 from vlm_server.runner.model.fixes import (
     Fix,
+    correct_llama4,
+    correct_molmo,
+    correct_paligemma,
     drop_tokenizer_options,
     embed_as_trained,
     group_masks,
+    look_up_both_tables,
     look_up_image_token,
     name_deepstack_layers,
     name_image_context,
+    pack_tiles,
     read_settings,
     scale_all_embeddings,
     use_static_rope,
@@ -106,6 +112,9 @@ class Family:
     position_state: tuple[str, ...] = ()
     """Attributes in which the language model keeps a prompt's positions between calls. Ours belong
     to the request, so these are cleared."""
+    chat_template: str = ""
+    """Our template, where checkpoints have none, or one without images; in the form in which the
+    family was trained."""
     writes_prompts: bool = False
     """Whether its processor writes prompts itself and uses no chat template."""
     grounding_tokens: int = 0
@@ -117,6 +126,10 @@ class Family:
     spelling: Spelling = Spelling()
     image_text: str = ""
     """Text of an image in prompts, where mlx-vlm's id of it is negative: see `StandIn`."""
+    image_token: str = ""
+    """The token of an image's features, where no configuration has its id."""
+    frame_tokens: tuple[str, ...] = ()
+    """Tokens around an image's by which the model counts images, or their features' places."""
     part: str = ""
     """The part of mlx-vlm's model that sees and writes, configured by `PART_config`; empty for
     all of it."""
@@ -181,6 +194,7 @@ _ROWS = (
     Family("gemma3", is_shardable=True, spelling=_SINCE_4_52, stacks_images=True),
     Family("gemma3n", fix=embed_as_trained, stacks_images=True),
     Family("gemma4", stacks_images=True),
+    Family("gemma4_unified", fix=read_settings, stacks_images=True),
     _glm("glm4v"),
     _glm("glm4v_moe"),
     replace(_glm("glm_ocr"), tower=None),
@@ -199,14 +213,24 @@ _ROWS = (
         text_types=("qwen2", "qwen3"),
         fix=name_image_context,
     ),
+    Family("kimi_k25", fix=read_settings),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", tiling=UnequalTiling(axis=0), aliases=("lfm2-vl",)),
+    Family("llama4", fix=correct_llama4),
     Family(
         "llava",
         is_shardable=True,
         fix=drop_tokenizer_options,
         spelling=_SINCE_4_52,
         stacks_images=True,
+    ),
+    Family(
+        "llava_next",
+        fix=pack_tiles,
+        tiling=PackedTiling(axis=1),
+        spelling=Spelling(
+            weight_prefixes=_PREFIXES_SINCE_4_52 | {"model.image_newline": "image_newline"}
+        ),
     ),
     Family("llava_onevision", is_shardable=True, tiling=PackedTiling(axis=1)),
     Family("mistral3", is_shardable=True),
@@ -217,6 +241,20 @@ _ROWS = (
         position_state=POSITION_STATE,
         spelling=Spelling(has_flat_config=True, vision_type="paddleocr_vl"),
     ),
+    Family(
+        "molmo",
+        fix=correct_molmo,
+        chat_template=molmo.TEMPLATE,
+        image_token=molmo.IMAGE,
+        frame_tokens=("<im_start>", "<im_end>"),
+    ),
+    Family(
+        "molmo2",
+        fix=look_up_both_tables,
+        image_token=molmo.IMAGE,
+        frame_tokens=("<im_start>", "<low_res_im_start>", "<im_end>"),
+    ),
+    Family("paligemma", fix=correct_paligemma, chat_template=paligemma.TEMPLATE),
     Family("pixtral", is_shardable=True, spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),
     _qwen2("qwen2_5_vl", WindowTower),
@@ -241,6 +279,7 @@ _ROWS = (
         needs_even_rows=True,
         deepstack=Deepstack.ALL_ROWS,
     ),
+    Family("step3p7"),
     Family("smolvlm", is_shardable=True, tiling=Tiling(axis=1)),
 )
 _TEXTS = (
@@ -424,21 +463,25 @@ _ENCODER_DECODERS = frozenset({"florence2"})
 """Encoder-decoders whose configuration does not say so itself."""
 _BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
 _OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
+_DROPS_LAST = "mlx-vlm's processor drops the last token of a prompt, which may be one of an image"
+_WRITES_PROMPT = "mlx-vlm's processor writes the prompt itself, with one image at its beginning"
 _WRONG = {
-    "deepseekocr": "mlx-vlm's processor drops the last token of a prompt, which may be one of an "
-    "image, and has one image a prompt",
+    "deepseek_vl_v2": _DROPS_LAST,
+    "deepseekocr": f"{_DROPS_LAST}, and has one image a prompt",
+    "deepseekocr_2": f"{_DROPS_LAST}, and has one image a prompt",
+    "hunyuan_vl": "mlx-vlm gives an image its positions in the first chunk of a prompt alone, and "
+    "all rows of a batch the positions of the first",
     "idefics2": _OTHER_ANSWERS,
     "llama_nemotron_vl_embedding": "mlx-vlm has no processor of its images",
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmo": _BY_NUMBER,
     "minicpmv4_6": _BY_NUMBER,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
-    "molmo": _BY_NUMBER,
-    "paligemma": "a mask over the whole prompt, of one image and what follows it, lets its tokens "
-    "attend to later ones",
+    "moondream3": _WRITES_PROMPT,
     "phi3_v": "mlx-vlm's processor drops the token after each image",
     "siglip": "mlx-vlm has its half for texts, and none for images",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
+    "qwen4_exp": "mlx-vlm writes outside its mask of attention for a prompt of two tokens",
 }
 """Families with wrong answers or vectors, and the reasons; refused even with `allow_unchecked`."""
 

@@ -21,7 +21,7 @@ from vlm_server.errors import InternalError
 from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.sequence import Sampled
-from vlm_server.runner.decode.speculation import speculation_of
+from vlm_server.runner.decode.speculation import Speculation
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
@@ -61,9 +61,12 @@ class ModelRunner:
     """Holds the KV cache of every request: prompts being prefilled, and sequences that decode."""
 
     def __init__(
-        self, loaded: LoadedModel, prefixes: PrefixStore, num_draft_tokens: int = 0
+        self,
+        loaded: LoadedModel,
+        prefixes: PrefixStore,
+        speculation: Speculation | None = None,
     ) -> None:
-        """`num_draft_tokens`: the most drafts of a sequence that a step verifies; 0 for none."""
+        """Without `speculation` no drafts are verified."""
         self._loaded = loaded
         self._prefills: dict[str, Prefill] = {}
         self._joined_prompts: dict[str, PromptKV] = {}
@@ -71,7 +74,7 @@ class ModelRunner:
         self._scores: dict[str, NDArray[np.float32]] = {}
         """Scores of documents whose prefill ended in this step, (1, 1), by request."""
         self._state_size: StateSize | None = None
-        self._groups = DecodeGroups(loaded, speculation_of(loaded, num_draft_tokens))
+        self._groups = DecodeGroups(loaded, speculation or Speculation())
         self._errors = LateErrors(loaded.errors, self._groups)
         self._prefixes = PrefixWriter(prefixes, self._groups, loaded.errors, self._errors)
 

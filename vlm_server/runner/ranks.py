@@ -12,7 +12,14 @@ import faulthandler
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers.distributed import shard_linear
+from mlx.nn import Linear, Module, QuantizedLinear  # type: ignore[attr-defined]  # is not typed
+from mlx.nn.layers.distributed import (
+    AllToShardedLinear,
+    QuantizedAllToShardedLinear,
+    QuantizedShardedToAllLinear,
+    ShardedToAllLinear,
+    shard_linear,
+)
 
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.errors import ModelLoadError
@@ -25,6 +32,31 @@ would go unnoticed."""
 _TO_PARTS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
 _TO_ALL = {"self_attn": ("o_proj",), "mlp": ("down_proj",)}
 _COUNTS = ("n_heads", "n_kv_heads")
+_PLAIN: dict[type, type] = {
+    AllToShardedLinear: Linear,
+    QuantizedAllToShardedLinear: QuantizedLinear,
+    ShardedToAllLinear: Linear,
+    QuantizedShardedToAllLinear: QuantizedLinear,
+}
+"""MLX's sharded layers, and the layer that each computes with its part of the weights."""
+_SUMMED = (ShardedToAllLinear, QuantizedShardedToAllLinear)
+"""Those whose outputs are summed over all ranks."""
+
+
+class SummedLinear(Module):  # type: ignore[misc]
+    """A linear layer whose output is the sum over all ranks, each with some of its inputs."""
+
+    def __init__(self, linear: Any, group: mx.distributed.Group) -> None:
+        """`linear`: this rank's part; its bias is added once, to the sum."""
+        super().__init__()
+        self.linear = linear
+        self._group = group
+        if "bias" in linear:
+            self.bias = linear.pop("bias")
+
+    def __call__(self, x: mx.array) -> mx.array:
+        total = mx.distributed.all_sum(self.linear(x), group=self._group)
+        return total + self.bias if "bias" in self else total
 
 
 class Ranks:
@@ -78,6 +110,7 @@ class Ranks:
             raise ModelLoadError(
                 f"the model's weights can't be split over {self.size} processes: {error}"
             ) from error
+        _use_plain_layers(language_model)
 
     def share(self, tokens: mx.array) -> mx.array:
         """Rank 0's `tokens`, (rows,) int32, on all ranks; lazy.
@@ -118,3 +151,17 @@ def _shard_layer(layer: Any, group: mx.distributed.Group) -> None:
                 setattr(module, name, shard_linear(getattr(module, name), kind, group=group))
     for name in _COUNTS:
         setattr(layer.self_attn, name, getattr(layer.self_attn, name) // group.size())
+
+
+def _use_plain_layers(language_model: Any) -> None:
+    """Replace MLX's sharded layers by plain ones, which backends have kernels for."""
+    for module in language_model.modules():
+        for name, layer in list(module.items()):
+            kind = type(layer)
+            if kind not in _PLAIN:
+                continue
+            group = layer.group
+            del layer.group
+            layer.__class__ = _PLAIN[kind]
+            if kind in _SUMMED:
+                module[name] = SummedLinear(layer, group)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from vlm_server.prompt.grammar import lark
+from vlm_server.prompt.grammar.bounded_numbers import BoundedMatcher
 from vlm_server.prompt.grammar.constraints import AutoCalls, Constraint, RequiredCalls, Schema
 from vlm_server.prompt.grammar.forked_process import SchemaError
 
@@ -37,17 +38,23 @@ _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 """Each lexer state takes 1 to 2 kB, per answer."""
 
 
-def compile_constraint(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
+def compile_constraint(tokenizer: LLTokenizer, constraint: Constraint) -> BoundedMatcher:
     """A matcher at the beginning of an answer. Raises SchemaError."""
+    bounds = lark.bounded_json()
     match constraint:
         case Schema(schema):
-            return _compile_schema(tokenizer, schema)
+            matcher = _compile_schema(tokenizer, schema)
         case RequiredCalls():
             _check_each(tokenizer, constraint)
-            grammar = lark.required_calls(constraint, dict(_OPTIONS))
+            matcher = _compile_lark(tokenizer, lark.required_calls(constraint, dict(_OPTIONS)))
         case AutoCalls():
             _check_each(tokenizer, constraint)
-            grammar = lark.auto_calls(constraint, dict(_OPTIONS))
+            matcher = _compile_lark(tokenizer, lark.auto_calls(constraint, dict(_OPTIONS)))
+            bounds = lark.bounded_auto_calls(constraint)
+    return BoundedMatcher(tokenizer, matcher, _compile_lark(tokenizer, bounds))
+
+
+def _compile_lark(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     return _matcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
 
 

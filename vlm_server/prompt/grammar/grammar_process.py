@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from vlm_server.platform.child import messages, passing
 from vlm_server.platform.footprint import footprint_bytes
+from vlm_server.prompt.grammar.bounded_numbers import BoundedMatcher
 from vlm_server.prompt.grammar.compiler import compile_constraint
 from vlm_server.prompt.grammar.constraints import decode
 from vlm_server.prompt.grammar.forked_process import (
@@ -81,7 +82,7 @@ def _serve_grammar(
     try:
         with _alarm(seconds):
             matcher = compile_constraint(tokenizer, decode(described))
-            mask = matcher.compute_bitmask()
+            mask = matcher.mask()
     except SchemaError as error:
         connection.sendall(messages.pack(str(error).encode()))
         return
@@ -92,9 +93,11 @@ def _serve_grammar(
         _fork(partial(_follow, start=matcher, count=count, seconds=seconds), answers, connection)
 
 
-def _follow(connection: socket.socket, *, start: LLMatcher, count: int, seconds: float) -> NoReturn:
+def _follow(
+    connection: socket.socket, *, start: BoundedMatcher, count: int, seconds: float
+) -> NoReturn:
     """Reply to tokens of `count` answers with masks, each within `seconds`."""
-    matchers: list[LLMatcher | None] = [None] * count
+    matchers: list[BoundedMatcher | None] = [None] * count
     reader = _reader(connection)
     while True:
         follow = msgspec.msgpack.decode(messages.read(reader)[0], type=Follow)
@@ -107,22 +110,21 @@ def _follow(connection: socket.socket, *, start: LLMatcher, count: int, seconds:
         connection.sendall(messages.pack(msgspec.msgpack.encode(reply)))
 
 
-def _masks(matcher: LLMatcher, follow: Follow) -> tuple[list[bytes], list[int]]:
+def _masks(matcher: BoundedMatcher, follow: Follow) -> tuple[list[bytes], list[int]]:
     """The masks and the forced tokens of a reply."""
     masks: list[bytes] = []
     if not follow.are_drafts:
         for token_id in follow.token_ids:
-            matcher.consume_token(token_id)
-        mask = matcher.compute_bitmask()
+            matcher.append(token_id)
+        mask = matcher.mask()
         if matcher.is_error():
             return [b""], []
-        return [mask], matcher.compute_ff_tokens()[:_MAX_FORCED]
+        return [mask], matcher.forced_tokens()[:_MAX_FORCED]
+    ahead = matcher.deep_copy()
     for token_id in follow.token_ids:
-        if matcher.is_error() or matcher.try_consume_tokens([token_id]) != 1:
+        if ahead.is_error() or not ahead.try_append(token_id):
             break
-        masks.append(matcher.compute_bitmask())
-    if masks:
-        matcher.rollback(len(masks))
+        masks.append(ahead.mask())
     return masks + [b""] * (len(follow.token_ids) - len(masks)), []
 
 

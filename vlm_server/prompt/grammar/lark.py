@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from vlm_server.prompt.grammar.bounded_numbers import BOUNDED_JSON
 from vlm_server.prompt.grammar.constraints import AutoCalls, CallSyntax, Mark, RequiredCalls
 from vlm_server.prompt.grammar.forked_process import SchemaError
 from vlm_server.protocol import Tools
@@ -24,6 +25,7 @@ _OPEN_ENDED = frozenset({
 })  # fmt: skip
 """Keywords that may allow arguments beyond a schema's `properties`."""
 _BLANK = r"/[ \n]{0,2}/"
+_BOUNDED = f"JSON: {BOUNDED_JSON}"
 
 
 def arguments_schema(parameters: Any) -> dict[str, Any]:
@@ -64,19 +66,35 @@ def required_calls(constraint: RequiredCalls, options: dict[str, Any]) -> str:
 
 def auto_calls(constraint: AutoCalls, options: dict[str, Any]) -> str:
     """The grammar of text with calls in the model's own syntax; or of a schema's JSON, or calls."""
+    answer = "" if constraint.schema is None else _json(json.loads(constraint.schema), options)
+    objects = _objects(constraint.tools, frozenset(constraint.tools.strict), options)
+    return "\n".join(_auto_calls(constraint, answer, objects))
+
+
+def bounded_json() -> str:
+    """The grammar of text that is JSON with bounded numbers: see `BOUNDED_JSON`."""
+    return f"start: JSON\n{_BOUNDED}"
+
+
+def bounded_auto_calls(constraint: AutoCalls) -> str:
+    """The grammar of `auto_calls` in whose JSON only numbers are bounded."""
+    return "\n".join([*_auto_calls(constraint, "JSON", ["object: JSON"]), _BOUNDED])
+
+
+def _auto_calls(constraint: AutoCalls, answer: str, objects: list[str]) -> list[str]:
+    """Rules of text with calls, or of the answer or calls. objects: the rules of `object`."""
     syntax, tools = constraint.syntax, constraint.tools
     if constraint.schema is None:
         rules = [f"start: called{'*' if tools.parallel else '?'} TEXT", *_text_before(syntax)]
     else:
         more_calls = rf" (/\n?/ called){{0,{MAX_CALLS - 1}}}" if tools.parallel else ""
-        schema = json.loads(constraint.schema)
-        rules = [f"start: answer | called{more_calls}", f"answer: {_json(schema, options)}"]
+        rules = [f"start: answer | called{more_calls}", f"answer: {answer}"]
         rules += [f"head: {_spell(syntax.start)}"]
     rules += [r"ANY: /(.|\n)*/"]
     if not syntax.is_json:
-        return "\n".join([*rules, "called: head body", *_any_body(syntax.end)])
+        return [*rules, "called: head body", *_any_body(syntax.end)]
     rules += [f"called: head {_BLANK} object {_BLANK} {_spell(syntax.end)}"]
-    return "\n".join([*rules, *_objects(tools, frozenset(tools.strict), options)])
+    return [*rules, *objects]
 
 
 def _text_before(syntax: CallSyntax) -> list[str]:

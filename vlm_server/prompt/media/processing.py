@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 class TokenLayout:
     """The tokens and positions of a media item in a prompt: all but its pixels.
 
-    token_ids: (tokens,), from the first `token_id` to the last. prefix, suffix: the text around
-    them. positions: (3, tokens) of M-RoPE, from the first token on. units: start and end of the
-    tokens of each unit, which is encoded in one call. size: of an image as the model sees it.
+    token_ids: (tokens,), from the first `token_id` to the last, with the frame around them. prefix,
+    suffix: the text around these. positions: (3, tokens) of M-RoPE, from the first token on. units:
+    start and end of the tokens of each unit, which is encoded in one call. size: of an image as the
+    model sees it.
     sampled: the frames of a video.
     """
 
@@ -115,9 +116,9 @@ def _in_one_line(error: Exception) -> str:
 
 def _as_one_unit(spec: ModelSpec, media: ProcessedMedia, token_id: int) -> Processed:
     """The processor's output as one unit. Raises ValueError without a token of the media item."""
-    positions = np.flatnonzero(media.token_ids == token_id)
-    if not len(positions):
+    if token_id not in media.token_ids:
         raise ValueError("it returns nothing for it")
+    positions = np.flatnonzero(np.isin(media.token_ids, (token_id, *spec.frame_token_ids)))
     first, end = int(positions[0]), int(positions[-1]) + 1
     token_ids = media.token_ids[first:end]
     grids = {name: media.inputs[name] for name in GRIDS if name in media.inputs}

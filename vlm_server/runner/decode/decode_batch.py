@@ -232,7 +232,7 @@ class DecodeBatch:
         positions = next_position_ids(self._loaded.decode_positions, places, token_ids.shape[1])
         logits, chunk_logits = self._loaded.text.step(token_ids, self._cache, positions, chunk)
         if drafts is not None:
-            self._step = WideStep(self._seqs, logits, drafts[1])
+            self._step = WideStep(self._seqs, logits, drafts[1], self._loaded.ranks)
             return None
         self._step = PlainStep(logits[:, -1])
         self._advance_grammars(newest, self._step.logits)

@@ -19,6 +19,7 @@ from mlx_vlm.models.cache import KVCache
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.decode.sequence import DecodingSequence, by_sequence, logprobs_of
 from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, sample
 
 
@@ -37,14 +38,22 @@ class WideStep:
     """A step of which `sample` and `result` are called once each, in this order."""
 
     def __init__(
-        self, seqs: Sequence[DecodingSequence], logits: mx.array, drafts: Sequence[list[int]]
+        self,
+        seqs: Sequence[DecodingSequence],
+        logits: mx.array,
+        drafts: Sequence[list[int]],
+        ranks: Ranks | None,
     ) -> None:
-        """`logits`, (sequences, width, vocabulary), lazy: after the tokens of `token_ids_of`."""
+        """`logits`, (sequences, width, vocabulary), lazy: after the tokens of `token_ids_of`.
+
+        With several `ranks`, all take the samples of rank 0.
+        """
         self.logits = logits
         self.counts: dict[SeqId, DraftCounts] = {}
         """Numbers of drafts that were verified, and were right; after `result`."""
         self._seqs = seqs
         self._drafts = drafts
+        self._ranks = ranks
         self._samplers = [_samplers(seq, ids) for seq, ids in zip(seqs, drafts, strict=True)]
         """For each row, a sampler for its newest token and one for each of its drafts."""
         self._sampled: mx.array | None = None
@@ -63,6 +72,8 @@ class WideStep:
         rows, columns = (mx.array(side) for side in zip(*places, strict=True))
         logits = self.logits[rows, columns]
         self._sampled = sample(logits, [self._samplers[row][i] for row, i in places])
+        if self._ranks is not None:
+            self._sampled = self._ranks.share(self._sampled)
         self._logprobs = logprobs_of(logits, self._sampled, [self._seqs[row] for row, _ in places])
         mx.async_eval(self._sampled, [array for step in self._logprobs for array in step.arrays])  # type: ignore[no-untyped-call]
 

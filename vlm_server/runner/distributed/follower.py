@@ -7,10 +7,12 @@ from typing import NoReturn
 
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol.commands import Rank
+from vlm_server.runner.decode.speculation import speculation_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.distributed.connection import RankZeroConnection
 from vlm_server.runner.distributed.messages import (
     Clear,
+    Drafts,
     Hello,
     Join,
     Limit,
@@ -24,6 +26,7 @@ from vlm_server.runner.distributed.messages import (
     Stored,
 )
 from vlm_server.runner.distributed.prefixes import FollowerPrefixes
+from vlm_server.runner.distributed.speculation import FollowerSpeculation
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
@@ -51,9 +54,10 @@ def follow(rank: Rank, device: Device) -> NoReturn:
     except ModelLoadError as error:
         rank_zero.send(NotLoaded(str(error)))
         raise
-    rank_zero.expect(Serve)
+    own = speculation_of(loaded, rank_zero.expect(Serve).num_draft_tokens)
     prefixes = FollowerPrefixes(lambda: rank_zero.expect(Stored))
-    runner = ModelRunner(loaded, prefixes)
+    speculation = FollowerSpeculation(own, lambda: rank_zero.expect(Drafts))
+    runner = ModelRunner(loaded, prefixes, speculation)
     while True:
         match rank_zero.receive():
             case RankPlan() as plan:

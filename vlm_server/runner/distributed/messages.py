@@ -62,7 +62,9 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """The announcement that plans follow."""
+    """The announcement that plans follow. `num_draft_tokens`: see `speculation_of`."""
+
+    num_draft_tokens: int
 
 
 # ---- a step ------------------------------------------------------------------------------
@@ -128,6 +130,16 @@ class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
         )
 
 
+class Drafts(msgspec.Struct, frozen=True, tag="drafts"):
+    """Rank 0's choice of the tokens of each row of the next step, and of the drafts among them.
+
+    A `width` of 1 is a plain step.
+    """
+
+    width: int = 1
+    token_ids: tuple[tuple[int, ...], ...] = ()
+
+
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """The new segment `number`: tokens `start` to `end` of the prompt being stored."""
 
@@ -168,7 +180,9 @@ class Clear(msgspec.Struct, frozen=True, tag="clear"):
 
 
 Answer = Hello | Loaded | NotLoaded
-Message = Join | Limit | Load | Serve | RankPlan | Stored | PrecompileNext | SetLimit | Clear
+Message = (
+    Join | Limit | Load | Serve | RankPlan | Drafts | Stored | PrecompileNext | SetLimit | Clear
+)
 
 # ---- as bytes ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.interfaces import Runner, SchedulerOutput, StepResult
 from vlm_server.protocol import Start
 from vlm_server.protocol.commands import Rank
+from vlm_server.runner.decode.speculation import Speculation, speculation_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.distributed.connection import Followers
 from vlm_server.runner.distributed.messages import (
@@ -28,6 +29,7 @@ from vlm_server.runner.distributed.messages import (
     SetLimit,
 )
 from vlm_server.runner.distributed.prefixes import RankZeroPrefixes, SegmentLog
+from vlm_server.runner.distributed.speculation import RankZeroSpeculation
 from vlm_server.runner.embedding_runner import EmbeddingRunner
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
@@ -62,7 +64,7 @@ class SingleProcess:
         """The runner of the engine's plans."""
         if loaded.family.embeds is not None:
             return EmbeddingRunner(loaded)
-        return ModelRunner(loaded, caches, num_draft_tokens)
+        return ModelRunner(loaded, caches, speculation_of(loaded, num_draft_tokens))
 
 
 class RankZero(SingleProcess):
@@ -87,10 +89,10 @@ class RankZero(SingleProcess):
         return connected
 
     def harmonize_settings(self, start: Start, device: Device) -> Start:
-        """`start` with the smallest rank's memory, without drafts, batched prefills and the disk.
+        """`start` with the smallest rank's memory, without batched prefills and the disk.
 
-        Drafts depend on measured times, batched prefills that fail are repeated one by one, and the
-        disk would hold the KV of this rank's heads alone.
+        Batched prefills that fail are repeated one by one, and the disk would hold the KV of this
+        rank's heads alone.
         """
         follower_bytes = [hello.suitable_bytes for hello in self._followers.hellos]
         limit = start.memory.limit_on(device.memory_bytes) or min(
@@ -100,9 +102,7 @@ class RankZero(SingleProcess):
             start,
             memory=msgspec.structs.replace(start.memory, limit_bytes=limit),
             cache=msgspec.structs.replace(start.cache, disk_bytes=0),
-            scheduler=msgspec.structs.replace(
-                start.scheduler, num_speculative_tokens=0, max_prompts_per_prefill=1
-            ),
+            scheduler=msgspec.structs.replace(start.scheduler, max_prompts_per_prefill=1),
         )
 
     def memory(self, settings: MemorySettings, device: Device) -> MlxMemory:
@@ -125,9 +125,11 @@ class RankZero(SingleProcess):
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """This rank's runner, which sends its plans to the others."""
         prefixes = RankZeroPrefixes(caches, self._followers.send, self._log)
-        self._followers.send(Serve())
+        own = speculation_of(loaded, num_draft_tokens)
+        speculation = RankZeroSpeculation(own, self._followers.send)
+        self._followers.send(Serve(num_draft_tokens))
         self._followers.watch()
-        return RankZeroRunner(loaded, prefixes, num_draft_tokens, self._log, self._followers)
+        return RankZeroRunner(loaded, prefixes, speculation, self._log, self._followers)
 
 
 def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
@@ -175,11 +177,11 @@ class RankZeroRunner(ModelRunner):
         self,
         loaded: LoadedModel,
         prefixes: RankZeroPrefixes,
-        num_draft_tokens: int,
+        speculation: Speculation,
         log: SegmentLog,
         followers: Followers,
     ) -> None:
-        super().__init__(loaded, prefixes, num_draft_tokens)
+        super().__init__(loaded, prefixes, speculation)
         self._log = log
         self._followers = followers
 
@@ -199,8 +201,6 @@ class RankZeroRunner(ModelRunner):
         return result
 
     def precompile_next(self) -> bool:
-        """See `Runner`."""
-        has_compiled = super().precompile_next()
-        if has_compiled:
-            self._followers.send(PrecompileNext())
-        return has_compiled
+        """See `Runner`. All ranks do it together, as steps have sums over all of them."""
+        self._followers.send(PrecompileNext())
+        return super().precompile_next()

@@ -113,7 +113,8 @@ def _with_weights(examination: Examination, model: ModelSettings, least_tokens: 
     """
     with open_lazily(model, current_device(), examination.limit_bytes) as opened:
         if opened.family.reads_images:
-            image_token_of(opened.family, opened.model, opened.config)
+            tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
+            image_token_of(opened.family, opened.model, opened.config, tokenizer)
         if opened.family.embeds is not None:
             return msgspec.structs.replace(examination, weight_bytes=opened.size_bytes)
         state = planned_state_size(opened.model.language_model, opened.family)

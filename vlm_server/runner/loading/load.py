@@ -82,8 +82,7 @@ def load(
     language_model = language_model_of(model)
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
     text = TextModel(language_model, attention)
-    can_compile = device.runs_our_kernels and family.is_checked and family.embeds is None
-    if can_compile and ranks is None:
+    if device.runs_our_kernels and family.is_checked and family.embeds is None:
         count = backend.mixed_step_tokens
         embed = None
         if count:

@@ -44,7 +44,9 @@ def model_spec(
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
-    image_token_id = image_token_of(family, model, config) if family.reads_images else None
+    image_token_id = None
+    if family.reads_images:
+        image_token_id = image_token_of(family, model, config, tokenizer)
     stand_in = None
     if family.image_text:
         stand_in = _stand_in(family, model, processor)
@@ -57,7 +59,7 @@ def model_spec(
         template = ChosenTemplate(family.embeds.template or BARE)
     elif not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
-        template = _template(settings, processor, model_processor, placeholders, video)
+        template = _template(settings, family, processor, model_processor, placeholders, video)
     return ModelSpec(
         family=family.name,
         tokenizer=tokenizer,
@@ -78,6 +80,7 @@ def model_spec(
         process_video=model_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=ChunkPolicy.NOWHERE if family.embeds else chunk_policy(model),
+        frame_token_ids=tuple(tokenizer.convert_tokens_to_ids(list(family.frame_tokens))),
         has_states=family.embeds is None and has_states(new_layers(model.language_model)),
         tool_parser=None if family.embeds else tool_parser(template.text, settings.tool_parser),
         reasoning_format=None if family.embeds else reasoning_format(template.text),
@@ -89,9 +92,11 @@ def model_spec(
     )
 
 
-def image_token_of(family: Family, model: Any, config: Json) -> int:
+def image_token_of(family: Family, model: Any, config: Json, tokenizer: Any) -> int:
     """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
     token_id = _token_id(model, config, "image_token_id", "image_token_index")
+    if family.image_token:
+        token_id = tokenizer.get_vocab().get(family.image_token)
     if token_id is None:
         raise ModelLoadError(f"{family.name} names no image token: not a vision model")
     return token_id
@@ -99,6 +104,7 @@ def image_token_of(family: Family, model: Any, config: Json) -> int:
 
 def _template(
     settings: ModelSettings,
+    family: Family,
     processor: Any,
     model_processor: ModelProcessor,
     placeholders: Sequence[str],
@@ -106,6 +112,8 @@ def _template(
 ) -> ChosenTemplate:
     if settings.chat_template:
         return template_in(settings.chat_template)
+    if family.chat_template:
+        return ChosenTemplate(family.chat_template)
     if (template := template_of_checkpoint(processor)) is not None:
         return ChosenTemplate(template)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -154,6 +162,7 @@ def _image_placeholders(
         family.image_text,
         getattr(processor, "boi_token", None),
         getattr(processor, "image_token", None),
+        getattr(processor, "image_placeholder_token", None),
         getattr(tokenizer, "image_token", None),
         str(tokenizer.convert_ids_to_tokens(image_token_id)),
     )

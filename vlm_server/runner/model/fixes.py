@@ -11,6 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
+
+from vlm_server.runner.model import llama4, molmo, paligemma
 
 Settings = Mapping[str, Any]
 Fix = Callable[[Any, Any, Settings], None]
@@ -23,10 +26,54 @@ def drop_tokenizer_options(_model: Any, processor: Any, _settings: Settings) -> 
 
 
 def read_settings(_model: Any, processor: Any, settings: Settings) -> None:
-    """Let an image processor have the checkpoint's mean, padding and limits, not its defaults."""
-    for name, value in settings.items():
-        if name in vars(processor.image_processor) and not name.startswith("_"):
-            setattr(processor.image_processor, name, value)
+    """Let an image processor have the checkpoint's mean, padding and limits: mlx-vlm makes one with
+    defaults where a family's package has an `ImageProcessor`."""
+    image_processor = processor.image_processor
+    for key, value in settings.get("media_proc_cfg", settings).items():
+        name = _OTHER_NAMES.get(key, key)
+        if name in vars(image_processor) and not name.startswith("_"):
+            is_square = isinstance(value, int) and isinstance(vars(image_processor)[name], list)
+            setattr(image_processor, name, [value, value] if is_square else value)
+
+
+_OTHER_NAMES = {"in_patch_limit": "in_token_limit"}
+"""Names of settings in Kimi K2.5's checkpoints, with those of mlx-vlm."""
+
+
+def pack_tiles(model: Any, processor: Any, _settings: Settings) -> None:
+    """LLaVA-NeXT: encode images as LLaVA-OneVision does, without the limit on their size: tiles
+    become one image, without padding, whose rows end with a newline. mlx-vlm puts each tile in the
+    place of one of the tokens that its processor counts so, and as many newlines after them."""
+    model.config.image_grid_pinpoints = processor.image_processor.image_grid_pinpoints
+    packing: dict[str, Any] = {name: vars(LlavaOnevision)[name] for name in _PACKING}
+    packing |= {"max_num_patches": _NO_LIMIT, "__module__": type(model).__module__}
+    model.__class__ = type("PackedLlavaNext", (type(model),), packing)
+
+
+_PACKING = (
+    "patches_per_side",
+    "_select_features",
+    "pack_image_features",
+    "get_image_features",
+    "_scatter_features",
+    "get_input_embeddings",
+)
+_NO_LIMIT = 1 << 20
+
+
+def look_up_both_tables(model: Any, processor: Any, settings: Settings) -> None:
+    """Molmo 2: look up a token in the table that has it: mlx-vlm joins both, by a copy, each time.
+    Also `read_settings`."""
+    read_settings(model, processor, settings)
+    table = model.language_model.model.wte
+
+    def call(self: Any, token_ids: mx.array) -> mx.array:
+        count = len(self.embedding)
+        in_text = self.embedding[mx.minimum(token_ids, count - 1)]
+        further = self.new_embedding[mx.maximum(token_ids, count) - count]
+        return mx.where((token_ids < count)[..., None], in_text, further)
+
+    table.__class__ = type("BothTables", (type(table),), {"__call__": call})
 
 
 def look_up_image_token(_model: Any, processor: Any, _settings: Settings) -> None:
@@ -139,6 +186,22 @@ def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
             layer.self_attn.rope = nn.RoPE(  # type: ignore[attr-defined]
                 rope.dims, rope.traditional, rope.original_base, rope.scale
             )
+
+
+def correct_llama4(model: Any, processor: Any, _settings: Settings) -> None:
+    """See `llama4`."""
+    llama4.correct(model, processor)
+
+
+def correct_molmo(model: Any, processor: Any, settings: Settings) -> None:
+    """See `molmo`, and `look_up_both_tables`."""
+    look_up_both_tables(model, processor, settings)
+    molmo.expand_in_place(processor)
+
+
+def correct_paligemma(model: Any, processor: Any, _settings: Settings) -> None:
+    """See `paligemma`."""
+    paligemma.correct(model, processor)
 
 
 class _RopeBefore(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed

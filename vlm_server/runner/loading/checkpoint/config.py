@@ -25,6 +25,8 @@ _PAIRS = (("image_token_id", "image_token_index"), ("video_token_id", "video_tok
 _SAME = (*_PAIRS, *((other, name) for name, other in _PAIRS))
 """Names of numbers, each with its alternative name."""
 _NOT_SCALING = ("rope_theta", "partial_rotary_factor")
+_BOOLEANS = ("attn_temperature_tuning",)
+"""Names that transformers 5 reads as booleans alone: checkpoints of Llama 4 have a number."""
 _OWNERS = {"text": "TextConfig", "llm": "TextConfig", "vision": "VisionConfig"}
 """mlx-vlm's classes for parts of a configuration."""
 _UNSCALED = ("default", "axial")
@@ -90,6 +92,9 @@ class _Part:
         self._read_rope()
         self._read_window_pattern()
         self._read_layer_overrides()
+        for name in _BOOLEANS:
+            if name in self._table:
+                self._table[name] = bool(self._table[name])
         if self._table.get("num_experts") is None:
             self._set("num_experts", self._table.get("num_local_experts"))
 
