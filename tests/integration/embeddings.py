@@ -68,9 +68,10 @@ def mlx_vlms(family: str, loaded: LoadedModel) -> tuple[Any, MultimodalPreparer]
     spec = loaded.spec
     if spec.reads_images:
         with view_of(folder, as_processors(config, loaded.family)) as view:
-            its_own = ModelProcessor(
-                load_processor(view, add_detokenizer=False), spec.image_token_id, spec.stand_in
-            )
+            processor = load_processor(view, add_detokenizer=False)
+        if loaded.family.fix is not None:
+            loaded.family.fix(model, processor, {})
+        its_own = ModelProcessor(processor, spec.image_token_id, spec.stand_in)
         spec = replace(spec, process_image=its_own.image, process_video=its_own.video)
     return model, new_preparer(replace(loaded, spec=spec))
 

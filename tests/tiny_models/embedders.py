@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tests.tiny_models import idefics, qwen
+from tests.tiny_models import gemma4, idefics, qwen
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
 from tests.tiny_models.text import SPECIALS, TEMPLATE
 from tests.tiny_models.text_dense import DENSE
@@ -43,6 +43,44 @@ def _colqwen2_5(vocabulary: Vocabulary) -> Checkpoint:
 def _colidefics3(vocabulary: Vocabulary) -> Checkpoint:
     return _described(
         idefics.IDEFICS3, vocabulary, model_type="colidefics3", embedding_dim=DIMENSIONS
+    )
+
+
+def _embedding_gemma2(vocabulary: Vocabulary) -> Checkpoint:
+    made = gemma4.GEMMA4.describe(vocabulary)
+    text: Json = {
+        "model_type": "embedding_gemma2_text",
+        "vocab_size": len(vocabulary),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_size_per_layer_input": 32,
+        "embedding_dim": DIMENSIONS,
+        "sliding_window": 16,
+        "max_position_embeddings": 8192,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "per_layer_config": {
+            number: {"head_dim": 32, "num_key_value_heads": 1} for number in ("01", "03")
+        },
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        },
+    }
+    images: Json = {
+        "patch_size": gemma4.PATCH_PIXELS,
+        "max_soft_tokens": 70,
+        "image_processor_type": "EmbeddingGemma2ImageProcessor",
+    }
+    processors: Json = {"processor_class": "EmbeddingGemma2Processor", "image_processor": images}
+    return replace(
+        made,
+        config={**made.config, "model_type": "embedding_gemma2", "text_config": text},
+        files={"processor_config.json": processors},
+        style=_NO_HEAD,
     )
 
 
@@ -152,6 +190,7 @@ EMBEDDERS: dict[str, Family] = {
     "qwen3_vl_embedding": Family(qwen.SPECIALS, _qwen3_vl_embedding),
     "colqwen2_5": Family(qwen.SPECIALS, _colqwen2_5),
     "colidefics3": Family(idefics.IDEFICS3.specials, _colidefics3, bos=idefics.BEGIN),
+    "embedding_gemma2": Family(gemma4.SPECIALS, _embedding_gemma2, bos="<bos>"),
     "bert": _encoder_family("bert"),
     "modernbert": _encoder_family("modernbert", local_attention=16),
     "xlm_roberta": _encoder_family("xlm-roberta", "xlm_roberta"),

@@ -21,8 +21,10 @@ from vlm_server.runner.model.embedding import (
     YesOrNo,
     by_classifier,
     by_last_token,
+    by_mean,
     by_model,
     by_projection,
+    joined_template,
     page_template,
 )
 from vlm_server.runner.model.fixes import (
@@ -31,6 +33,7 @@ from vlm_server.runner.model.fixes import (
     correct_molmo,
     correct_paligemma,
     drop_tokenizer_options,
+    embed_apart,
     embed_as_trained,
     group_masks,
     look_up_both_tables,
@@ -389,6 +392,11 @@ _EMBEDDING_ROWS = (
         embeds=Embedding(
             by_projection("linear"), is_multi=True, template=_COLIDEFICS, processor="idefics3"
         ),
+    ),
+    Family(
+        "embedding_gemma2",
+        fix=embed_apart,
+        embeds=Embedding(by_mean, template=joined_template("<|image|>")),
     ),
     *(
         Family(name, reads_images=False, embeds=_TEXT_EMBEDDING)

@@ -109,6 +109,16 @@ def by_mean(model: Any, batch: EmbeddingBatch) -> mx.array:
     return normalize_embeddings(mean)  # type: ignore[no-any-return]
 
 
+_JOINED = """\
+{%%- for message in messages %%}
+{%%- if message.content is string %%}{{- message.content }}
+{%%- else %%}
+{%%- for part in message.content %%}
+{{- '%(image)s' if part.type == 'image' else part.text }}
+{%%- endfor %%}
+{%%- endif %%}
+{%%- endfor %%}
+"""
 _PAGE = """\
 {%%- set parts = messages[-1].content %%}
 {%%- set parts = [{'type': 'text', 'text': parts}] if parts is string else parts %%}
@@ -121,6 +131,11 @@ _PAGE = """\
 {%%- else %%}{%% for part in parts %%}{{- part.text }}{%% endfor %%}
 {%%- endif %%}
 """
+
+
+def joined_template(image: str) -> str:
+    """The template of models that were trained without turns: texts and images as they come."""
+    return _JOINED % {"image": image}
 
 
 def page_template(before: str, image: str, after: str, spare: str) -> str:

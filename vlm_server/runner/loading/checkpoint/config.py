@@ -146,6 +146,8 @@ class _Part:
     def _read_layer_overrides(self) -> None:
         """Set the sizes of gemma4's layers without a window."""
         overrides = self._table.get("per_layer_config")
+        if "per_layer_config" in self._fields:
+            return
         if not isinstance(overrides, Mapping) or not overrides:
             return
         first, *others = overrides.values()
