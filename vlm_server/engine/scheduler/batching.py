@@ -183,26 +183,25 @@ class PrefillBatcher:
 class PoolingBatcher:
     """Batches an input to embed with others of about its length.
 
-    They share a power of two, so that padding is never most of a batch. Nothing is measured: no
-    first token waits for a batch, and a larger one takes less time for each input on every device.
+    They share a power of two, so that padding is never most of a batch. A larger batch takes less
+    time for each input on every device, so it is bounded like a prompt's chunk.
     """
 
     def __init__(
         self, config: SchedulerConfig, requests: LiveRequests, admission: Admission
     ) -> None:
-        self._max_tokens = config.prefill_chunk_tokens
         self._pads = config.batches_lengths
         self._requests = requests
         self._admission = admission
 
-    def batch(self, request: Request, others: Iterator[Request]) -> list[Request]:
+    def batch(self, request: Request, others: Iterator[Request], max_tokens: int) -> list[Request]:
         """`request`, whose turn it is, and those of `others` to embed with it."""
         batch, size, longest = [request], self._size(request), request.prompt.num_tokens
         for other in others:
             if self._size(other) != size:
                 continue
             longest = max(longest, other.prompt.num_tokens)
-            if (len(batch) + 1) * longest > self._max_tokens:
+            if (len(batch) + 1) * longest > max_tokens:
                 break
             batch.append(other)
         while len(batch) > 1 and not self._fit(batch):

@@ -61,6 +61,7 @@ class Planner:
         self._piggyback_tokens = piggyback_tokens
         self._encodes_in_turns = config.encodes_in_turns
         self._writes = config.writes
+        self._max_chunk_tokens = config.prefill_chunk_tokens
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
@@ -134,10 +135,14 @@ class Planner:
         seconds: float,
     ) -> None:
         """Learn from the time of `prefills`, the prefills of requests that are still live."""
+        is_pooling = self._requests[prefills[0].request_id].pooling is not None
+        if is_pooling and not self._writes:
+            if not result.error:
+                self._chunk_sizer.record(plan.num_prefill_tokens, seconds)
+            return
         if len(prefills) == 1 and prefills[0].request_id not in result.failures:
             self._chunk_sizer.record(prefills[0].num_tokens, seconds, prefills[0].start)
         are_whole_prompts = bool(plan.new) and prefills[0].is_last
-        is_pooling = self._requests[prefills[0].request_id].pooling is not None
         if are_whole_prompts and not is_pooling and not self._device_order.is_encoding:
             self._prefill_batcher.record(
                 [self._requests[chunk.request_id] for chunk in prefills],
@@ -284,7 +289,8 @@ class Planner:
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
         if request.pooling is not None and not self._writes:
-            return self._pooling_batcher.batch(request, self._inputs_besides(request))
+            max_tokens = self._chunk_sizer.chunk_tokens(self._max_chunk_tokens, others_decode=False)
+            return self._pooling_batcher.batch(request, self._inputs_besides(request), max_tokens)
         request.rematch_prefix()
         if self._device_order.is_encoding:
             return [request]

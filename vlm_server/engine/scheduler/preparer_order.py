@@ -11,8 +11,9 @@ from vlm_server.engine.request.states import State
 
 _MAX_READY = 16
 """Requests that are prepared and not decoding yet: their pixels take the machine's memory."""
-_MAX_INPUTS = 64
-"""Texts for vectors that the threads have before them, so that a batch is full after each step."""
+_MAX_INPUTS = 256
+"""Texts for vectors that the threads have before them. Threads get work between two steps only, so
+that fewer would leave batches empty, and let a short request wait for several steps."""
 COSTLY_PIXELS = 16_000_000
 """A request with more pixels may take seconds to decode; two 4K screenshots are just below."""
 
