@@ -5,7 +5,8 @@ A block is fenced with its kind (```sh). What stands in a comment before it says
     <!-- not run: the reason -->          it can't be run here
     <!-- output -->                       what the block before it prints; `…` stands for anything
     <!-- output of: a command -->        what that prints, where a reader has no such model
-    <!-- request: POST /v1/tokenize -->   JSON that is sent, and must be answered with 200
+    <!-- request: POST /v1/tokenize -->   JSON that is sent, and must be answered with 200; after
+                                          `POST 8001` to the daemon that makes vectors
     <!-- answer to: POST /v1/tokenize {} -->  JSON that is the answer to that
     <!-- key file -->                     TOML that is `server.api_key_file`
 """

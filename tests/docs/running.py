@@ -90,7 +90,9 @@ class PageRun:
 
     def _answer(self, target: str, body: Any) -> httpx.Response:
         method, route = target.split()
-        url = f"http://127.0.0.1:{self.sandbox.port}{route}"
+        is_embedding = route.startswith("8001")
+        port = self.sandbox.embedding_port if is_embedding else self.sandbox.port
+        url = f"http://127.0.0.1:{port}{route.removeprefix('8001')}"
         return httpx.request(method, url, json=body, timeout=60)
 
     def _yaml(self, block: Block) -> None:

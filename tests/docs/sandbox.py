@@ -47,10 +47,14 @@ _PROGRAM = """\
 
 @dataclass(frozen=True)
 class Sandbox:
-    """`folder` is where commands are run. `port` is the daemon's, `home` is shared by all pages."""
+    """`folder` is where commands are run. `port` is the daemon's, `home` is shared by all pages.
+
+    `embedding_port` is that of a daemon that makes vectors, which pages have at 8001.
+    """
 
     folder: Path
     port: int
+    embedding_port: int
     home: Path
     hub_url: str
 
@@ -97,6 +101,7 @@ class Sandbox:
     def placed(self, text: str) -> str:
         """`text` of a page, with this daemon's port and this folder's checkpoint."""
         text = text.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
+        text = text.replace("127.0.0.1:8001", f"127.0.0.1:{self.embedding_port}")
         return text.replace("/path/to/checkpoint", str(self.folder / "checkpoint"))
 
     def shell(self, text: str) -> str:

@@ -67,6 +67,7 @@ from vlm_server.protocol import (
 )
 from vlm_server.runner.decode.speculation import speculation_of
 from vlm_server.runner.device.device import current_device
+from vlm_server.runner.embedding_runner import EmbeddingRunner
 from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.kv.layers import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
@@ -89,10 +90,12 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 
 def caches_of(served: Served, kv_storage: KVStorage = EXACT, **sizes: int) -> Caches:
     """Caches for a model, large ones unless `sizes` says otherwise."""
-    names = ("token_layout_bytes", "pixel_bytes", "encoder_bytes", "prefix_bytes")
+    names = ["token_layout_bytes", "pixel_bytes", "encoder_bytes", "vector_bytes"]
+    writes = served[0].spec.writes
+    names += ["prefix_bytes"] if writes else []
     all_sizes = dict.fromkeys(names, _CACHE_BYTES) | sizes
-    with_snapshots = needs_snapshots(served[0].language_model)
-    return Caches(**all_sizes, needs_snapshots=with_snapshots, kv_storage=kv_storage)
+    has_snapshots = writes and needs_snapshots(served[0].language_model)
+    return Caches(**all_sizes, needs_snapshots=has_snapshots, kv_storage=kv_storage)
 
 
 def video_of(data: bytes, name: str = "MP4") -> Video:
@@ -334,7 +337,11 @@ class EngineHarness:
     def __post_init__(self) -> None:
         if any(reading.limit_bytes for reading in self.caches.stats()):
             self.preparer = new_preparer(self.loaded, caches=self.caches)
-        self.runner = RecordingRunner(self.loaded, self.caches, self.num_draft_tokens)
+        self.runner: Any = (
+            RecordingRunner(self.loaded, self.caches, self.num_draft_tokens)
+            if self.loaded.family.embeds is None
+            else EmbeddingRunner(self.loaded)
+        )
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,
@@ -347,6 +354,12 @@ class EngineHarness:
             formats=Formats.of_model(self.loaded.spec),
             max_images_per_encode=self.max_images_per_encode,
             max_prompts_per_prefill=self.max_prompts_per_prefill,
+            family=self.loaded.spec.family,
+            writes=self.loaded.spec.writes,
+            vectors=self.loaded.spec.vectors,
+            scores_pairs=self.loaded.spec.scores is not None,
+            batches_lengths=self.loaded.family.embeds is None
+            or self.loaded.family.embeds.batches_lengths,
         )
         governor = Governor(
             settings.MemorySettings(),

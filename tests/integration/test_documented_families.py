@@ -16,7 +16,9 @@ from vlm_server.runner.families import _WRONG, row_of
 from vlm_server.runner.families import FAMILIES as ROWS
 from vlm_server.runner.loading.facts import model_facts
 
-VISION_LANGUAGE = [family for family in ROWS.values() if family.reads_images]
+WRITING = [family for family in ROWS.values() if family.embeds is None]
+VISION_LANGUAGE = [family for family in WRITING if family.reads_images]
+EMBEDDINGS = Path(__file__).parents[2] / "docs" / "embeddings.md"
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 
 
@@ -24,7 +26,7 @@ def test_documented_families_are_checked_families():
     checked = TABLE.read_text().partition("## Text models")[0]
     names = {family.name for family in VISION_LANGUAGE}
     assert set(re.findall(r"^\| `(\w+)`", checked, re.MULTILINE)) == names
-    with_video = {family.name for family in ROWS.values() if family.takes_videos}
+    with_video = {family.name for family in VISION_LANGUAGE if family.takes_videos}
     assert set(re.findall(r"^\| `(\w+)` .* whole \|", checked, re.MULTILINE)) == with_video
     assert set(FAMILIES) == names
     assert all(family.is_checked for family in ROWS.values())
@@ -48,10 +50,11 @@ def test_documented_capabilities_match_family_table():
 
 
 def test_documented_text_families_are_those_of_family_table():
-    section = TABLE.read_text().partition("## Text models")[2].partition("## Others")[0]
+    section = TABLE.read_text().partition("## Text models")[2]
+    section = section.partition("## Models that make vectors")[0]
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row))}
-    assert named == {family.name for family in ROWS.values() if not family.reads_images}
+    assert named == {family.name for family in WRITING if not family.reads_images}
     aliases = {
         name
         for row in rows
@@ -59,6 +62,25 @@ def test_documented_text_families_are_those_of_family_table():
         for name in re.findall(r"`(\w+)`", names)
     }
     assert all(row_of({"model_type": alias}) is not None for alias in aliases)
+
+
+def test_documented_embedding_families_are_those_of_family_table():
+    section = EMBEDDINGS.read_text().partition("## Families")[2].partition("## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \|", section, re.MULTILINE)
+    reads = {
+        name: (media, made)
+        for names, media, made in rows
+        for name in re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", names))
+    }
+    families = {family.name: family for family in ROWS.values() if family.embeds is not None}
+    assert reads.keys() == families.keys()
+    for name, (media, made) in reads.items():
+        family = families[name]
+        assert family.embeds is not None
+        assert ("images" in media) == family.reads_images
+        assert ("videos" in media) == family.takes_videos
+        assert ("each token" in made) == family.embeds.is_multi
+        assert ("score" in made) == family.embeds.of_pairs
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "pixtral"])

@@ -43,7 +43,7 @@ from vlm_server.runner.loading.probe import probe
 def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedModel):
     """But for what can't be probed: which rule of M-RoPE, whether videos are taken, what pointing
     takes, what mlx-vlm has wrong, how its files were spelled, whether images can be stacked or
-    are cut into tiles, whether rows must be even.
+    are cut into tiles, whether rows must be even, whether it is asked for yes or no.
     """
     row = FAMILIES[family]
     model = getattr(mlx_vlms.model, row.part) if row.part else mlx_vlms.model
@@ -74,6 +74,7 @@ def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedM
         needs_even_rows=False,
         aliases=(),
         spelling=Spelling(),
+        judges=None,
     )
 
 

@@ -24,7 +24,7 @@ Grid = tuple[int, int, int]
 WITH_MROPE = sorted(
     name
     for name, family in FAMILIES.items()
-    if family.mrope not in (None, MRopeRule.IN_ORDER) and family.reads_images
+    if family.mrope not in (None, MRopeRule.IN_ORDER) and family.reads_images and not family.embeds
 )
 TEXT = 7
 SIDES = st.integers(1, 9)

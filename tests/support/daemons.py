@@ -255,6 +255,14 @@ def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="session")
+def embedding_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with a random model that makes vectors of texts and images."""
+    model = ("--model", str(checkpoint("qwen3_vl_embedding")), *with_settings("model.name=model"))
+    with running_daemon(tmp_path_factory.mktemp("embedding"), *model) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def keyed_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """The embedded model, asked with the operator's key; `KEYS` are there."""
     folder = tmp_path_factory.mktemp("keyed")
@@ -291,6 +299,7 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 SHARED_DAEMONS = (
     ("daemon", "daemon"),
     ("tiny_daemon", "tiny_daemon"),
+    ("embedding_daemon", "embedding_daemon"),
     ("keyed_daemon", "keyed_daemon"),
     ("keyed_tiny_daemon", "keyed_tiny_daemon"),
     ("daemons", "daemons"),

@@ -36,6 +36,7 @@ from tests.tiny_models import (
     step,
 )
 from tests.tiny_models.checkpoint import Family, definition_key, write
+from tests.tiny_models.embedders import EMBEDDERS, JUDGES, RERANKERS
 from tests.tiny_models.texts import TEXTS
 
 _VISION_LANGUAGE: dict[str, Family] = {
@@ -78,7 +79,7 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "glm_ocr": glm.GLM_OCR,
 }
 _SHAPES: dict[str, dict[str, Family]] = {
-    "tiny": _VISION_LANGUAGE | TEXTS,
+    "tiny": _VISION_LANGUAGE | TEXTS | EMBEDDERS | RERANKERS | JUDGES,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
     "over qwen2": {"internvl": internvl.INTERNVL_QWEN2},
     "agent": {"qwen2_5_vl": qwen.QWEN2_5_VL_AGENT},
@@ -100,6 +101,9 @@ CACHE = Path(__file__).parents[2] / ".cache" / "tiny_models"
 SHAPES: tuple[str, ...] = tuple(_SHAPES)
 FAMILIES: tuple[str, ...] = tuple(_VISION_LANGUAGE)
 TEXT_FAMILIES: tuple[str, ...] = tuple(TEXTS)
+EMBEDDING_FAMILIES: tuple[str, ...] = tuple(EMBEDDERS)
+RERANKING_FAMILIES: tuple[str, ...] = tuple(RERANKERS)
+JUDGING_FAMILIES: tuple[str, ...] = tuple(JUDGES)
 
 
 def definition(family: str, shape: str = "tiny") -> Family:

@@ -35,6 +35,7 @@ How many buttons are on the screen? There are three of them, and the second one 
 system user assistant model System User Assistant Step Picture Describe image text
 Click the button in the window, then wait until the page has changed. Read the number.
 """
+_OFTEN = 99
 NEWLINES = "\n\n"  # one token, as in real vocabularies: text next to an image may join it
 
 
@@ -42,15 +43,17 @@ NEWLINES = "\n\n"  # one token, as in real vocabularies: text next to an image m
 class Vocabulary:
     """A byte-level BPE tokenizer; `specials` take the ids after its bytes and merges.
 
-    `bos`, if given, is put before every text that is encoded with special tokens.
+    `bos`, if given, is put before every text that is encoded with special tokens. `words` are
+    tokens of their own.
     """
 
     specials: tuple[str, ...]
     bos: str | None = None
+    words: tuple[str, ...] = ()
     tokenizer: Tokenizer = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokenizer", _tokenizer(self.specials, self.bos))
+        object.__setattr__(self, "tokenizer", _tokenizer(self.specials, self.bos, self.words))
 
     def __len__(self) -> int:
         return int(self.tokenizer.get_vocab_size())
@@ -91,7 +94,7 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _tokenizer(specials: Sequence[str], bos: str | None) -> Tokenizer:
+def _tokenizer(specials: Sequence[str], bos: str | None, words: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _splitter()
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,7 +102,7 @@ def _tokenizer(specials: Sequence[str], bos: str | None) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=len(alphabet) + MERGES, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator([*CORPUS.splitlines(), *[NEWLINES] * 9], trainer)
+    tokenizer.train_from_iterator([*CORPUS.splitlines(), *[NEWLINES] * 9, *words * _OFTEN], trainer)
     if tokenizer.get_vocab_size() != len(alphabet) + MERGES:
         raise ValueError(f"the corpus gave only {tokenizer.get_vocab_size()} entries")
     tokenizer.add_special_tokens(

@@ -37,6 +37,7 @@ class Style:
     `conv_gain`: by how much weights of 2-D convolutions are larger.
     `last_norm`: what the norm before the head is called.
     `embedding`, `head`: what the table of tokens and the head are called.
+    `writes`: whether there is a head; a model that makes vectors has none.
     """
 
     tied_head: bool = False
@@ -45,30 +46,37 @@ class Style:
     conv_gain: float = 1.0
     last_norm: str = "model.norm.weight"
     embedding: str = "embed_tokens.weight"
+    writes: bool = True
     head: str = "lm_head.weight"
 
 
-def parameters(config: dict[str, Any]) -> dict[str, Array]:
+def parameters(config: dict[str, Any], model_class: str = "Model") -> dict[str, Array]:
     """Name to default value, of every parameter of the model that `config` describes."""
     config = {"audio_config": {}} | config
     module, _ = get_model_and_args(config=config)
     with text_model_of(config):
         model_config = module.ModelConfig.from_dict(config)
         model_config = update_module_configs(model_config, module, config, MODULES)
-        model = module.Model(model_config)
+        model = getattr(module, model_class)(model_config)
     return {name: np.array(value) for name, value in tree_flatten(model.parameters())}
 
 
 def random_weights(
-    config: dict[str, Any], quiet_ids: Collection[int], style: Style, seed: int
+    config: dict[str, Any],
+    quiet_ids: Collection[int],
+    style: Style,
+    seed: int,
+    model_class: str = "Model",
 ) -> dict[str, Array]:
     """Float32 weights; the head never chooses one of `quiet_ids`."""
     rng = np.random.default_rng(seed)
     weights = {
         name: _draw(name, default, style, rng)
-        for name, default in sorted(parameters(config).items())
+        for name, default in sorted(parameters(config, model_class).items())
         if not (style.tied_head and name.endswith("lm_head.weight"))
     }
+    if not style.writes:
+        return weights
     quiet = sorted(quiet_ids)
     if style.tied_head:
         embeddings = _only(weights, "language_model", style.embedding)

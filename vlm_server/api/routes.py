@@ -17,8 +17,10 @@ from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
 from vlm_server.api.dialects.ollama.models import Catalog, ModelRequest
 from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
-from vlm_server.api.dialects.openai import completions, schema, tokenize
+from vlm_server.api.dialects.openai import completions, embeddings, rerank, schema, tokenize
 from vlm_server.api.dialects.openai.completions import CompletionRequest
+from vlm_server.api.dialects.openai.embeddings import EmbeddingRequest
+from vlm_server.api.dialects.openai.rerank import RerankRequest
 from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.dialects.openai.tokenize import PromptRequest, TokensRequest
 from vlm_server.api.dialects.responses import schema as responses_schema
@@ -38,12 +40,17 @@ from vlm_server.settings import Settings, Sources, describe_settings
 _CHAT = RouteBody((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
 _TOKENIZE = RouteBody((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
 _RESPONSE = RouteBody((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL)
+_RERANK = RouteBody((RerankRequest,), schema.HARMLESS, rerank.NEUTRAL)
 _MODEL = RouteBody((ModelRequest,))
 _NAMED = RouteBody((ModelNamed,))
 BODIES = {
     "/v1/chat/completions": _CHAT,
     "/api/v0/chat/completions": _CHAT,
     "/v1/completions": RouteBody((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
+    "/v1/embeddings": RouteBody((EmbeddingRequest,), schema.HARMLESS, embeddings.NEUTRAL),
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+    "/rerank": _RERANK,
     "/v1/tokenize": _TOKENIZE,
     "/tokenize": _TOKENIZE,
     "/v1/detokenize": RouteBody((TokensRequest,)),
@@ -67,6 +74,10 @@ OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/api/v0/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
     "/v1/responses": "chat",
     MESSAGES: "chat",
     "/api/chat": "chat",
@@ -120,10 +131,13 @@ def _openai(generation: Generation) -> list[Route]:
     chat = Endpoint(generation, endpoints.CHAT_COMPLETIONS)
     tokens = Endpoint(generation, endpoints.tokenize_for(generation.models))
     text = Endpoint(generation, endpoints.DETOKENIZE)
+    ranking = Endpoint(generation, endpoints.RERANK)
     return [
         _post("/v1/chat/completions", chat),
         _post("/api/v0/chat/completions", chat),
         _post("/v1/completions", Endpoint(generation, endpoints.COMPLETIONS)),
+        _post("/v1/embeddings", Endpoint(generation, endpoints.EMBEDDINGS)),
+        *(_post(path, ranking) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
         _post("/v1/tokenize", tokens),
         _post("/tokenize", tokens),
         _post("/v1/detokenize", text),

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vlm_server.cache.disk.tier import DiskRead, DiskReadResult, DiskTier, EncodedImage
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.cache.lru import InspectableCache, Lease, LruCache
@@ -46,6 +49,7 @@ class Caches:
         encoder_bytes: int = 0,
         tile_bytes: int = 0,
         prefix_bytes: int = 0,
+        vector_bytes: int = 0,
         needs_snapshots: bool = False,
         kv_storage: KVStorage = EXACT,
         open_disk: Callable[[], DiskTier] = DiskTier,
@@ -69,6 +73,8 @@ class Caches:
         """KV."""
         self.kv_storage = kv_storage
         """How KV is stored, in memory and on disk."""
+        self.vectors = LruCache[NDArray[np.float32]]("vector", vector_bytes)
+        """Vectors of whole inputs, of a model that embeds."""
         self._open_disk = open_disk
         self._sizes = sizes
         self._min_prefix_bytes = 0
@@ -109,7 +115,8 @@ class Caches:
 
     @property
     def _memory(self) -> tuple[LruCache[Any] | PrefixCache[Any, Any], ...]:
-        return self.token_layouts, self.pixels, self.features, self.tiles, self.prefixes
+        on_device = (self.features, self.tiles, self.prefixes)
+        return (self.token_layouts, self.pixels, *on_device, self.vectors)
 
     @property
     def _all(self) -> tuple[InspectableCache, ...]:
@@ -155,6 +162,14 @@ class Caches:
         """Store features, unless `key` has some by now; returns a lease on the stored ones."""
         self._disk.store_features(key, features)
         return self.features.put(key, features, features.size_bytes)
+
+    # ---- vectors ---------------------------------------------------------------------
+
+    def store_vectors(self, key: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Store vectors, unless `key` has some by now; returns the stored ones."""
+        lease = self.vectors.put(key, vectors, vectors.nbytes)
+        lease.release()
+        return lease.value
 
     # ---- prefixes --------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import msgspec
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
 from vlm_server.cli.client.images import answer_about, image_questions
+from vlm_server.cli.client.ranking import rankings, writes
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
@@ -243,7 +244,10 @@ def facts(
             f"{binary_size(examination.weight_bytes)} for its weights, which leaves {free_text}",
         )
     tokens = f"{examination.context_tokens} tokens"
-    if examination.fitting_tokens is None or examination.kv_bytes is None:
+    if examination.makes_vectors:
+        yield "makes", "vectors or scores of inputs, and no answers (docs/embeddings.md)"
+        yield "context", f"{tokens} in an input; no KV is kept"
+    elif examination.fitting_tokens is None or examination.kv_bytes is None:
         yield "context", f"{tokens}; how many fit is known when the weights are here"
     else:
         room = binary_size(examination.kv_bytes)
@@ -251,7 +255,7 @@ def facts(
 
 
 def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Print a daemon's answers to all test questions. Raises CommandFailed."""
+    """Print a daemon's answers to all test questions, or its rankings. Raises CommandFailed."""
     started_at = time.monotonic()
     new_daemon = running_daemon(
         options.settings_arguments(arguments), settings.server.drain_seconds + 10
@@ -259,6 +263,10 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     with new_daemon as url, Daemon(url, own_key(settings.server)) as daemon:
         daemon.wait_ready(settings.engine.start_timeout_seconds)
         print(f"\nLoaded in {time.monotonic() - started_at:.1f} s.")
+        if not writes(daemon):
+            for ranking in rankings(daemon):
+                print(f"\n{ranking.query}: nearest is\n  {ranking.first}  ({ranking.score:.3f})")
+            return
         for question in image_questions():
             asked_at = time.monotonic()
             answer = answer_about(question, daemon)

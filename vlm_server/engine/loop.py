@@ -180,13 +180,13 @@ class EngineLoop:
             self.governor.free_unused_memory()
 
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Count failed steps since the last token, which shows that the model works.
+        """Count failed steps since the last token or vector, which shows that the model works.
 
         A step that was too much for the device does not count, unless sequences decoded in it.
         """
         failures = result.failures.values()
         only_too_much = failures and all(isinstance(error, DeviceLimit) for error in failures)
-        if result.tokens:
+        if result.tokens or result.pooled:
             self._num_failed_steps = 0
         elif result.error is not None and (plan.decode or not only_too_much):
             self._num_failed_steps += 1

@@ -19,7 +19,7 @@ from vlm_server.engine.output.formats import Formats
 from vlm_server.engine.scheduler.config import TYPICAL_TOKENS, SchedulerConfig, suitable_num_seqs
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
-from vlm_server.engine.warm_up import WarmUpRecord, stages, warm_up
+from vlm_server.engine.warm_up import WarmUpRecord, pooling_stages, stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
 from vlm_server.platform import machine
@@ -70,12 +70,16 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     spec = loaded.spec
     record = WarmUpRecord(start.model, device.name)
     needs_more = loaded.backend.compiles_kernels or not loaded.family.is_checked
-    warm_up_stages = stages(
-        is_thorough=needs_more and not record.exists(),
-        compiles=loaded.backend.compiles_kernels,
-        with_image=spec.reads_images,
-        with_video=spec.video_token_id is not None,
-        context_tokens=spec.context_tokens,
+    warm_up_stages = (
+        pooling_stages(with_image=spec.reads_images, scores=spec.vectors is None)
+        if not spec.writes
+        else stages(
+            is_thorough=needs_more and not record.exists(),
+            compiles=loaded.backend.compiles_kernels,
+            with_image=spec.reads_images,
+            with_video=spec.video_token_id is not None,
+            context_tokens=spec.context_tokens,
+        )
     )
     loaded_at = time.monotonic()
     have_answered = True
@@ -159,6 +163,11 @@ def build_engine(
         max_prompts_per_prefill=(
             start.scheduler.max_prompts_per_prefill if can_batch_prefills(loaded) else 1
         ),
+        family=loaded.spec.family,
+        writes=loaded.spec.writes,
+        vectors=loaded.spec.vectors,
+        scores_pairs=loaded.spec.scores is not None,
+        batches_lengths=loaded.family.embeds is None or loaded.family.embeds.batches_lengths,
     )
     grammars = Grammars(loaded.spec, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()
@@ -195,7 +204,12 @@ def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecuto
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
-    """The number of typical sequences that fit into the memory that the weights leave."""
+    """The number of typical sequences that fit into the memory that the weights leave.
+
+    The fewest for a model that embeds, which keeps none.
+    """
+    if loaded.family.embeds is not None:
+        return suitable_num_seqs(0, 0)
     memory = governor.stats()
     size = planned_state_size(loaded.language_model, loaded.family)
     seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))

@@ -27,6 +27,8 @@ from vlm_server.protocol import (
     Image,
     ImagePart,
     Message,
+    Pooling,
+    PoolingInput,
     SamplingParams,
     Submit,
     TextPart,
@@ -121,6 +123,26 @@ def stages(
         WarmUpStage("a picture" if with_image else "two texts", (running, last)),
         WarmUpStage("a cached prompt", (last,)),
     )
+
+
+def pooling_stages(*, with_image: bool, scores: bool) -> tuple[WarmUpStage, ...]:
+    """The stages of a model that writes nothing: texts in a batch, and a small image.
+
+    scores: whether it makes scores alone.
+    """
+    message = Message("user", (TextPart("What is this?"),))
+    inputs = tuple(PoolingInput((message,)) for _ in range(_NUM_TEXTS))
+    pooling = Pooling("score" if scores else "embed")
+    texts = Submit("texts", (), (), _SAMPLING, pooling=pooling, inputs=inputs)
+    if not with_image:
+        return (WarmUpStage("texts", (texts,)),)
+    data = _image_bytes(_SMALL_IMAGE_PIXELS)
+    image = Image(data, "warm-up", "PNG", _SMALL_IMAGE_PIXELS, _SMALL_IMAGE_PIXELS, "warm-up")
+    shown = PoolingInput((Message("user", (ImagePart(0),)),))
+    picture = msgspec.structs.replace(
+        texts, request_id="a picture", images=(image,), inputs=(shown,)
+    )
+    return WarmUpStage("texts", (texts,)), WarmUpStage("a picture", (picture,))
 
 
 def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:

@@ -47,6 +47,8 @@ class Examination(msgspec.Struct, frozen=True):
     kv_bytes: int | None = None
     least_kv_bytes: int = 0
     refusal: str = ""
+    makes_vectors: bool = False
+    """Whether it embeds its input and writes nothing; it keeps no KV then."""
 
 
 async def examine(request: ExaminationRequest) -> Examination:

@@ -16,6 +16,11 @@ from typing import Any
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ".safetensors"
+SENTENCE_MODULES = "modules.json"
+"""The file by which Sentence Transformers recognizes an embedding model."""
+POOLING, TOKEN_PROJECTION = "1_Pooling", "1_Dense"
+"""Folders of such a model: the pooling of its tokens' states, or the layer that projects each."""
+_MODULE_FOLDER = re.compile(r"[0-9]+_(Pooling|Dense)")
 _READ = (".json", ".jinja", ".model", ".txt", ".tiktoken", WEIGHTS)
 """Endings of the files that mlx-vlm and transformers read. No code: it is never run."""
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.safetensors")
@@ -55,12 +60,15 @@ def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
 
 
 def is_read(path: str) -> bool:
-    """Whether the loader reads the file at `path` of a repository: only files in its root.
+    """Whether the loader reads the file at `path` of a repository: in its root, mostly.
 
-    `consolidated` weights are a second copy, in Mistral's format.
+    Embedding models have some layers in folders. `consolidated` weights are a second copy, in
+    Mistral's format.
     """
-    if "/" in path or path.startswith("."):
+    folder, _, name = path.rpartition("/")
+    if name.startswith(".") or (folder and not _MODULE_FOLDER.fullmatch(folder)):
         return False
+    path = name
     return path.endswith(_READ) and not path.startswith("consolidated")
 
 

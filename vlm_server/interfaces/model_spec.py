@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,39 @@ class ReasoningFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorSpec:
+    """The vectors of a model that embeds, and the prompts that it was trained with.
+
+    prompts: texts that stand before inputs, by input type. default_prompt: of an input without a
+    type. is_multi: whether there is a vector for each token.
+    """
+
+    dimensions: int
+    is_multi: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """The way a model without vectors scores how well a document suits a query.
+
+    answers: the ids of the tokens for yes and no, of a model that is asked; None for one that reads
+    the two texts as a pair. has_types: whether that one is told which text a token is of. The other
+    texts are those of the question: `instruction` by default, after `before_instruction`, and so
+    on.
+    """
+
+    answers: tuple[int, int] | None = None
+    has_types: bool = False
+    system: str = ""
+    instruction: str = ""
+    before_instruction: str = ""
+    before_query: str = ""
+    before_document: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A loaded model for preparing prompts. Holds no device array.
 
@@ -154,12 +187,22 @@ class ModelSpec:
     """None for models whose reasoning has no marks."""
     warnings: tuple[str, ...] = ()
     """Sentences about its prompts, for users."""
+    vectors: VectorSpec | None = None
+    """None for a model that makes none."""
+    scores: ScoreSpec | None = None
+    """None for a model that scores no documents, or does so by its vectors."""
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:
         """Tokens that stand for images and videos."""
         token_ids = (self.image_token_id, self.video_token_id)
         return tuple(token_id for token_id in token_ids if token_id is not None)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model answers in words."""
+        only_scores = self.scores is not None and self.scores.answers is None
+        return self.vectors is None and not only_scores
 
     @property
     def reads_images(self) -> bool:

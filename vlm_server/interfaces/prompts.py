@@ -55,7 +55,8 @@ class PreparedPrompt:
     """The number of first tokens to prefill in one chunk, or to have cached completely, for
     families where tokens attend to later ones."""
     token_types: NDArray[np.int32] | None = None
-    """(tokens,): 1 for media tokens, 0 for text; for families where tokens attend to later ones."""
+    """(tokens,): 1 for media tokens, 0 for text, for families where tokens attend to later ones; 1
+    for the second text of a pair."""
     grammar: Grammar | None = None
     """The grammar of the answer."""
     cache_salt: str = ""
@@ -72,9 +73,17 @@ class PreparedPrompt:
     param: str = "prompt"
     """The field of the request that the prompt was made of, for errors."""
 
+    vector_key: str = ""
+    """The key of its vectors or its score in their cache; empty for a prompt to be answered."""
+
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether vectors or a score are wanted of it, and no answer."""
+        return bool(self.vector_key)
 
     @property
     def is_atomic(self) -> bool:
@@ -97,3 +106,5 @@ class Prepared:
     `disk_read` covers."""
     disk_read: DiskRead | None = None
     """The disk's entries of the prompt, if any."""
+    vectors: NDArray[np.float32] | None = None
+    """(vectors, dimensions), if they are cached."""

@@ -219,6 +219,9 @@ class StepResult:
     """Log probabilities of all tokens of a sequence, if requested."""
     drafts: Mapping[SeqId, DraftCounts] = field(default_factory=dict)
     """Sequences whose draft tokens were verified."""
+    pooled: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """(vectors, dimensions) of requests that want vectors, each with its prompt's last chunk; a
+    score is one number."""
     prefill_seconds: float | None = 0.0
     """The time of the prefill; None in a mixed step."""
     error: str | None = None

@@ -27,6 +27,7 @@ from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
 from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
+from vlm_server.prompt.pooling import pooling_chat, texts_of, vector_key
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.template.chat import Chat, field_of, read_chat
@@ -36,6 +37,7 @@ from vlm_server.protocol import (
     ImagePart,
     ImageUse,
     Message,
+    Pooling,
     Submit,
     TextPart,
     VideoPart,
@@ -82,6 +84,8 @@ class MultimodalPreparer:
         """
         cancellation.check()
         self._check_media(submit)
+        if submit.pooling is not None and not submit.count_only:
+            return self._prepare_input(submit, submit.pooling, cancellation, use_disk=use_disk)
         if submit.prompt is not None:
             return self._prepare_raw(submit, submit.prompt, cancellation, use_disk=use_disk)
         grammar = self._grammar(submit, cancellation)
@@ -139,6 +143,47 @@ class MultimodalPreparer:
         prompt = self._build(token_ids, [], Chat(()), submit.cache_salt)
         prompt = replace(prompt, grammar=grammar, answer_format=None)
         return self._look_up(prompt, [], use_disk=use_disk)
+
+    def _prepare_input(
+        self, submit: Submit, pooling: Pooling, cancellation: Cancellation, *, use_disk: bool
+    ) -> Prepared:
+        """The preparation of an input to embed, after the prompt of its type, or to score."""
+        (given,) = submit.inputs
+        media: list[MediaItem] = []
+        chat, token_types = Chat(()), None
+        if submit.prompt is not None:
+            token_ids = self._checked_ids(submit.prompt, given.param)
+        elif not self._spec.writes and self._spec.scores is not None:
+            token_ids, types = self._prompts.tokenize_pair(*texts_of(submit), given.param)
+            token_types = types if self._spec.scores.has_types else None
+        else:
+            chat = self._prompts.template.arrange(pooling_chat(self._spec, submit, pooling))
+            chat, media = self._lay_out(submit, chat, self._media.begin(cancellation))
+            cancellation.check()
+            token_ids = self._prompts.tokenize(chat, [item.layout for item in media])
+        if not token_ids:
+            raise InvalidRequest("This input has no tokens.", given.param)
+        prompt = self._build(token_ids, media, chat, submit.cache_salt)
+        prompt = replace(
+            prompt,
+            token_types=token_types,
+            answer_format=None,
+            images=_images(media),
+            videos=_videos(media),
+            param=given.param,
+        )
+        prompt = replace(prompt, vector_key=vector_key(prompt))
+        vectors = self._caches.vectors.get(prompt.vector_key)
+        if vectors is not None:
+            return Prepared(prompt, self._references(prompt), vectors=vectors)
+        return self._look_up(prompt, media, use_disk=use_disk)
+
+    def _checked_ids(self, token_ids: str | tuple[int, ...], param: str) -> list[int]:
+        assert not isinstance(token_ids, str)
+        try:
+            return self._prompts.check_ids(token_ids)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param) from None
 
     def _count(self, prompt: PreparedPrompt) -> Prepared:
         """`prompt` for counting: with its prefix cache hits, without inputs."""

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
@@ -86,6 +88,21 @@ class PromptTokenizer:
         self._check_no_media(token_ids)
         return token_ids
 
+    def tokenize_pair(
+        self, first: str, second: str, param: str
+    ) -> tuple[list[int], NDArray[np.int32]]:
+        """Ids of two texts as one input, and for each token which of them it is of: 0 or 1.
+
+        Raises InvalidRequest and ContextLengthExceeded.
+        """
+        self._check_length(first + second, param)
+        try:
+            pair = [(first, second)]
+            (encoding,) = self._tokenizer.encode_batch(pair, add_special_tokens=True)
+        except (TypeError, UnicodeEncodeError):
+            raise _no_text(param) from None
+        return list(encoding.ids), np.array(encoding.type_ids, dtype=np.int32)
+
     def tokenize_prediction(self, text: str) -> tuple[int, ...]:
         """Ids of the expected text of the answer."""
         self._check_length(text, "prediction")
@@ -149,6 +166,10 @@ class PromptTokenizer:
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
         except (TypeError, UnicodeEncodeError):
-            message = "the prompt has characters that are not Unicode text, such as lone surrogates"
-            raise InvalidRequest(message, param) from None
+            raise _no_text(param) from None
         return list(encoding.ids)
+
+
+def _no_text(param: str) -> InvalidRequest:
+    message = "the prompt has characters that are not Unicode text, such as lone surrogates"
+    return InvalidRequest(message, param)

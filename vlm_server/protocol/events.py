@@ -40,7 +40,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
     in seconds since 1970, `digest` a SHA-256 in hex: see `Checkpoint.digest`.
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
-    "completion", "vision", "video", "tools", "thinking" and "structured_output". An image is seen
+    "completion", "vision", "video", "tools", "thinking" and "structured_output"; a model that makes
+    vectors has "embedding", and "multi_vector" if it makes one for each token, of
+    `vector_dimensions` numbers; one that scores documents has "rerank". An image is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
     where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
     the image as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
@@ -60,6 +62,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
     image_side_multiple: int = 0
     coordinates: str = ""
     warnings: tuple[str, ...] = ()
+    vector_dimensions: int = 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model answers in words; True while that is unknown."""
+        return not self.capabilities or "completion" in self.capabilities
 
     @property
     def reads_images(self) -> bool:
@@ -207,11 +215,23 @@ class Times(msgspec.Struct, frozen=True):
     total_seconds: float = 0.0
 
 
+class Vectors(msgspec.Struct, frozen=True):
+    """The vectors of one input: rows of `dimensions` numbers, float32 in little-endian order.
+
+    `is_multi`: of a model with a vector for each token, of which an input may have only one.
+    """
+
+    data: bytes
+    dimensions: int
+    is_multi: bool = False
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """All choices have ended, or the request was aborted, or it was to be counted only.
+    """All choices have ended, or the request was aborted, or it was not to be answered in words.
 
     `images` and `videos` are those of the messages, in order. A prompt that was counted comes with
-    its `token_ids`, and with its `text` if it was given as ids. The front fills in `times`.
+    its `token_ids`, and with its `text` if it was given as ids; a pooling request with the
+    `vectors` of its inputs, or the `scores` of all but the first. The front fills in `times`.
     """
 
     request_id: str
@@ -223,6 +243,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     text: str = ""
     times: Times = Times()
     timeline: Timeline = Timeline()
+    vectors: tuple[Vectors, ...] = ()
+    scores: tuple[float, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

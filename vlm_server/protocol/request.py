@@ -169,6 +169,32 @@ class Deadlines(msgspec.Struct, frozen=True):
     total_seconds: float | None = None
 
 
+class Pooling(msgspec.Struct, frozen=True):
+    """What a request wants in place of an answer.
+
+    With "embed", the vectors of each of its inputs, cut to `dimensions` numbers and normalized
+    again; None is all numbers that the model has. With "score", how well each input but the first,
+    the query, suits that one. `input_type` names a prompt of the checkpoint's, such as "query" or
+    "document", that stands before every input; `instruction` is a text in its place.
+    """
+
+    task: Literal["embed", "score"] = "embed"
+    dimensions: int | None = None
+    input_type: str = ""
+    instruction: str = ""
+
+
+class PoolingInput(msgspec.Struct, frozen=True):
+    """One input of a pooling request: a conversation, of one message mostly, or token ids.
+
+    `param` names the field that it came from, for errors.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: tuple[int, ...] | None = None
+    param: str = ""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request_id: str
     messages: tuple[Message, ...]
@@ -188,10 +214,21 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """A text that the answer is expected to be like, for drafts."""
     count_only: bool = False
     """Whether the prompt is only made and counted: it ends without an answer."""
+    pooling: Pooling | None = None
+    """The vectors or scores wanted; None for a request that wants an answer."""
+    inputs: tuple[PoolingInput, ...] = ()
+    """The inputs of a pooling request, in place of messages and prompt."""
+
+    @property
+    def all_messages(self) -> Iterator[Message]:
+        """Its messages, and those of its inputs."""
+        yield from self.messages
+        for each in self.inputs:
+            yield from each.messages
 
     def texts(self) -> Iterator[str]:
         """All texts of the request, JSON as it is, in no order of the prompt."""
-        for message in self.messages:
+        for message in self.all_messages:
             yield from (part.text for part in message.content if isinstance(part, TextPart))
             yield from (message.reasoning, message.name, message.tool_call_id)
             for call in message.tool_calls:
@@ -201,17 +238,20 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         if isinstance(self.prompt, str):
             yield self.prompt
         yield from (self.template.variables, self.sampling.json_schema or "", self.prediction)
+        if self.pooling is not None:
+            yield self.pooling.instruction
 
     @property
     def num_characters(self) -> int:
         """The request's size without media: of all texts, a token id counted as text that long."""
-        num_ids = len(self.prompt) if isinstance(self.prompt, tuple) else 0
+        prompts = (self.prompt, *(each.prompt for each in self.inputs))
+        num_ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, tuple))
         return sum(map(len, self.texts())) + num_ids * _CHARACTERS_OF_A_TOKEN
 
     @property
     def has_media(self) -> bool:
         """Whether there is more to prepare than text."""
-        parts = (part for message in self.messages for part in message.content)
+        parts = (part for message in self.all_messages for part in message.content)
         return not all(isinstance(part, TextPart) for part in parts)
 
     @property
@@ -239,3 +279,5 @@ class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     prompt: msgspec.Raw = msgspec.Raw(b"\xc0")
     prediction: str = ""
     count_only: bool = False
+    pooling: msgspec.Raw = msgspec.Raw(b"\xc0")
+    inputs: msgspec.Raw = msgspec.Raw(b"\x90")

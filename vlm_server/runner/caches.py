@@ -37,10 +37,10 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
     The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.
     """
-    with_snapshots = needs_snapshots(loaded.language_model)
-    alone = loaded.ranks is None  # other ranks mirror segments only
-    stores_prefixes = can_store(loaded.language_model) and (alone or not with_snapshots)
-    if settings.prefix_bytes and not stores_prefixes:
+    embeds = loaded.family.embeds is not None
+    with_snapshots = not embeds and needs_snapshots(loaded.language_model)
+    stores_prefixes = not embeds and _stores_prefixes(loaded, with_snapshots=with_snapshots)
+    if settings.prefix_bytes and not (stores_prefixes or embeds):
         logger.warning("this model's state is of a kind that the prefix cache can't store")
     free_bytes = max(0, memory.limit_bytes - memory.active_bytes)
     prefix_sizes = PrefixSizes.of(settings, loaded, free_bytes) if stores_prefixes else None
@@ -58,6 +58,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
     if not storage.is_exact:
         logger.info("cached KV is stored with %d bits (cache.kv_bits)", storage.bits)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
+    vector_bytes = _size(settings.vector_bytes, machine.memory_bytes() // 64)
     folder, fingerprint = disk_folder(settings), Future[str]()
     if settings.disk_bytes:
         hashes = KeptHashes(folder / "hashes.json")
@@ -84,6 +85,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
     caches = Caches(
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
+        vector_bytes=vector_bytes,
         needs_snapshots=with_snapshots,
         kv_storage=storage,
         open_disk=open_disk,
@@ -124,6 +126,12 @@ class PrefixSizes:
     def min_bytes(self, free_bytes: int) -> int:
         """Prefixes of this size, one conversation's as far as it fits, are evicted last."""
         return min(free_bytes // 2, self.conversation_bytes)
+
+
+def _stores_prefixes(loaded: LoadedModel, *, with_snapshots: bool) -> bool:
+    """Whether KV of this model can be stored; other ranks mirror segments only."""
+    alone = loaded.ranks is None
+    return can_store(loaded.language_model) and (alone or not with_snapshots)
 
 
 def disk_folder(settings: CacheSettings) -> Path:

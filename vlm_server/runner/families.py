@@ -16,12 +16,24 @@ from mlx_vlm.utils import get_model_type
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model import molmo, paligemma
 from vlm_server.runner.model.deepstack import Deepstack
+from vlm_server.runner.model.embedding import (
+    Embedding,
+    YesOrNo,
+    by_classifier,
+    by_last_token,
+    by_mean,
+    by_model,
+    by_projection,
+    joined_template,
+    page_template,
+)
 from vlm_server.runner.model.fixes import (
     Fix,
     correct_llama4,
     correct_molmo,
     correct_paligemma,
     drop_tokenizer_options,
+    embed_apart,
     embed_as_trained,
     group_masks,
     look_up_both_tables,
@@ -140,6 +152,12 @@ class Family:
     the result for each alone."""
     aliases: tuple[str, ...] = ()
     """Other names of this `model_type`."""
+    embeds: Embedding | None = None
+    """The way it makes vectors, or scores of pairs; None for a family that writes."""
+    module: str = ""
+    """mlx-vlm's module, if it has not the family's name."""
+    judges: YesOrNo | None = None
+    """The question by which a family that writes can score documents; None if unknown."""
 
     @property
     def takes_several(self) -> bool:
@@ -264,7 +282,15 @@ _ROWS = (
     Family("pixtral", is_shardable=True, spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),
     _qwen2("qwen2_5_vl", WindowTower),
-    replace(_qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower), is_shardable=True),
+    replace(
+        _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+        is_shardable=True,
+        judges=YesOrNo(
+            "Given a search query, retrieve relevant candidates that answer the query.",
+            before_query="<Query>:",
+            before_document="\n<Document>:",
+        ),
+    ),
     replace(_qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower), needs_even_rows=True),
     _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
@@ -314,7 +340,6 @@ _TEXTS = (
     "phi3",
     "qwen2",
     "qwen2_moe",
-    "qwen3",
     "qwen3_moe",
     "qwen3_next",
     "seed_oss",
@@ -329,6 +354,15 @@ _TEXT_ROWS = (
     Family("granite", reads_images=False, fix=scale_all_embeddings),
     Family("granitemoe", reads_images=False, fix=scale_all_embeddings),
     Family("internlm3", reads_images=False, fix=use_static_rope),
+    Family(
+        "qwen3",
+        reads_images=False,
+        judges=YesOrNo(
+            "Given a web search query, retrieve relevant passages that answer the query",
+            before_query="\n<Query>: ",
+            before_document="\n<Document>: ",
+        ),
+    ),
     *(
         Family(
             name,
@@ -339,8 +373,102 @@ _TEXT_ROWS = (
         for name in ("qwen3_5_moe_text", "qwen3_5_text")
     ),
 )
+_COLQWEN = page_template(
+    before="<|im_start|>user\\n",
+    image="<|vision_start|><|image_pad|><|vision_end|>",
+    after="<|im_end|><|endoftext|>",
+    spare="<|endoftext|>",
+)
+_COLIDEFICS = page_template(
+    before="<|im_start|>User:",
+    image="<image>",
+    after="<end_of_utterance>\\nAssistant:",
+    spare="<end_of_utterance>",
+)
+_TEXT_EMBEDDING = Embedding(by_model)
+_EMBEDDING_ROWS = (
+    replace(
+        _qwen("qwen3_vl_embedding", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+        coordinates="",
+        grounding_tokens=0,
+        spelling=Spelling(vision_type="qwen3_vl"),
+        embeds=Embedding(
+            by_last_token, instruction="Represent the user's input.", processor="qwen3_vl"
+        ),
+    ),
+    Family(
+        "colqwen2_5",
+        tower=WindowTower,
+        spelling=Spelling(True, "qwen2_5_vl"),
+        embeds=Embedding(
+            by_projection("custom_text_proj"),
+            is_multi=True,
+            template=_COLQWEN,
+            processor="qwen2_5_vl",
+        ),
+    ),
+    Family(
+        "colidefics3",
+        tiling=Tiling(axis=1),
+        embeds=Embedding(
+            by_projection("linear"), is_multi=True, template=_COLIDEFICS, processor="idefics3"
+        ),
+    ),
+    Family(
+        "embedding_gemma2",
+        fix=embed_apart,
+        embeds=Embedding(by_mean, template=joined_template("<|image|>")),
+    ),
+    *(
+        Family(name, reads_images=False, embeds=_TEXT_EMBEDDING)
+        for name in (
+            "bert",
+            "llama_bidirec",
+            "modernbert",
+        )
+    ),
+    Family(
+        "xlm_roberta",
+        reads_images=False,
+        embeds=Embedding(by_model, processor="xlm-roberta", first_position=2),
+        aliases=("xlm-roberta",),
+    ),
+    Family(
+        "gemma3_embedding",
+        reads_images=False,
+        embeds=Embedding(by_model, processor="gemma3_text"),
+    ),
+    Family("lfm2_embedding", reads_images=False, embeds=Embedding(by_model, processor="lfm2")),
+    Family(
+        "lfm2_colbert",
+        reads_images=False,
+        embeds=Embedding(by_model, is_multi=True, processor="lfm2", batches_lengths=False),
+    ),
+    Family(
+        "ministral3_embedding",
+        reads_images=False,
+        embeds=Embedding(by_model, processor="ministral3"),
+    ),
+    Family("qwen3_embedding", reads_images=False, embeds=Embedding(by_model, processor="qwen3")),
+    *(
+        Family(
+            f"{name.replace('-', '_')}_reranker",
+            reads_images=False,
+            module=name.replace("-", "_"),
+            embeds=Embedding(
+                by_classifier,
+                of_pairs=True,
+                processor=name,
+                first_position=2 if name == "xlm-roberta" else 0,
+            ),
+        )
+        for name in ("bert", "modernbert", "xlm-roberta")
+    ),
+)
 FAMILIES = {
-    name: family for family in (*_ROWS, *_TEXT_ROWS) for name in (family.name, *family.aliases)
+    name: family
+    for family in (*_ROWS, *_TEXT_ROWS, *_EMBEDDING_ROWS)
+    for name in (family.name, *family.aliases)
 }
 
 
@@ -348,6 +476,12 @@ def row_of(config: Mapping[str, Any]) -> Family | None:
     """The row of a configuration's `model_type`, or of the one that mlx-vlm takes it for."""
     name = config.get("model_type")
     return FAMILIES.get(str(name)) or FAMILIES.get(str(get_model_type(dict(config))))
+
+
+def with_module(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the `model_type` of the module that mlx-vlm has for it."""
+    row = row_of(config)
+    return {**config, **({"model_type": row.module} if row and row.module else {})}
 
 
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
@@ -367,15 +501,17 @@ _WRONG = {
     "hunyuan_vl": "mlx-vlm gives an image its positions in the first chunk of a prompt alone, and "
     "all rows of a batch the positions of the first",
     "idefics2": _OTHER_ANSWERS,
+    "llama_nemotron_vl_embedding": "mlx-vlm has no processor of its images",
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmv4_6": _BY_NUMBER,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
     "moondream3": _WRITES_PROMPT,
     "phi3_v": "mlx-vlm's processor drops the token after each image",
+    "siglip": "mlx-vlm has its half for texts, and none for images",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
     "qwen4_exp": "mlx-vlm writes outside its mask of attention for a prompt of two tokens",
 }
-"""Families with wrong answers, and the reasons; refused even with `allow_unchecked`."""
+"""Families with wrong answers or vectors, and the reasons; refused even with `allow_unchecked`."""
 
 
 def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:

@@ -57,7 +57,7 @@ class LoadedModel:
 
     @property
     def language_model(self) -> Any:
-        return self.model.language_model
+        return language_model_of(self.model)
 
     @property
     def backend(self) -> Backend:
@@ -71,3 +71,8 @@ class LoadedModel:
     def forget_positions(self) -> None:
         """Clear the positions that mlx-vlm keeps of a prompt on the model."""
         self.family.forget_positions(self.language_model)
+
+
+def language_model_of(model: Any) -> Any:
+    """The language model of mlx-vlm's `model`: all of one that makes vectors of text alone."""
+    return getattr(model, "language_model", model)

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
-from vlm_server.errors import InternalError, RequestError
+from vlm_server.errors import InternalError
 from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.decode.speculation import Speculation
-from vlm_server.runner.device.arrays import DeviceErrors
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
@@ -28,30 +30,9 @@ from vlm_server.runner.prefill.batched_prefill import launch_batched
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.prefix_writer import LateErrors, PrefixStore, PrefixWriter
 from vlm_server.runner.sampling import NO_TOKEN
+from vlm_server.runner.step_failures import StepFailures
 
 logger = logging.getLogger(__name__)
-
-
-class StepFailures:
-    """The failures of one step, while it is launched and finished."""
-
-    def __init__(self, errors: DeviceErrors) -> None:
-        self._errors = errors
-        self.by_request: dict[str, RequestError] = {}
-        """The requests that fail in it."""
-        self.last_error: str | None = None
-        """The last error of the model or the device."""
-
-    def record(
-        self, error: Exception, request_ids: Collection[str] = (), message: str = ""
-    ) -> None:
-        """Record `error`, with which these requests end.
-
-        `message` describes it to their clients unless it is a usual one.
-        """
-        self.last_error = f"{type(error).__name__}: {error}"
-        failure = self._errors.request_error(error, message)
-        self.by_request |= dict.fromkeys(request_ids, failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +71,8 @@ class ModelRunner:
         self._prefills: dict[str, Prefill] = {}
         self._joined_prompts: dict[str, PromptKV] = {}
         """Prompts whose sequences have joined since the last launch; the next plan stores them."""
+        self._scores: dict[str, NDArray[np.float32]] = {}
+        """Scores of documents whose prefill ended in this step, (1, 1), by request."""
         self._state_size: StateSize | None = None
         self._groups = DecodeGroups(loaded, speculation or Speculation())
         self._errors = LateErrors(loaded.errors, self._groups)
@@ -150,12 +133,14 @@ class ModelRunner:
             sampled.add(self._finish_batch(step))
         elif step.plan.prefills:
             sampled.add(self._finish_chunk(step.plan.prefills[0], step.logits, step.failures))
+        pooled, self._scores = self._scores, {}
         seconds = time.perf_counter() - step.prefill_started - decode_seconds
         return StepResult(
             sampled.tokens,
             step.failures.by_request,
             sampled.logprobs,
             sampled.drafts,
+            pooled=pooled,
             prefill_seconds=None if step.is_mixed else seconds,
             error=step.failures.last_error,
         )
@@ -278,7 +263,10 @@ class ModelRunner:
         prefill = self._prefills[chunk.request_id]
         kv = prefill.kv
         with self._fail_on_chunk_error(chunk, failures):
-            if chunk.is_last:
+            if chunk.is_last and kv.prompt.is_pooled:
+                self._scores[chunk.request_id] = self._score(logits)
+                sampled = Sampled()
+            elif chunk.is_last:
                 sampled = self._groups.join({chunk.request_id: kv}, logits)
                 self._state_size = self._state_size or StateSize(kv.cache, kv.prompt.num_tokens)
             elif not prefill.is_piggybacked:
@@ -288,6 +276,17 @@ class ModelRunner:
         del self._prefills[chunk.request_id]
         self._joined_prompts[chunk.request_id] = kv
         return self._fail_unsampled(sampled, failures)
+
+    def _score(self, logits: mx.array) -> NDArray[np.float32]:
+        """The probability of yes against no for the next token, (1, 1). Raises InternalError."""
+        spec = self._loaded.spec.scores
+        assert spec is not None
+        assert spec.answers is not None
+        yes, no = spec.answers
+        score = to_numpy(mx.sigmoid((logits[:, yes] - logits[:, no]).astype(mx.float32)))
+        if not np.isfinite(score).all():
+            raise InternalError("The model's scores for the next token are NaN.")
+        return score.reshape(1, 1)
 
     @contextmanager
     def _fail_on_chunk_error(self, chunk: PrefillWork, failures: StepFailures) -> Iterator[None]:

@@ -29,6 +29,9 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holds two conversations of 32,768 tokens that way, else with 8 bits. See docs/memory.md."""
     kv_group_size: Annotated[int, Meta(ge=8, le=1024)] = 64
     """Maximum number of neighbouring numbers of quantized KV that share a scale."""
+    vector_bytes: Annotated[int, Meta(ge=-1)] = -1
+    """Maximum host memory for the vectors of a model that makes some (docs/embeddings.md); 0 caches
+    none, -1 is automatic: 1/64 of the machine's memory."""
     grammar_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
     """Maximum host memory for compiled JSON schemas, 3 MB each or more; 0 keeps none."""
     disk_bytes: Annotated[int, Meta(ge=0)] = 0

@@ -23,6 +23,9 @@ class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     elsewhere."""
     max_context_tokens: Annotated[int, Meta(ge=0)] = 0
     """Maximum tokens of prompt plus answer; 0 means the model's own limit."""
+    task: Literal["auto", "generate", "embed"] = "auto"
+    """What the model is for: to write answers, or to make vectors (docs/embeddings.md); with auto
+    its files decide."""
     tool_parser: str = "auto"
     """How the model writes tool calls: the name of one of mlx-vlm's parsers, such as json_tools,
     qwen3_coder or mistral; with auto its chat template decides, or json_tools is described in the

@@ -18,7 +18,7 @@ from vlm_server.errors import OutOfMemory
 from vlm_server.protocol import CacheStats
 
 PROMPT: list[Item] = [1, 2, ("a", 2, 9)]
-NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix"]
+NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix", "vector"]
 
 
 @dataclass
@@ -70,8 +70,8 @@ def test_caches_are_read_by_name_and_disk_comes_last() -> None:
     caches.pixels.put("a", b"1234", 4).release()
     readings = caches.stats()
     assert [reading.name for reading in readings] == [*NAMES, "disk"]
-    assert [reading.size_bytes for reading in readings] == [0, 4, 0, 0, 0, 0]
-    assert [reading.limit_bytes for reading in readings] == [0, 10, 10, 0, 20, 30]
+    assert [reading.size_bytes for reading in readings] == [0, 4, 0, 0, 0, 0, 0]
+    assert [reading.limit_bytes for reading in readings] == [0, 10, 10, 0, 20, 0, 30]
     caches.check_integrity()
     assert [reading.name for reading in Caches().stats()] == NAMES
 
@@ -182,9 +182,9 @@ def test_prefixes_are_evicted_before_features() -> None:
     caches.tiles.put("a", object(), 3).release()
     assert caches.evictable_bytes == 8
     assert caches.evict(2) == 4
-    assert [r.entries for r in caches.stats()] == [0, 0, 1, 1, 0]
+    assert [r.entries for r in caches.stats()] == [0, 0, 1, 1, 0, 0]
     assert caches.evict(2) == 3, "a tile is less to encode again than an image"
-    assert [r.entries for r in caches.stats()] == [0, 0, 1, 0, 0]
+    assert [r.entries for r in caches.stats()] == [0, 0, 1, 0, 0, 0]
     assert caches.evict(2) == 1
     assert caches.evictable_bytes == 0
 
@@ -221,6 +221,7 @@ def test_device_cache_limits_follow_available_memory() -> None:
         "encoder": 10,
         "tile": 5,
         "prefix": 40,
+        "vector": 0,
     }
     assert "a" in caches.features
     caches.resize(0)

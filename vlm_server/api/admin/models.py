@@ -111,9 +111,13 @@ class Models:
             "max_model_len": facts.context_tokens,
             "num_parameters": facts.num_parameters,
             "quantization": facts.quantization,
-            "modalities": {"input": _inputs(facts), "output": ["text"]},
+            "modalities": {
+                "input": _inputs(facts),
+                "output": ["embeddings" if facts.vector_dimensions else "text"],
+            },
             "capabilities": list(facts.capabilities),
             "coordinates": facts.coordinates or None,
+            **({"dimensions": facts.vector_dimensions} if facts.vector_dimensions else {}),
             **({"warnings": list(facts.warnings)} if facts.warnings else {}),
             "image_limits": self._image_limits(facts) if facts.reads_images else None,
         }
@@ -144,13 +148,19 @@ def _inputs(facts: ModelFacts) -> list[str]:
     return ["text", "image", "video"] if facts.reads_images else ["text"]
 
 
+def _lm_studio_type(facts: ModelFacts) -> str:
+    if facts.vector_dimensions:
+        return "embeddings"
+    return "vlm" if facts.reads_images else "llm"
+
+
 def _lm_studio_model(status: EngineStatus) -> dict[str, Any]:
     facts = status.model_facts
     can_use_tools = "tools" in facts.capabilities
     return {
         "id": status.model_name,
         "object": "model",
-        "type": "vlm" if facts.reads_images else "llm",
+        "type": _lm_studio_type(facts),
         "publisher": "vlm_server",
         "arch": facts.family,
         "compatibility_type": "mlx",

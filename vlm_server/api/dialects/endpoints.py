@@ -9,25 +9,41 @@ from vlm_server.api.dialects.anthropic import parse as anthropic
 from vlm_server.api.dialects.anthropic.render import MessageRenderer, encode_count
 from vlm_server.api.dialects.ollama import parse as ollama
 from vlm_server.api.dialects.ollama import render as ollama_render
-from vlm_server.api.dialects.openai import completions, tokenize
+from vlm_server.api.dialects.openai import completions, embeddings, rerank, tokenize
 from vlm_server.api.dialects.openai import parse as openai
 from vlm_server.api.dialects.openai.render import ChatRenderer, CompletionRenderer
 from vlm_server.api.dialects.responses import parse as responses
 from vlm_server.api.dialects.responses.render import ResponsesRenderer, encode_input_tokens
 from vlm_server.api.dialects.responses.store import ResponseStore
-from vlm_server.api.http.dialect import CountRenderer, Dialect, Renderer
+from vlm_server.api.http.dialect import Dialect, Renderer, WordlessRenderer
 from vlm_server.protocol import Finished
 from vlm_server.supervisor.engine_process.client import ModelClient
 
 
 def _count_renderer(encode: Callable[[Finished], bytes]) -> Callable[[str, str, bytes], Renderer]:
     """The renderer of requests to count tokens."""
-    return lambda request_id, model, options: CountRenderer(encode)
+    return lambda request_id, model, options: WordlessRenderer(encode)
 
 
 CHAT_COMPLETIONS = Dialect(openai.DIALECT, "chatcmpl-", openai.parse_chat, ChatRenderer)
 COMPLETIONS = Dialect(
     completions.DIALECT, "cmpl-", completions.parse_completion, CompletionRenderer
+)
+EMBEDDINGS = Dialect(
+    embeddings.DIALECT,
+    "embd-",
+    embeddings.parse_embeddings,
+    lambda request_id, model, options: WordlessRenderer(
+        partial(embeddings.encode_embeddings, model, options)
+    ),
+)
+RERANK = Dialect(
+    rerank.DIALECT,
+    "rerank-",
+    rerank.parse_rerank,
+    lambda request_id, model, options: WordlessRenderer(
+        partial(rerank.encode_ranking, request_id, model, options)
+    ),
 )
 DETOKENIZE = Dialect(
     tokenize.DETOKENIZE, "detokenize-", tokenize.parse_tokens, _count_renderer(tokenize.encode_text)
@@ -69,6 +85,6 @@ def tokenize_for(models: ModelClient) -> Dialect:
             context_tokens = models.status(model).model_facts.context_tokens
             return tokenize.encode_tokens(finished, context_tokens)
 
-        return CountRenderer(encode)
+        return WordlessRenderer(encode)
 
     return Dialect(tokenize.TOKENIZE, "tokenize-", tokenize.parse_prompt, renderer)

@@ -44,8 +44,8 @@ class Renderer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CountRenderer:
-    """The `Renderer` of requests to count tokens, which are never streamed."""
+class WordlessRenderer:
+    """The `Renderer` of requests answered without words: by counts, vectors or scores."""
 
     encode: Callable[[Finished], bytes]
 
@@ -53,7 +53,7 @@ class CountRenderer:
         return self.encode(finished)
 
     def delta(self, delta: Delta) -> bytes:
-        raise InternalError("A request that is counted has an answer.")
+        raise InternalError("A request that wants no words has an answer in words.")
 
     def end(self, finished: Finished) -> bytes:
         return self.encode(finished)

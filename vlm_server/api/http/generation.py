@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
+import anyio.to_thread
 import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -38,6 +39,9 @@ from vlm_server.errors import PayloadTooLarge
 from vlm_server.protocol import Delta, Finished, Usage
 from vlm_server.settings import Settings
 from vlm_server.supervisor.engine_process.client import EngineRequest, ModelClient, RequestEvent
+
+_SMALL_VECTORS_BYTES = 64 << 10
+"""Vectors whose JSON takes about a millisecond."""
 
 
 class Generation:
@@ -136,7 +140,9 @@ class Endpoint:
                 if stream_wanted:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
-                    content = render.whole(*await collect_answer(deltas, num_choices, recorder))
+                    content = await _whole(
+                        render, *await collect_answer(deltas, num_choices, recorder)
+                    )
                     headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
                     response = Response(content, headers=headers, media_type="application/json")
                     await response(scope, receive, send)
@@ -234,6 +240,14 @@ class Endpoint:
                 "input" if response_id is None else "previous_response_id",
             )
         return msgspec.structs.replace(context, previous=previous, others=other_items)
+
+
+async def _whole(render: Renderer, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
+    """The whole answer; that of many vectors is encoded on a thread, for it takes long."""
+    encode = partial(render.whole, choices, finished)
+    if sum(len(vectors.data) for vectors in finished.vectors) <= _SMALL_VECTORS_BYTES:
+        return encode()
+    return await anyio.to_thread.run_sync(encode)
 
 
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:

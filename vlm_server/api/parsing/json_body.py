@@ -50,11 +50,11 @@ def is_small(body: Body) -> bool:
     return len(body) <= SMALL_BYTES and _num_of(b"[{,", body) <= SMALL_VALUES
 
 
-def parse_object(body: Body) -> dict[str, Any]:
-    """The JSON object in `body`. Raises InvalidRequest."""
+def parse_object(body: Body, max_values: int = MAX_VALUES) -> dict[str, Any]:
+    """The JSON object in `body`, of at most `max_values`. Raises InvalidRequest."""
     if not body:
         raise InvalidRequest("The request has no body.")
-    _check_num_values(body)
+    _check_num_values(body, max_values)
     value = _parse(body)
     if not isinstance(value, dict):
         raise InvalidRequest("The request's body must be a JSON object.")
@@ -155,15 +155,15 @@ def utf8_length(text: str, param: str) -> int:
         raise InvalidRequest(f"`{param}` contains a lone surrogate.", param) from None
 
 
-def _check_num_values(body: Body) -> None:
+def _check_num_values(body: Body, max_values: int) -> None:
     """Raises InvalidRequest for too many values, before they are decoded."""
     # Characters in strings are counted, too: an upper bound.
-    if _num_of(b"[{,", body) <= MAX_VALUES:
+    if _num_of(b"[{,", body) <= max_values:
         return
     # Each string is a value or its name. The search stops one above the limit.
-    bare, num_strings = _STRING.subn(b"", body, count=2 * MAX_VALUES + 1)
-    if num_strings > 2 * MAX_VALUES or _num_of(b"[{,", bare) > MAX_VALUES:
-        raise InvalidRequest(f"The request's JSON has more than {MAX_VALUES} values.")
+    bare, num_strings = _STRING.subn(b"", body, count=2 * max_values + 1)
+    if num_strings > 2 * max_values or _num_of(b"[{,", bare) > max_values:
+        raise InvalidRequest(f"The request's JSON has more than {max_values} values.")
 
 
 def _num_of(characters: bytes, body: Body) -> int:

@@ -39,6 +39,9 @@ class Readiness(NamedTuple):
     fraction: float = 0.0
 
 
+_ANSWER_SECONDS = 120.0
+
+
 class Daemon:
     """The client of the daemon at `url`, which ends in `/v1`, or of a Shepherd Model Gateway.
 
@@ -121,6 +124,16 @@ class Daemon:
         if "models" not in (status := _object(self._get_ok("status"))):
             raise CommandFailed(f"{self.url} tells no status: is it a daemon of vlm-server?")
         return status
+
+    def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The object that a request of `name` is answered with. Raises CommandFailed."""
+        try:
+            response = self._http.post(f"{self.url}/{name}", json=body, timeout=_ANSWER_SECONDS)
+        except _FAILURES as error:
+            raise CommandFailed(f"no answer from {self.url}: {error}") from None
+        if not response.is_success:
+            raise CommandFailed(refusal(response.status_code, response.content))
+        return _object(response)
 
     def _get_ok(self, name: str) -> httpx.Response:
         response = self._get(f"{self.url}/{name}")

@@ -11,6 +11,7 @@ from typing import IO
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
 from vlm_server.cli.client.images import answer_about, image_questions
+from vlm_server.cli.client.ranking import rankings, writes
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
@@ -22,6 +23,7 @@ ANSWER_SECONDS = 120.0
 _STOP_SECONDS = 20.0
 _MAX_SHOWN_CHARS = 80
 _EXPECTED = "circle"
+_TRY_OTHERS = "try others: `vlm-server models check`; small models may be wrong, broken ones always"
 
 
 def ask_running(situation: Situation) -> Finding:
@@ -74,6 +76,14 @@ def _ask_daemon(url: str, key: str | None) -> Finding:
 def _ask(daemon: Daemon, introduction: str) -> Finding:
     """Whether the answer is right. Raises CommandFailed if there is none."""
     began = time.monotonic()
+    if not writes(daemon):
+        ranking = next(rankings(daemon))
+        seconds = time.monotonic() - began
+        text = (
+            f"{introduction}put {ranking.first!r} nearest to {ranking.query!r} in {seconds:.1f} s"
+        )
+        is_right = ranking.first == ranking.expected
+        return ok(CHECK, text) if is_right else warning(CHECK, text, _TRY_OTHERS)
     try:
         answer = answer_about(next(image_questions()), daemon, ANSWER_SECONDS)
     except TimeoutError:
@@ -83,8 +93,7 @@ def _ask(daemon: Daemon, introduction: str) -> Finding:
     text = f"{introduction}answered {shown_answer!r} about a red circle in {seconds:.1f} s"
     if _EXPECTED in answer.lower():
         return ok(CHECK, text)
-    advice = "try others: `vlm-server models check`; small models may be wrong, broken ones always"
-    return warning(CHECK, text, advice)
+    return warning(CHECK, text, _TRY_OTHERS)
 
 
 def _last_line(log: IO[bytes]) -> str:

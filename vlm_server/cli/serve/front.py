@@ -171,12 +171,12 @@ async def announce(models: ModelPool, url: str, settings: Settings) -> None:
     started_at = time.monotonic()
     await models.wait_ready()
     log.has_started()
-    reads_images = models.status(models.names[0]).model_facts.reads_images
+    facts = models.status(models.names[0]).model_facts
     if sys.stdout.isatty():
         seconds = time.monotonic() - started_at
-        _say(greeting.invitation(url, seconds, settings, sys.stdout, reads_images=reads_images))
+        _say(greeting.invitation(url, seconds, settings, sys.stdout, facts))
     else:
-        _say(greeting.greeting(url, models.names[0], settings, reads_images=reads_images))
+        _say(greeting.greeting(url, models.names[0], settings, facts))
 
 
 def _say(text: str) -> None:

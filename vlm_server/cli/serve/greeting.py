@@ -13,8 +13,10 @@ from typing import Any, TextIO
 
 from vlm_server import __version__
 from vlm_server.cli.client.images import red_circle_url
+from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
 
+_UNKNOWN = ModelFacts()
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
@@ -30,15 +32,17 @@ def first_words(url: str, model_name: str, stream: TextIO) -> str:
 
 
 def invitation(
-    url: str, seconds: float, settings: Settings, stream: TextIO, *, reads_images: bool = True
+    url: str, seconds: float, settings: Settings, stream: TextIO, facts: ModelFacts = _UNKNOWN
 ) -> str:
     """The text for a person at a terminal when the model is ready."""
+    if not facts.writes:
+        return f"Ready after {seconds:.1f} s.\n\nCtrl-C stops the daemon."
     words = [_program(), "ask"]
     if url != _DEFAULT_URL:
         words += ["--url", url]
     if settings.server.needs_key:
         words += ["--api-key-file", "FILE"]
-    if reads_images:
+    if facts.reads_images:
         command = shlex.join([*words, "picture.png"]) + ' "What is in this picture?"'
     else:
         command = shlex.join(words) + ' "Why is the sky blue?"'
@@ -62,25 +66,38 @@ def _bold(stream: TextIO) -> Callable[[str], str]:
     return lambda text: f"\x1b[1m{text}\x1b[0m"
 
 
-def greeting(url: str, model_name: str, settings: Settings, *, reads_images: bool = True) -> str:
+def greeting(url: str, model_name: str, settings: Settings, facts: ModelFacts = _UNKNOWN) -> str:
     """The text for a program when the model is ready: the address, and an example request."""
     with_key = settings.server.needs_key
-    example = example_request(url, model_name, with_key=with_key, reads_images=reads_images)
+    example = example_request(url, model_name, facts, with_key=with_key)
+    has_image = facts.writes and facts.reads_images
     return (
         f"Ready: {model_name} is served at {url}\n\n"
-        f"Try it{' with a small image of a red circle' if reads_images else ''}:\n\n{example}\n"
+        f"Try it{' with a small image of a red circle' if has_image else ''}:\n\n{example}\n"
     )
 
 
-def example_request(url: str, model_name: str, *, with_key: bool, reads_images: bool = True) -> str:
+def example_request(
+    url: str, model_name: str, facts: ModelFacts = _UNKNOWN, *, with_key: bool
+) -> str:
     """`curl` command, with an image if possible, and a placeholder for an API key."""
-    content: Any = "Why is the sky blue?"
-    if reads_images:
+    path, body = _example(facts)
+    words = ["curl", f"{url}{path}", "-H", "Content-Type: application/json"]
+    if with_key:
+        words += ["-H", "Authorization: Bearer YOUR_KEY"]
+    return shlex.join([*words, "-d", json.dumps({"model": model_name, **body})])
+
+
+def _example(facts: ModelFacts) -> tuple[str, dict[str, Any]]:
+    """The route of a request that shows what a model does, and its body."""
+    question = "Why is the sky blue?"
+    if not facts.writes:
+        if "embedding" in facts.capabilities:
+            return "/embeddings", {"input": question}
+        return "/rerank", {"query": question, "documents": ["Air scatters light.", "It is red."]}
+    content: Any = question
+    if facts.reads_images:
         image = {"type": "image_url", "image_url": {"url": red_circle_url()}}
         content = [image, {"type": "text", "text": "What shape is this?"}]
     messages = [{"role": "user", "content": content}]
-    body = {"model": model_name, "max_tokens": 64, "messages": messages}
-    words = ["curl", f"{url}/chat/completions", "-H", "Content-Type: application/json"]
-    if with_key:
-        words += ["-H", "Authorization: Bearer YOUR_KEY"]
-    return shlex.join([*words, "-d", json.dumps(body)])
+    return "/chat/completions", {"max_tokens": 64, "messages": messages}

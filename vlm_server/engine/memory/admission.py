@@ -172,7 +172,8 @@ class Admission:
 
 
 def _num_seqs(requests: Sequence[Request]) -> int:
-    return sum(len(r.seqs) for r in requests)
+    """Sequences whose KV is held; a prompt to score is one until its end."""
+    return sum(len(r.seqs) or 1 for r in requests)
 
 
 def _final_length(request: Request) -> int:

@@ -51,6 +51,8 @@ class Request:
         self.deadlines = RequestDeadlines(submit.deadlines, self._stopwatch.began_at)
         self.sampling = sampling
         self.count_only = submit.count_only
+        self.pooling = submit.pooling
+        """The vectors wanted in place of an answer, if any."""
         self.state = State.WAITING
         self.submit: Submit | None = submit
         """The client's request, which may have to be prepared again until its prefill ends."""
@@ -83,8 +85,9 @@ class Request:
         self.is_known_to_runner = False
         self.num_retries = Counter[str]()
         """Retries of its encodes and its prefill, by the error's code."""
-        self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
-        self.seqs = [SeqId(submit.request_id, number) for number in range(sampling.n)]
+        num_choices = 0 if submit.pooling is not None else sampling.n
+        self.choices = tuple(Choice(sampling, decoder) for _ in range(num_choices))
+        self.seqs = [SeqId(submit.request_id, number) for number in range(num_choices)]
         """The sequences of the choices that have not ended."""
         self._prompt: PreparedPrompt | None = None
         self._references: CacheReferences | None = None
@@ -227,6 +230,15 @@ class Request:
         self.num_cached_tokens = prepared.references.num_cached_tokens
         self.move_to(State.FINISHED_ANSWERED)
 
+    def finish_cached(self, prepared: Prepared) -> None:
+        """Take over the prompt of a request whose vectors are cached, and end it."""
+        self.finish_count(prepared)
+        self.num_cached_tokens = prepared.prompt.num_tokens
+
+    def finish_pooled(self) -> None:
+        """End a request whose vectors were made."""
+        self.move_to(State.FINISHED_ANSWERED)
+
     def admit(self, transient_bytes: int) -> None:
         """Allow it device memory; `transient_bytes` are reserved for its peak."""
         self.transient_bytes = transient_bytes
@@ -355,3 +367,22 @@ class Request:
     def _end_encoding_if_done(self) -> None:
         if self.state is State.ENCODING and not self.encode_lengths:
             self.move_to(State.PREFILL)
+
+
+_INPUT = "/"
+"""Separates the id of a pooling request from the number of one of its inputs; ids have none."""
+
+
+def input_id(group_id: str, index: int) -> str:
+    """The id of the request for an input of a pooling request."""
+    return f"{group_id}{_INPUT}{index}"
+
+
+def input_index(request_id: str) -> int:
+    """The number of an input in its pooling request."""
+    return int(request_id.rpartition(_INPUT)[2])
+
+
+def group_id_of(request_id: str) -> str:
+    """The id that the front knows a request by: for an input, that of the whole request."""
+    return request_id.partition(_INPUT)[0]

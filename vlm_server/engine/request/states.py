@@ -56,7 +56,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     | {State.WAITING, State.READING_DISK, State.ENCODING, State.PREFILL},
     State.READING_DISK: _ENDS_EARLY | {State.WAITING, State.ENCODING, State.PREFILL},
     State.ENCODING: _ENDS_EARLY | {State.PREFILL},
-    State.PREFILL: _ENDS_EARLY | {State.WAITING, State.DECODE},
+    State.PREFILL: _ENDS_EARLY | {State.WAITING, State.DECODE, State.FINISHED_ANSWERED},
     State.DECODE: _ENDS_EARLY | {State.FINISHED_ANSWERED},
     State.FINISHED_ANSWERED: frozenset(),
     State.FINISHED_ABORTED: frozenset(),

@@ -15,7 +15,7 @@ from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.live_requests import LiveRequests
-from vlm_server.engine.scheduler.sizing.call_times import MAX_IDLE_BATCH_SECONDS
+from vlm_server.engine.scheduler.sizing.call_times import MAX_IDLE_BATCH_SECONDS, power_of_two
 from vlm_server.engine.scheduler.sizing.encode_sizer import EncodeSizer
 from vlm_server.engine.scheduler.sizing.prefill_sizer import PrefillSizer
 from vlm_server.interfaces import EncodeWork
@@ -150,7 +150,7 @@ class PrefillBatcher:
 
         turns: the requests that would be prefilled after it, in a chunk each.
         """
-        if self._max_prompts == 1 or request.has_uncached_media:
+        if self._max_prompts == 1 or request.has_uncached_media or request.pooling is not None:
             return [request]
         batch = [request, *islice(self._next_prompts(request, turns), self._max_prompts - 1)]
         longest = [_longest(batch[: count + 1]) for count in range(len(batch))]
@@ -164,7 +164,7 @@ class PrefillBatcher:
         """The requests of the next `turns`, as long as all prompts may be in one call."""
         batch = [request]
         for turn in turns:
-            if turn.is_known_to_runner or turn.has_uncached_media:
+            if turn.is_known_to_runner or turn.has_uncached_media or turn.pooling is not None:
                 return
             batch.append(turn)
             cached_lengths = [r.num_cached_tokens for r in batch]
@@ -177,6 +177,44 @@ class PrefillBatcher:
 
     def _fit(self, requests: Sequence[Request]) -> bool:
         """Whether there is memory to prefill all in one call; it is reserved for each alone."""
+        return self._admission.fits_prefill(_longest(requests), requests, self._requests.admitted)
+
+
+class PoolingBatcher:
+    """Batches an input to embed with others of about its length.
+
+    They share a power of two, so that padding is never most of a batch. A larger batch takes less
+    time for each input on every device, so it is bounded like a prompt's chunk.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, requests: LiveRequests, admission: Admission
+    ) -> None:
+        self._pads = config.batches_lengths
+        self._requests = requests
+        self._admission = admission
+
+    def batch(self, request: Request, others: Iterator[Request], max_tokens: int) -> list[Request]:
+        """`request`, whose turn it is, and those of `others` to embed with it."""
+        batch, size, longest = [request], self._size(request), request.prompt.num_tokens
+        for other in others:
+            if self._size(other) != size:
+                continue
+            longest = max(longest, other.prompt.num_tokens)
+            if (len(batch) + 1) * longest > max_tokens:
+                break
+            batch.append(other)
+        while len(batch) > 1 and not self._fit(batch):
+            del batch[(len(batch) + 1) // 2 :]
+        return batch
+
+    def _size(self, request: Request) -> int:
+        """The key of inputs that may be one batch."""
+        num_tokens = request.prompt.num_tokens
+        return power_of_two(num_tokens) if self._pads else num_tokens
+
+    def _fit(self, requests: Sequence[Request]) -> bool:
+        """Whether there is memory for all in one call; it is reserved for each alone."""
         return self._admission.fits_prefill(_longest(requests), requests, self._requests.admitted)
 
 

@@ -9,10 +9,13 @@ import msgspec
 from vlm_server.engine.output.formats import NO_FORMATS, Formats
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces import PreparedPrompt
-from vlm_server.protocol import SamplingParams
+from vlm_server.interfaces.model_spec import VectorSpec
+from vlm_server.protocol import Pooling, SamplingParams, Submit
 
 _OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a checkpoint sets the default of."""
+INPUT_TYPES = ("query", "document")
+"""Input types that every embedding model takes, whether it has prompts for them or not."""
 TYPICAL_TOKENS = 4096
 """Tokens of a typical prompt and its answer: a conversation with some images."""
 _MIN_SEQS = 16
@@ -50,6 +53,56 @@ class SchedulerConfig:
     """Whether an encode advances between steps, so that it may begin before a last chunk."""
     max_prompts_per_prefill: int = 1
     """1 for a model whose prompts can't be prefilled in one batch."""
+    family: str = ""
+    """The model's family, for messages."""
+    writes: bool = True
+    """Whether the model answers in words."""
+    vectors: VectorSpec | None = None
+    """The vectors of a model that embeds; None for one that does not."""
+    scores_pairs: bool = False
+    """Whether the model scores documents with their query, and not by vectors."""
+    batches_lengths: bool = True
+    """Whether inputs of different lengths may be embedded in one batch."""
+
+    def check_task(self, submit: Submit) -> None:
+        """Raises InvalidRequest for a request that this model does not serve."""
+        if submit.count_only:
+            return
+        if submit.pooling is not None:
+            self._check_pooling(submit.pooling)
+        elif not self.writes:
+            made, where = ("scores", "/v1/rerank")
+            if self.vectors is not None:
+                made, where = ("vectors", "/v1/embeddings or /v1/rerank")
+            raise InvalidRequest(
+                f"This model ({self.family}) makes {made} and writes no answers: send it to "
+                f"{where}, or name a model that writes.",
+                "model",
+            )
+
+    def _check_pooling(self, pooling: Pooling) -> None:
+        vectors = self.vectors
+        if vectors is None:
+            if pooling.task == "score" and self.scores_pairs:
+                return
+            does = "writes answers" if self.writes else "makes scores"
+            lacks = "vectors" if pooling.task == "embed" else "vectors or scores"
+            raise InvalidRequest(
+                f"This model ({self.family}) {does} and makes no {lacks}: name an embedding model "
+                "(docs/embeddings.md).",
+                "model",
+            )
+        if pooling.dimensions is not None and pooling.dimensions > vectors.dimensions:
+            raise InvalidRequest(
+                f"This model's vectors have {vectors.dimensions} dimensions; `dimensions` may ask "
+                "for fewer, not for more.",
+                "dimensions",
+            )
+        known = {*INPUT_TYPES, *vectors.prompts}
+        if pooling.input_type and pooling.input_type not in known:
+            raise InvalidRequest(
+                f"This model knows the input types {', '.join(sorted(known))}.", "input_type"
+            )
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest for sampling parameters that this engine can't apply."""
@@ -84,3 +137,12 @@ class SchedulerConfig:
                 prompt.param,
             )
         return min(max_tokens or room, room)
+
+    def check_length(self, prompt: PreparedPrompt) -> None:
+        """Raises ContextLengthExceeded for an input with more tokens than the model can embed."""
+        if prompt.num_tokens > self.context_tokens:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.context_tokens} tokens, and this "
+                f"input has {prompt.num_tokens}. Send a shorter text, or smaller images.",
+                prompt.param,
+            )

@@ -7,10 +7,10 @@ during a prompt's last chunk may the media of the next one be encoded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.request import Request, group_id_of
 from vlm_server.engine.request.states import State
 from vlm_server.interfaces import EncodeWork, PrefillWork
 from vlm_server.protocol import OnDevice
@@ -98,8 +98,8 @@ class DeviceOrder:
         """The requests of all work under way, with that of these `prefills`."""
         reading = () if self._disk_reading is None else (self._disk_reading,)
         prefilling = (chunk.request_id for chunk in prefills)
-        request_ids = dict.fromkeys((*reading, *self._encoding, *prefilling))
-        return OnDevice(tuple(request_ids), self._encoding)
+        request_ids = (*reading, *self._encoding, *prefilling)
+        return OnDevice(_group_ids(request_ids), _group_ids(self._encoding))
 
     @property
     def is_text_waiting(self) -> bool:
@@ -218,6 +218,11 @@ class DeviceOrder:
         self._last_prefill = request.request_id
         if request.has_uncached_media:
             self._last_media = request.request_id
+
+
+def _group_ids(request_ids: Iterable[str]) -> tuple[str, ...]:
+    """The ids by which the front knows these requests, each once."""
+    return tuple(dict.fromkeys(map(group_id_of, request_ids)))
 
 
 def _has_media_chunk(request: Request) -> bool:

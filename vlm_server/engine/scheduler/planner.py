@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.request import Request, input_index
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.batching import EncodeBatcher, PrefillBatcher
+from vlm_server.engine.scheduler.batching import EncodeBatcher, PoolingBatcher, PrefillBatcher
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.live_requests import LiveRequests
@@ -60,9 +60,12 @@ class Planner:
         self._admission = admission
         self._piggyback_tokens = piggyback_tokens
         self._encodes_in_turns = config.encodes_in_turns
+        self._writes = config.writes
+        self._max_chunk_tokens = config.prefill_chunk_tokens
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
+        self._pooling_batcher = PoolingBatcher(config, requests, admission)
         self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
         self._finished_seqs: list[SeqId] = []
@@ -132,10 +135,15 @@ class Planner:
         seconds: float,
     ) -> None:
         """Learn from the time of `prefills`, the prefills of requests that are still live."""
+        is_pooling = self._requests[prefills[0].request_id].pooling is not None
+        if is_pooling and not self._writes:
+            if not result.error:
+                self._chunk_sizer.record(plan.num_prefill_tokens, seconds)
+            return
         if len(prefills) == 1 and prefills[0].request_id not in result.failures:
             self._chunk_sizer.record(prefills[0].num_tokens, seconds, prefills[0].start)
         are_whole_prompts = bool(plan.new) and prefills[0].is_last
-        if are_whole_prompts and not self._device_order.is_encoding:
+        if are_whole_prompts and not is_pooling and not self._device_order.is_encoding:
             self._prefill_batcher.record(
                 [self._requests[chunk.request_id] for chunk in prefills],
                 None if result.error else seconds,
@@ -156,7 +164,12 @@ class Planner:
             self._stored_answers += seqs
 
     def _can_reuse(self, request: Request) -> bool:
-        """Whether other prompts can begin with the KV of `request`."""
+        """Whether other prompts can begin with the KV of `request`.
+
+        Of the documents of one query, which share its tokens, the first one is enough.
+        """
+        if request.pooling is not None and input_index(request.request_id) > 1:
+            return False
         return self._caches.stores_prefixes and not request.prompt.is_atomic
 
     def on_prepared(self, request_id: str) -> None:
@@ -275,6 +288,9 @@ class Planner:
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
+        if request.pooling is not None and not self._writes:
+            max_tokens = self._chunk_sizer.chunk_tokens(self._max_chunk_tokens, others_decode=False)
+            return self._pooling_batcher.batch(request, self._inputs_besides(request), max_tokens)
         request.rematch_prefix()
         if self._device_order.is_encoding:
             return [request]
@@ -285,6 +301,13 @@ class Planner:
         for member in batch:
             member.cut_prefix(start)
         return batch
+
+    def _inputs_besides(self, request: Request) -> Iterator[Request]:
+        """The other inputs that can be embedded now, in the order of all requests."""
+        is_encoding = self._device_order.is_encoding
+        for other in self._requests.in_state(State.PREFILL):
+            if other is not request and not (is_encoding and other.has_uncached_media):
+                yield other
 
     def _prefills_after(self, request: Request) -> Iterator[Request]:
         """The requests to prefill after `request`, each with its longest cached prefix by now."""

@@ -11,6 +11,9 @@ from vlm_server.engine.request.states import State
 
 _MAX_READY = 16
 """Requests that are prepared and not decoding yet: their pixels take the machine's memory."""
+_MAX_INPUTS = 256
+"""Texts for vectors that the threads have before them. Threads get work between two steps only, so
+that fewer would leave batches empty, and let a short request wait for several steps."""
 COSTLY_PIXELS = 16_000_000
 """A request with more pixels may take seconds to decode; two 4K screenshots are just below."""
 
@@ -27,6 +30,7 @@ class _Kind(enum.Enum):
     COSTLY = "images with many pixels, or a video"
     VIDEO = "a video"
     SCHEMA = "a schema, and no media"
+    INPUT = "a text for vectors or scores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class PreparerOrder:
             _Kind.MEDIA: max(max_preparing, max_costly + 1),
             _Kind.COSTLY: max_costly,
             _Kind.VIDEO: 1,
+            _Kind.INPUT: _MAX_INPUTS,
         }
         self._max_begun = max_preparing + max_ready
         self._max_undecoded = max_preparing + min(max_ready, _MAX_READY)
@@ -145,7 +150,8 @@ class PreparerOrder:
         return rooms
 
     def _choose(self, candidates: list[Request]) -> Request:
-        client = min((request.client for request in candidates), key=self._seconds)
+        clients = dict.fromkeys(request.client for request in candidates)
+        client = min(clients, key=self._seconds)
         client_requests = [request for request in candidates if request.client == client]
         oldest, share = client_requests[0], self._shares[client]
         kind = next((k for k in (_Kind.MEDIA, _Kind.SCHEMA) if k in _kinds(oldest)), None)
@@ -171,12 +177,17 @@ def _count(kind: _Kind, kinds_of_requests: list[frozenset[_Kind]]) -> int:
 
 
 def _kinds(request: Request) -> frozenset[_Kind]:
-    is_costly = request.has_video or request.num_pixels > COSTLY_PIXELS
-    has_kind = {
-        _Kind.MEDIA: request.has_media,
-        _Kind.COSTLY: request.has_media and is_costly,
-        _Kind.CHEAP: request.has_media and not is_costly,
-        _Kind.VIDEO: request.has_video,
-        _Kind.SCHEMA: request.has_schema and not request.has_media,
-    }
-    return frozenset(kind for kind, has_it in has_kind.items() if has_it) or frozenset({_Kind.TEXT})
+    if not request.has_media:
+        if request.pooling is not None:
+            return _INPUT
+        return _SCHEMA if request.has_schema else _TEXT
+    if request.has_video:
+        return _WITH_VIDEO
+    return _COSTLY if request.num_pixels > COSTLY_PIXELS else _CHEAP
+
+
+_TEXT, _INPUT = frozenset({_Kind.TEXT}), frozenset({_Kind.INPUT})
+_SCHEMA = frozenset({_Kind.SCHEMA})
+_CHEAP = frozenset({_Kind.MEDIA, _Kind.CHEAP})
+_COSTLY = frozenset({_Kind.MEDIA, _Kind.COSTLY})
+_WITH_VIDEO = _COSTLY | {_Kind.VIDEO}

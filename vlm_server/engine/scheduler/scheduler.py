@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.request import Request, group_id_of
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
+from vlm_server.engine.scheduler.pooling_groups import PoolingGroups
 from vlm_server.engine.scheduler.stats import SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
@@ -40,7 +43,7 @@ from vlm_server.interfaces import (
     SeqId,
     StepResult,
 )
-from vlm_server.protocol import Accepted, Delta, Event, Failed, Finished, Submit, Tokens
+from vlm_server.protocol import Accepted, Delta, Event, Failed, Finished, Submit, Tokens, Usage
 
 _MAX_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
 """Retries of a request's encodes and prefill, by the error's code."""
@@ -74,6 +77,8 @@ class Scheduler:
         self._caches = caches
         self._admission = admission
         self._requests = LiveRequests()
+        is_multi = config.vectors is not None and config.vectors.is_multi
+        self._groups = PoolingGroups(clock, is_multi=is_multi, of_pairs=config.scores_pairs)
         self._planner = Planner(config, self._requests, caches, admission, piggyback_tokens, clock)
         self._is_draining = False
         self.reset_stats()
@@ -86,13 +91,15 @@ class Scheduler:
             error = EngineUnavailable("The server is shutting down.")
             return [_failed_event(submit.request_id, error)]
         try:
+            self._config.check_task(submit)
             self._config.check_sampling(submit.sampling)
         except InvalidRequest as error:
             return [_failed_event(submit.request_id, error)]
-        sampling = self._config.with_defaults(submit.sampling)
-        request = Request(submit, sampling, self._decoder, self._clock)
-        request.num_pixels = self._pixels_to_decode(submit)
-        self._requests.enqueue(request)
+        if submit.pooling is None:
+            self._enqueue(submit)
+        else:
+            self._groups.open(submit)
+            self._enqueue_inputs(submit.request_id)
         return [Accepted(submit.request_id)]
 
     def abort(self, request_id: str) -> list[Event]:
@@ -100,6 +107,8 @@ class Scheduler:
 
         Its sequences leave the batch with the next plan (`SchedulerOutput.finished_seqs`).
         """
+        if request_id in self._groups:
+            return [Finished(request_id, self._abort_inputs(request_id), is_aborted=True)]
         request = self._requests.get(request_id)
         if request is None:
             return []
@@ -117,7 +126,14 @@ class Scheduler:
             return []
         if request.count_only:
             return self._count(request, outcome)
+        if outcome.vectors is not None:
+            request.finish_cached(outcome)
+            return self._end_input(request, outcome.vectors)
         try:
+            if request.pooling is not None:
+                self._config.check_length(outcome.prompt)
+                request.on_prepared(outcome, max_tokens=0)
+                return []
             max_tokens = self._config.max_answer_tokens(outcome.prompt, request.sampling.max_tokens)
         except ContextLengthExceeded as error:
             outcome.references.release()
@@ -169,7 +185,12 @@ class Scheduler:
         """End the requests that have missed a deadline, in any state."""
         now = self._clock()
         missed = [(r, r.deadlines.error_at(now)) for r in self._requests.values()]
-        return [event for r, error in missed if error for event in self._fail(r, error)]
+        return [
+            event
+            for request, error in missed
+            if error and request.request_id in self._requests  # else ended with another input
+            for event in self._fail(request, error)
+        ]
 
     def drain(self) -> None:
         """Refuse further requests."""
@@ -200,6 +221,11 @@ class Scheduler:
         for request in finished:
             self._end(request, request.state)
             events.append(_finished_event(request))
+        for request_id, rows in result.pooled.items():
+            if request := self._requests.get(request_id):
+                request.finish_pooled()
+                stored = self._caches.store_vectors(request.prompt.vector_key, rows)
+                events += self._end_input(request, stored)
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail_or_retry(request, error)
@@ -218,7 +244,10 @@ class Scheduler:
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
             tracked=self._planner.num_tracked,
             caches=self._caches.stats(),
-            progress=tuple(request.progress for request in self._requests.values()),
+            progress=(
+                *(r.progress for r in self._requests.values() if r.pooling is None),
+                *self._groups.progress(),
+            ),
             max_num_seqs=self._config.max_num_seqs,
         )
 
@@ -244,7 +273,7 @@ class Scheduler:
             if request is None or request.request_id in result.failures:
                 continue
             request.num_prefilled = chunk.end
-            if chunk.is_last:
+            if chunk.is_last and request.pooling is None:
                 request.start_decode()
 
     def _append_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
@@ -273,6 +302,33 @@ class Scheduler:
 
     # ---- requests ------------------------------------------------------------------
 
+    def _enqueue(self, submit: Submit) -> None:
+        sampling = self._config.with_defaults(submit.sampling)
+        request = Request(submit, sampling, self._decoder, self._clock)
+        request.num_pixels = self._pixels_to_decode(submit)
+        self._requests.enqueue(request)
+
+    def _enqueue_inputs(self, group_id: str) -> None:
+        for submit in self._groups.next_inputs(group_id):
+            self._enqueue(submit)
+
+    def _end_input(self, request: Request, rows: NDArray[np.float32]) -> list[Event]:
+        """End an input with its vectors; returns the end of its group, if it was the last one."""
+        self._end(request, request.state)
+        finished = self._groups.finish(request, rows)
+        if finished is not None:
+            return [finished]
+        self._enqueue_inputs(group_id_of(request.request_id))
+        return []
+
+    def _abort_inputs(self, group_id: str) -> Usage:
+        """End all inputs of a pooling request; returns its usage."""
+        usage, request_ids = self._groups.close(group_id)
+        for request_id in request_ids:
+            if request := self._requests.get(request_id):
+                self._end(request, State.FINISHED_ABORTED)
+        return usage
+
     def _count(self, request: Request, prepared: Prepared) -> list[Event]:
         """End a request that wants only its prompt's tokens."""
         request.finish_count(prepared)
@@ -284,7 +340,10 @@ class Scheduler:
         self, request: Request, error: RequestError, *, kv_is_valid: bool = True
     ) -> list[Event]:
         self._end(request, State.FINISHED_FAILED, kv_is_valid=kv_is_valid)
-        return [_failed_event(request.request_id, error)]
+        group_id = group_id_of(request.request_id)
+        if request.pooling is not None:
+            self._abort_inputs(group_id)
+        return [_failed_event(group_id, error)]
 
     def _end_thread_work(self, request_id: str) -> Request | None:
         """Clear the cancellation of finished work; returns its request if that is still live."""

@@ -30,6 +30,7 @@ from vlm_server.runner.distributed.messages import (
 )
 from vlm_server.runner.distributed.prefixes import RankZeroPrefixes, SegmentLog
 from vlm_server.runner.distributed.speculation import RankZeroSpeculation
+from vlm_server.runner.embedding_runner import EmbeddingRunner
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
@@ -61,6 +62,8 @@ class SingleProcess:
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """The runner of the engine's plans."""
+        if loaded.family.embeds is not None:
+            return EmbeddingRunner(loaded)
         return ModelRunner(loaded, caches, speculation_of(loaded, num_draft_tokens))
 
 

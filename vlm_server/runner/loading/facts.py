@@ -6,7 +6,9 @@ The examination follows the rules of loading, and reads no weights.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from mlx_vlm.utils import get_model_and_args
@@ -17,15 +19,16 @@ from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.families import refuse_unservable, row_of
+from vlm_server.runner.families import refuse_unservable, row_of, with_module
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalise
+from vlm_server.runner.loading.checkpoint.task import with_task
 from vlm_server.runner.loading.checkpoint.weights import Budget, bytes_as, check_fits, dtype_on
 from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
-from vlm_server.settings import MIB, ModelSettings
+from vlm_server.settings import MIB, MemorySettings, ModelSettings
 
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 """Types of safetensors, and their bytes, by their names in configurations; else bytes."""
@@ -42,8 +45,11 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
     device, plan, model = current_device(), request.plan, request.model
     limit = limit_bytes(request.memory, device)
     config = plan.config if plan else layout.read_object(Path(model.path) / layout.CONFIG)
+    config, refusal = _with_task(config, request)
     row = row_of(config)
     examination = Examination(
+        refusal=refusal,
+        makes_vectors=row is not None and row.embeds is not None,
         family=row.name if row else layout.family(config),
         is_checked=row is not None and row.is_checked,
         quantization=layout.quantization(config),
@@ -51,10 +57,12 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
         memory_bytes=device.memory_bytes,
         limit_bytes=limit,
     )
+    if refusal:
+        return examination
     try:
         whole = normalise(dict(config))
         part = whole.get(f"{row.part}_config") if row and row.part else None
-        context = context_tokens_of(part or whole, model.max_context_tokens)
+        context = context_tokens_of(part or whole, model.max_context_tokens, row)
         examination = msgspec.structs.replace(examination, context_tokens=context)
         if plan is None:
             return _with_weights(examination, model, least_tokens)
@@ -64,16 +72,30 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
         return msgspec.structs.replace(examination, refusal=str(error))
 
 
+def _with_task(
+    config: Mapping[str, Any], request: ExaminationRequest
+) -> tuple[dict[str, Any], str]:
+    """`config` as `with_task` has it, or the reason why it has not."""
+    plan, folder = request.plan, Path(request.model.path)
+    names: Iterable[str] = (path.name for path in layout.visible_files(folder))
+    if plan is not None:
+        names = (part for file in plan.files for part in Path(file).parts)
+    try:
+        return with_task(dict(config), set(names), request.model.task), ""
+    except ModelLoadError as error:
+        return dict(config), str(error)
+
+
 def _planned_bytes(
     examination: Examination, plan: DownloadPlan, model: ModelSettings, budget: Budget
 ) -> int:
     """Bytes of the weights; raises ModelLoadError if `plan` shows that they can't be served."""
-    config = dict(plan.config)
+    config = _with_task(plan.config, ExaminationRequest(model, MemorySettings(), plan))[0]
     if not examination.family:
         raise ModelLoadError("its config.json names no model_type")
     refuse_unservable(config, allow_unchecked=True)
     try:
-        get_model_and_args(config=config)
+        get_model_and_args(config=with_module(config))
     except Exception as error:  # noqa: BLE001  families fail with any exception
         raise ModelLoadError(f"mlx-vlm has no family {examination.family!r} ({error})") from None
     refuse_unservable(config, allow_unchecked=model.allow_unchecked)
@@ -93,6 +115,8 @@ def _with_weights(examination: Examination, model: ModelSettings, least_tokens: 
         if opened.family.reads_images:
             tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
             image_token_of(opened.family, opened.model, opened.config, tokenizer)
+        if opened.family.embeds is not None:
+            return msgspec.structs.replace(examination, weight_bytes=opened.size_bytes)
         state = planned_state_size(opened.model.language_model, opened.family)
     free_bytes = examination.limit_bytes - opened.size_bytes
     fitting = bisect_right(
@@ -137,6 +161,7 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         image_side_multiple=rule.factor if rule else 0,
         coordinates=loaded.family.coordinates,
         warnings=(*loaded.family.warnings, *loaded.spec.warnings),
+        vector_dimensions=loaded.spec.vectors.dimensions if loaded.spec.vectors else 0,
     )
 
 
@@ -147,7 +172,11 @@ def _modified_at(folder: Path) -> float:
 
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
     """The kinds of input and output; all that read images get videos, if only as frames."""
-    capabilities = ["completion", "structured_output"]
+    vectors = loaded.spec.vectors
+    capabilities = ["completion", "structured_output"] if loaded.spec.writes else []
+    capabilities += ["embedding"] if vectors else []
+    capabilities += ["rerank"] if vectors or loaded.spec.scores else []
+    capabilities += ["multi_vector"] if vectors and vectors.is_multi else []
     capabilities += ["vision", "video"] if loaded.spec.reads_images else []
     parser = loaded.spec.tool_parser
     capabilities += ["tools"] if parser is not None and not parser.needs_instruction else []

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub.layout import visible_files
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
@@ -22,7 +23,7 @@ from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import Family, refuse_unservable, row_of
 from vlm_server.runner.fingerprint import Checkpoint
-from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loaded import LoadedModel, language_model_of
 from vlm_server.runner.loading.checkpoint.config import normalise, spelling_of
 from vlm_server.runner.loading.checkpoint.files import (
     check_files,
@@ -31,6 +32,7 @@ from vlm_server.runner.loading.checkpoint.files import (
     read_json,
     reason_of,
 )
+from vlm_server.runner.loading.checkpoint.task import with_task
 from vlm_server.runner.loading.checkpoint.view import (
     no_code_of,
     text_model_of,
@@ -38,6 +40,7 @@ from vlm_server.runner.loading.checkpoint.view import (
     weights_renamed,
 )
 from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
+from vlm_server.runner.loading.embedder import load_embedder, make_embedder_fast
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import probe
@@ -78,12 +81,13 @@ def load(
         parameters, free_bytes = _parameters(model), limit_bytes - opened.size_bytes
         positions = _make_fast(family, model, processor, backend, free_bytes)
         spec = model_spec(settings, config, family, model, processor)
-        mx.eval(arrays_of(model if ranks is None or ranks.leads else model.language_model))
+        whole = model if ranks is None or ranks.leads else model.language_model
+        mx.eval(arrays_of(whole))
     generation = read_json(folder / "generation_config.json")
-    language_model = model.language_model
+    language_model = language_model_of(model)
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
     text = TextModel(language_model, attention)
-    if device.runs_our_kernels and family.is_checked:
+    if device.runs_our_kernels and family.is_checked and family.embeds is None:
         count = backend.mixed_step_tokens
         embed = None
         if count:
@@ -137,16 +141,19 @@ def open_lazily(
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{folder}/config.json names no model_type")
     refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
+    config = with_task(config, {path.name for path in visible_files(folder)}, settings.task)
     row, prefixes = row_of(config), spelling_of(config).weight_prefixes
     config = normalise(config)
+    if ranks is not None and row is not None and row.embeds is not None:
+        raise ModelLoadError(f"{row.name} makes vectors: such a model is not split over machines")
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
     tensors = tensors_in(folder)
     if ranks is None:
         check_fits(tensors, dtype, budget)
-    with view_of(folder, config) as view:
+    with view_of(folder, as_processors(config, row)) as view:
         spelling = weights_renamed(config, prefixes)
         with no_code_of(folder), no_code_of(view), spelling, text_model_of(config):
-            model, processor = _load(folder, view)
+            model, processor = _load(folder, view, config, row)
         if row is not None and row.part:
             model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
         family = row or probe(str(config["model_type"]), model, processor)
@@ -162,10 +169,20 @@ def open_lazily(
         yield OpenedModel(config, family, model, processor, size_bytes)
 
 
-def _load(folder: Path, view: Path) -> tuple[Any, Any]:
+def as_processors(config: dict[str, Any], row: Family | None) -> dict[str, Any]:
+    """`config` as the checkpoint's processor is found by it."""
+    if row is None or row.embeds is None or not row.embeds.processor:
+        return config
+    return config | {"model_type": row.embeds.processor}
+
+
+def _load(folder: Path, view: Path, config: dict[str, Any], row: Family | None) -> tuple[Any, Any]:
     """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are lazy."""
     try:
-        model, processor = mlx_vlm.load(str(view), lazy=True, trust_remote_code=False)
+        if row is not None and row.embeds is not None:
+            model, processor = load_embedder(view, config)
+        else:
+            model, processor = mlx_vlm.load(str(view), lazy=True, trust_remote_code=False)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         check_shards(folder)
@@ -191,6 +208,8 @@ def _make_fast(
     if family.tower is not None:
         model.vision_tower = family.tower(model.vision_tower, backend)
         use_fast_patches(processor, model.vision_tower)
+    if family.embeds is not None:
+        return make_embedder_fast(family, model)
     simplify(model.language_model)
     rotate = backend.use_kernels(model, free_bytes)
     use_last_token_head(model.language_model)

@@ -13,7 +13,7 @@ from mlx_vlm.utils import should_add_special_tokens
 from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.interfaces.model_spec import AskPositions, ModelSpec, MRope, StandIn
+from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
 from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.loading.chat_templates import (
@@ -25,6 +25,7 @@ from vlm_server.runner.loading.chat_templates import (
     tool_parser,
 )
 from vlm_server.runner.loading.checkpoint.files import read_json
+from vlm_server.runner.loading.embedder import BARE, score_spec, vector_spec
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy, text_positions
 from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
 from vlm_server.settings import ModelSettings
@@ -54,7 +55,9 @@ def model_spec(
     model_processor = ModelProcessor(processor, image_token_id, stand_in)
     placeholders = _image_placeholders(family, processor, tokenizer, image_token_id)
     template = ChosenTemplate()
-    if not family.writes_prompts:
+    if family.embeds is not None and (family.embeds.template or not family.reads_images):
+        template = ChosenTemplate(family.embeds.template or BARE)
+    elif not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
         template = _template(settings, family, processor, model_processor, placeholders, video)
     return ModelSpec(
@@ -65,9 +68,10 @@ def model_spec(
         video_token_id=video_token_id if family.takes_videos else None,
         eos_token_ids=_eos_token_ids(config, folder, tokenizer, template.end_token)
         | frozenset(getattr(processor, "additional_eos_token_ids", ())),
-        context_tokens=context_tokens_of(config, settings.max_context_tokens),
-        vocabulary_size=_vocabulary_size(family, model.language_model),
-        adds_special_tokens=should_add_special_tokens(family.name, processor),
+        context_tokens=context_tokens_of(config, settings.max_context_tokens, family),
+        vocabulary_size=_vocabulary_size(family, model, config),
+        adds_special_tokens=family.embeds is not None
+        or should_add_special_tokens(family.name, processor),
         image_placeholders=placeholders,
         chat_template=template.text,
         template_variables=dict(tokenizer.special_tokens_map),
@@ -75,14 +79,16 @@ def model_spec(
         process_image=model_processor.image,
         process_video=model_processor.video,
         mrope=_mrope(family, model),
-        chunk_policy=chunk_policy(model),
+        chunk_policy=ChunkPolicy.NOWHERE if family.embeds else chunk_policy(model),
         frame_token_ids=tuple(tokenizer.convert_tokens_to_ids(list(family.frame_tokens))),
-        has_states=has_states(new_layers(model.language_model)),
-        tool_parser=tool_parser(template.text, settings.tool_parser),
-        reasoning_format=reasoning_format(template.text),
+        has_states=family.embeds is None and has_states(new_layers(model.language_model)),
+        tool_parser=None if family.embeds else tool_parser(template.text, settings.tool_parser),
+        reasoning_format=None if family.embeds else reasoning_format(template.text),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
         stand_in=stand_in,
         warnings=template.warnings,
+        vectors=vector_spec(family, model, folder),
+        scores=score_spec(family, tokenizer),
     )
 
 
@@ -197,20 +203,26 @@ def _ids(source: Json) -> set[int]:
     return set(value) if isinstance(value, list) else set() if value is None else {value}
 
 
-def context_tokens_of(config: Json, limit: int) -> int:
+def context_tokens_of(config: Json, limit: int, family: Family | None = None) -> int:
     """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
     text = config.get("text_config") or config.get("llm_config") or {}
     context_tokens = (
         text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
     )
+    if family is not None and family.embeds is not None:
+        context_tokens -= family.embeds.first_position
     return min(int(context_tokens), limit) if limit else int(context_tokens)
 
 
-def _vocabulary_size(family: Family, language_model: Any) -> int:
+def _vocabulary_size(family: Family, model: Any, config: Json) -> int:
     """The width of the logits, from a lazy step that is never computed.
 
-    Each family's configuration names it differently, and some are wrong.
+    Each family's configuration names it differently, and some are wrong. A model without logits
+    has no other source.
     """
+    if family.embeds is not None:
+        return int((config.get("text_config") or config).get("vocab_size") or config["vocab_size"])
+    language_model = model.language_model
     token_ids = mx.zeros((1, 1), dtype=mx.int32)
     output = language_model(token_ids, cache=new_layers(language_model))
     family.forget_positions(language_model)

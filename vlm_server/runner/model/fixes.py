@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_vlm.models.base import InputEmbeddingsFeatures
 from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
 
 from vlm_server.runner.model import llama4, molmo, paligemma
@@ -99,6 +100,41 @@ class _ImagesOnly:
 
     def __call__(self, images: Any, **_: Any) -> Any:
         return self._inner(images)
+
+
+def embed_apart(model: Any, processor: Any, _settings: Settings) -> None:
+    """EmbeddingGemma 2: let the embeddings of a prompt be computed apart from its vectors, with
+    those of images in their places, as mlx-vlm's other models do; and let its processor be called
+    as this version of transformers does."""
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (kind,), {"get_input_embeddings": _embed_apart})
+    kind = type(processor)
+    merge = kind._merge_kwargs
+
+    def merge_kwargs(self: Any, own: Any = None, initial: Any = None, **kwargs: Any) -> Any:
+        initial = kwargs.pop("tokenizer_init_kwargs", initial)
+        return merge(self, own, initial, **kwargs)
+
+    processor.__class__ = type(kind.__name__, (kind,), {"_merge_kwargs": merge_kwargs})
+
+
+def _embed_apart(
+    model: Any,
+    input_ids: mx.array,
+    pixel_values: mx.array | None = None,
+    image_position_ids: mx.array | None = None,
+    **_: Any,
+) -> InputEmbeddingsFeatures:
+    config = model.config
+    is_image = input_ids == config.image_token_id
+    text = config.text_config
+    text_ids = mx.where(is_image, text.pad_token_id, input_ids)
+    embeddings = model.language_model.embed_tokens(text_ids)
+    embeddings = embeddings * mx.array(text.hidden_size**0.5, dtype=embeddings.dtype)
+    if pixel_values is not None:
+        features = model.get_image_features(pixel_values, image_position_ids)
+        embeddings = model._scatter(embeddings, input_ids, config.image_token_id, features)
+    return InputEmbeddingsFeatures(inputs_embeds=embeddings)
 
 
 def name_deepstack_layers(model: Any, _processor: Any, _settings: Settings) -> None:

@@ -26,6 +26,8 @@ from vlm_server.runner.prefill.prefill import embed_text
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
     """Whether all layers only append, and logits can be computed for chosen tokens."""
+    if loaded.family.embeds is not None:
+        return False
     layers = new_layers(loaded.language_model)
     return only_append(layers) and has_last_token_head(loaded.language_model)
 

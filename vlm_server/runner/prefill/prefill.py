@@ -52,7 +52,7 @@ class Prefill:
         """The state before the last chunk, if that ended inside a media item."""
         if request.prefix.length:
             restore(self._cache, request.prefix, request.prompt.num_tokens)
-        self._inputs: _PromptInputs | None = _PromptInputs(loaded, request)
+        self._inputs: PromptInputs | None = PromptInputs(loaded, request)
 
     def chunk(self, start: int, end: int) -> PromptChunk | None:
         """Tokens `start` to `end` for a mixed step; None if they need a step of their own."""
@@ -165,7 +165,7 @@ def embed_text(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
     return {name: array for name, array in arguments.items() if array is not None}
 
 
-class _PromptInputs:
+class PromptInputs:
     """The language model's arguments for a prompt after its prefix, sliced for each chunk."""
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:

@@ -15,6 +15,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "stored prompt, conversation",
         "shortening of the prompt",
         "size of the context",
+        "prompt of the input's type",
+        "fields of documents",
     ),
     "Answers": (
         "most tokens",
@@ -27,6 +29,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "likeliest tokens",
         "audio, modalities",
         "verbosity",
+        "dimensions",
+        "length of vectors",
     ),
     "Sampling": (
         "temperature",

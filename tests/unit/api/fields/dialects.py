@@ -9,6 +9,7 @@ from tests.unit.api.fields import (
     openai_fields,
     responses_fields,
     text_fields,
+    vector_fields,
 )
 from tests.unit.api.fields.field import Dialect
 
@@ -25,4 +26,5 @@ COUNTING: tuple[Dialect, ...] = (
     count_fields.DETOKENIZE,
     anthropic_fields.COUNT_TOKENS,
 )
-DIALECTS = (*ANSWERING, *COUNTING)
+POOLING: tuple[Dialect, ...] = (vector_fields.EMBEDDINGS, vector_fields.RERANK)
+DIALECTS = (*ANSWERING, *COUNTING, *POOLING)

@@ -59,7 +59,7 @@ def _of(submit: Submit) -> tuple[Any, ...]:
     return (
         *(submit.messages, submit.images, submit.videos, submit.sampling),
         *(submit.tools, submit.template, submit.prompt, submit.count_only),
-        submit.prediction,
+        *(submit.prediction, submit.pooling, submit.inputs),
     )
 
 

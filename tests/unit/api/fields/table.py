@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.unit.api.fields.concepts import SECTIONS
-from tests.unit.api.fields.dialects import ANSWERING, COUNTING
+from tests.unit.api.fields.dialects import ANSWERING, COUNTING, POOLING
 from tests.unit.api.fields.field import Dialect, Field, Reading
 
 PATH = Path(__file__).parents[4] / "docs" / "fields.md"
@@ -19,7 +19,8 @@ _IN_MESSAGES = re.compile(r"^(messages|input)\[\]\.")
 HEAD = """# Fields
 
 Which fields each dialect has, concept by concept. What they mean is described in [api.md](api.md),
-[responses.md](responses.md), [anthropic.md](anthropic.md) and [ollama.md](ollama.md).
+[responses.md](responses.md), [anthropic.md](anthropic.md), [ollama.md](ollama.md) and
+[embeddings.md](embeddings.md).
 
 - A field without a note has an effect.
 - *ignored*: it is accepted, has no effect, and is named in the header `X-VLM-Ignored`, *unless* it
@@ -62,6 +63,7 @@ def page() -> str:
     sections = [
         *(_section(title, concepts, ANSWERING) for title, concepts in SECTIONS.items()),
         _section("Counting", everything, COUNTING),
+        _section("Vectors and scores", everything, POOLING),
     ]
     return "\n".join([HEAD, *sections])
 

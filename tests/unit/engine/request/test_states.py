@@ -22,6 +22,7 @@ LEGAL = {
     (State.ENCODING, State.PREFILL),
     (State.PREFILL, State.WAITING),
     (State.PREFILL, State.DECODE),
+    (State.PREFILL, State.FINISHED_ANSWERED),
     (State.DECODE, State.FINISHED_ANSWERED),
     *itertools.product(LIVE, (ABORTED, FAILED)),
 }

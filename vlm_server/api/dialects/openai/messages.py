@@ -35,6 +35,18 @@ def parse_messages(
     conversation.check_complete()
 
 
+def set_pixel_limits(limits: schema.PixelLimits | None, conversation: Conversation) -> None:
+    """Bound the pixels of all images of `conversation`. Raises InvalidRequest."""
+    if limits is None:
+        return
+    low, high = limits.min_pixels, limits.max_pixels
+    if low is not None and high is not None and low > high:
+        raise InvalidRequest(
+            "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
+        )
+    conversation.min_pixels, conversation.max_pixels = low, high
+
+
 @dataclass(slots=True)
 class _MessageParser:
     """Converts messages in order; results refer to earlier calls."""

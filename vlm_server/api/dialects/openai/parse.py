@@ -12,7 +12,7 @@ from msgspec import Struct, msgpack
 
 from vlm_server.api.dialects.fields import ignore_labels, submit_of, tool_definitions
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.messages import parse_messages
+from vlm_server.api.dialects.openai.messages import parse_messages, set_pixel_limits
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import (
@@ -59,7 +59,7 @@ def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
     model = model_wanted(request.model, context)
     options = encode_options(request, ignored)
     conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
-    _set_pixel_limits(request.mm_processor_kwargs, conversation)
+    set_pixel_limits(request.mm_processor_kwargs, conversation)
     choice = _choice(request.tool_choice, parallel=request.parallel_tool_calls is not False)
     tools = read_tools(
         tool_definitions((tool.function for tool in request.tools or ()), "tools[{}].function"),
@@ -112,17 +112,6 @@ def encode_options(request: schema.AnswerFields, ignored: IgnoredFields) -> byte
     return msgpack.encode(
         Options(bool(stream_options.include_usage), bool(stream_options.continuous_usage_stats))
     )
-
-
-def _set_pixel_limits(limits: schema.PixelLimits | None, conversation: Conversation) -> None:
-    if limits is None:
-        return
-    low, high = limits.min_pixels, limits.max_pixels
-    if low is not None and high is not None and low > high:
-        raise InvalidRequest(
-            "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
-        )
-    conversation.min_pixels, conversation.max_pixels = low, high
 
 
 def _continues(request: schema.ChatRequest) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import Spelling, row_of
+from vlm_server.runner.families import Spelling, row_of, with_module
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def spelling_of(config: Json) -> Spelling:
 def _module_of(config: Json) -> Any:
     """mlx-vlm's module of the family; None if there is none, which loading reports."""
     try:
-        return get_model_and_args(config)[0]
+        return get_model_and_args(with_module(config))[0]
     except Exception:  # noqa: BLE001 - an import may raise anything
         return None
 
@@ -155,6 +155,8 @@ class _Part:
     def _read_layer_overrides(self) -> None:
         """Set the sizes of gemma4's layers without a window."""
         overrides = self._table.get("per_layer_config")
+        if "per_layer_config" in self._fields:
+            return
         if not isinstance(overrides, Mapping) or not overrides:
             return
         first, *others = overrides.values()

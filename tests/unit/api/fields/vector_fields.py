@@ -1,0 +1,99 @@
+"""Fields of `/v1/embeddings` and `/v1/rerank`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.unit.api.fields.field import Dialect, Field, answers, refused, works
+from tests.unit.api.fields.openai_fields import (
+    CHAT,
+    HARMLESS_FIELDS,
+    OTHER_PNG,
+    UNKNOWN_AT_THE_TOP,
+)
+from tests.unit.api.requests import image_part, text
+from tests.unit.api.scripted_engine import Step
+from vlm_server.api.dialects.openai import embeddings, rerank
+from vlm_server.api.dialects.openai.embeddings import EmbeddingRequest
+from vlm_server.api.dialects.openai.rerank import RerankRequest
+from vlm_server.api.dialects.openai.schema import HARMLESS
+from vlm_server.protocol import Finished, Usage, Vectors
+
+USUAL: dict[str, Any] = {"model": "demo", "input": "hi"}
+RANKED: dict[str, Any] = {"model": "demo", "query": "hi", "documents": ["ho", "ha"]}
+_OF_CONVERSATIONS = {"model", "messages"}
+PIXELS = "mm_processor_kwargs"
+
+VECTORS: tuple[Step, ...] = (
+    lambda request_id: Finished(
+        request_id, Usage(3, 0, 2), vectors=(Vectors(bytes.fromhex("0000803f00000000"), 2),)
+    ),
+)
+SCORES: tuple[Step, ...] = (
+    lambda request_id: Finished(request_id, Usage(3, 0, 2), scores=(0.25, 0.5)),
+)
+
+
+def _of_messages(field: Field) -> bool:
+    """Whether a field of chat completions is one of a conversation to embed, too."""
+    on = field.on or CHAT.usual
+    return field.path.startswith("messages") and on.keys() <= _OF_CONVERSATIONS
+
+
+def _bounds(body: dict[str, Any]) -> tuple[Field, ...]:
+    return (
+        works("bounds of the size", f"{PIXELS}.min_pixels", 5000, on=body),
+        works("bounds of the size", f"{PIXELS}.max_pixels", 5000, on=body),
+        refused("in other objects", f"{PIXELS}.colour", "red", title="any"),
+    )
+
+
+EMBEDDINGS = Dialect(
+    title="`/v1/embeddings`",
+    route="/v1/embeddings",
+    structs=(EmbeddingRequest,),
+    usual=USUAL,
+    fields=(
+        works("model", "model", "other", fails=404),
+        works("conversation or prompt", "input", ["hi", [5, 6]]),
+        works("image", "input", [[image_part(OTHER_PNG), text()]]),
+        *(replace(f, on=f.on or CHAT.usual) for f in CHAT.fields if _of_messages(f)),
+        works("prompt of the input's type", "input_type", "query"),
+        works("prompt of the input's type", "instruction", "Find it."),
+        works("dimensions", "dimensions", 1),
+        answers("form of the answer", "encoding_format", "base64"),
+        *_bounds({**USUAL, "input": [[image_part()]]}),
+        *HARMLESS_FIELDS,
+        UNKNOWN_AT_THE_TOP,
+        refused("template of the request's own", "add_special_tokens", False, neutral=(True, None)),
+        refused("length of vectors", "normalized", False, neutral=(True, None)),
+        refused("shortening of the prompt", "truncate_prompt_tokens", 5, neutral=(None,)),
+    ),
+    more=HARMLESS | embeddings.NEUTRAL.keys(),
+    script=VECTORS,
+)
+RERANK = Dialect(
+    title="`/v1/rerank`",
+    route="/v1/rerank",
+    structs=(RerankRequest,),
+    usual=RANKED,
+    fields=(
+        works("model", "model", "other", fails=404),
+        works("conversation or prompt", "query", "what?"),
+        works("conversation or prompt", "documents", ["ha", "ho"]),
+        works("image", "documents", [{"image": OTHER_PNG}, "ha"]),
+        works("prompt of the input's type", "instruction", "Find it."),
+        answers("number of answers", "top_n", 1),
+        answers("prompt in the answer", "return_documents", True),
+        *_bounds({**RANKED, "query": [image_part()]}),
+        *HARMLESS_FIELDS,
+        UNKNOWN_AT_THE_TOP,
+        refused("shortening of the prompt", "max_chunks_per_doc", 5, neutral=(None,)),
+        refused("shortening of the prompt", "max_tokens_per_doc", 5, neutral=(None,)),
+        refused("shortening of the prompt", "truncate_prompt_tokens", 5, neutral=(None,)),
+        refused("fields of documents", "rank_fields", ["title"], neutral=(["text"], [], None)),
+    ),
+    more=HARMLESS | rerank.NEUTRAL.keys(),
+    script=SCORES,
+)

@@ -1,0 +1,183 @@
+"""Pooling requests: each is a group of requests, one for every input, with one end.
+
+The scheduler knows the inputs alone. They share batches, whatever request they are of, and only a
+few of each request are live at a time, so that a request with thousands stays cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vlm_server.engine.output.vectors import Rows, cut, similarity
+from vlm_server.engine.request.request import Request, group_id_of, input_id, input_index
+from vlm_server.protocol import (
+    ContentPart,
+    Finished,
+    ImagePart,
+    ImageUse,
+    Message,
+    Pooling,
+    RequestProgress,
+    Submit,
+    Usage,
+    Vectors,
+    VideoPart,
+    VideoUse,
+)
+
+_MAX_LIVE = 128
+"""The most inputs that are live at a time, which all requests share: a batch or two of short texts.
+Each request has one at least."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """A pooling request: its inputs to come, those that are live, and the results so far."""
+
+    submit: Submit
+    pooling: Pooling
+    began_at: float
+    first_index: int
+    next_index: int
+    live: set[str] = field(default_factory=set)
+    rows: dict[int, Rows] = field(default_factory=dict)
+    images: dict[int, tuple[ImageUse, ...]] = field(default_factory=dict)
+    videos: dict[int, tuple[VideoUse, ...]] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def indices(self) -> range:
+        """The numbers of the inputs that are requests of their own."""
+        return range(self.first_index, len(self.submit.inputs))
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, 0, self.cached_tokens)
+
+
+class PoolingGroups:
+    """The live pooling requests, by id."""
+
+    def __init__(self, clock: Callable[[], float], *, is_multi: bool, of_pairs: bool) -> None:
+        """is_multi: whether the model makes a vector for each token. of_pairs: whether it scores a
+        document with its query; the query alone is no input then."""
+        self._clock = clock
+        self._is_multi = is_multi
+        self._of_pairs = of_pairs
+        self._groups: dict[str, _Group] = {}
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._groups
+
+    def open(self, submit: Submit) -> None:
+        """Take over a pooling request; `next_inputs` has its inputs."""
+        assert submit.pooling is not None
+        first = 1 if self._of_pairs else 0
+        group = _Group(submit, submit.pooling, self._clock(), first, next_index=first)
+        self._groups[submit.request_id] = group
+
+    def next_inputs(self, group_id: str) -> Iterator[Submit]:
+        """The inputs to enqueue now, each as a request of its own."""
+        group, share = self._groups[group_id], max(1, _MAX_LIVE // len(self._groups))
+        while len(group.live) < share and group.next_index < len(group.submit.inputs):
+            seconds = self._clock() - group.began_at
+            part = _input_of(group.submit, group.next_index, seconds, of_pairs=self._of_pairs)
+            group.next_index += 1
+            group.live.add(part.request_id)
+            yield part
+
+    def finish(self, request: Request, rows: Rows) -> Finished | None:
+        """Record the vectors of an input; returns the group's end if it was the last one."""
+        group_id, index = group_id_of(request.request_id), input_index(request.request_id)
+        group = self._groups[group_id]
+        group.live.remove(request.request_id)
+        group.rows[index] = cut(rows, group.pooling.dimensions)
+        group.images[index], group.videos[index] = request.prompt.images, request.prompt.videos
+        group.prompt_tokens += request.prompt.num_tokens
+        group.cached_tokens += request.num_cached_tokens
+        if len(group.rows) < len(group.indices):
+            return None
+        del self._groups[group_id]
+        return self._finished(group, request)
+
+    def close(self, group_id: str) -> tuple[Usage, set[str]]:
+        """End a group early; returns its usage so far, and the requests of its live inputs."""
+        group = self._groups.pop(group_id)
+        return group.usage, group.live
+
+    def progress(self) -> Iterator[RequestProgress]:
+        """The progress of each group, in inputs."""
+        for group_id, group in self._groups.items():
+            yield RequestProgress(group_id, "prefill", len(group.rows), len(group.indices))
+
+    def _finished(self, group: _Group, last: Request) -> Finished:
+        indices = group.indices
+        finished = Finished(
+            group.submit.request_id,
+            group.usage,
+            images=tuple(image for index in indices for image in group.images[index]),
+            videos=tuple(video for index in indices for video in group.videos[index]),
+            timeline=last.timeline,
+        )
+        rows = [group.rows[index] for index in indices]
+        if self._of_pairs:
+            return msgspec.structs.replace(finished, scores=tuple(each.item() for each in rows))
+        if group.pooling.task == "score":
+            scores = tuple(similarity(rows[0], document) for document in rows[1:])
+            return msgspec.structs.replace(finished, scores=scores)
+        vectors = tuple(
+            Vectors(each.astype("<f4", copy=False).tobytes(), each.shape[1], self._is_multi)
+            for each in rows
+        )
+        return msgspec.structs.replace(finished, vectors=vectors)
+
+
+def _input_of(submit: Submit, index: int, seconds: float, *, of_pairs: bool) -> Submit:
+    """Input `index` of a pooling request as a request, `seconds` after that one began.
+
+    With `of_pairs`, it has the query's message before its own.
+    """
+    given, pooling = submit.inputs[index], submit.pooling
+    assert pooling is not None
+    if pooling.task == "score" and not pooling.input_type:
+        input_type = "document" if index else "query"
+        pooling = msgspec.structs.replace(pooling, input_type=input_type)
+    deadlines = submit.deadlines
+    if deadlines.total_seconds is not None:
+        total = max(0.0, deadlines.total_seconds - seconds)
+        deadlines = msgspec.structs.replace(deadlines, total_seconds=total)
+    part = msgspec.structs.replace(
+        submit,
+        request_id=input_id(submit.request_id, index),
+        messages=(*submit.inputs[0].messages, *given.messages) if of_pairs else given.messages,
+        prompt=given.prompt,
+        pooling=pooling,
+        inputs=(msgspec.structs.replace(given, messages=()),),
+        deadlines=deadlines,
+    )
+    return _with_own_media(part)
+
+
+def _with_own_media(submit: Submit) -> Submit:
+    """`submit` with the media of its messages alone."""
+    images, videos, messages = [], [], list[Message]()
+    for message in submit.messages:
+        content = list[ContentPart]()
+        for part in message.content:
+            match part:
+                case ImagePart(index):
+                    images.append(submit.images[index])
+                    content.append(ImagePart(len(images) - 1))
+                case VideoPart(index):
+                    videos.append(submit.videos[index])
+                    content.append(VideoPart(len(videos) - 1))
+                case _:
+                    content.append(part)
+        messages.append(msgspec.structs.replace(message, content=tuple(content)))
+    return msgspec.structs.replace(
+        submit, messages=tuple(messages), images=tuple(images), videos=tuple(videos)
+    )
