@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,26 +180,35 @@ def _summary(rows: list[Json]) -> Json:
 
 
 def hits(loaded: LoadedModel, lengths: list[int], rounds: int) -> Iterator[Json]:
-    """All bits in turns, each with an engine of its own, of one model."""
-    memory = MemorySettings()
-    engines = {
-        bits: Engine(loaded, Governor, memory, CacheSettings(kv_bits=bits, prefix_bytes=4 << 30))
-        for bits in BITS
-    }
+    """All bits in turns, each with an engine of its own, of one model: the same prompt again."""
+    cache = {bits: CacheSettings(kv_bits=bits, prefix_bytes=4 << 30) for bits in BITS}
+    engines = {bits: Engine(loaded, Governor, MemorySettings(), cache[bits]) for bits in BITS}
     for number, length in enumerate(lengths):
         prompt = f"{number} " + "word " * length
         for running in engines.values():
-            for _ in range(3):  # a miss, and hits that warm up
-                running.ask(prompt, max_tokens=2)
-                running.wait()
-        ttfts: dict[int, list[float]] = {bits: [] for bits in BITS}
+            for _ in range(4):  # a miss, and hits that warm up
+                _ask(running, prompt)
+        seconds: dict[int, list[tuple[float, float]]] = {bits: [] for bits in BITS}
         for round_ in range(rounds):
-            order = BITS[round_ % len(BITS) :] + BITS[: round_ % len(BITS)]
-            for bits in order:
-                asked = engines[bits].ask(f"{prompt} and {round_}?", max_tokens=2)
-                engines[bits].wait()
-                ttfts[bits].append(engines[bits].ttft_ms(asked))
-        yield {"words": length, "TTFT, ms": {bits: _spread(times) for bits, times in ttfts.items()}}
+            start = round_ % len(BITS)
+            for bits in BITS[start:] + BITS[:start]:
+                seconds[bits].append(_ask(engines[bits], prompt))
+        clock, processor = (
+            {
+                bits: _spread([1000 * pair[side] for pair in pairs])
+                for bits, pairs in seconds.items()
+            }
+            for side in (0, 1)
+        )
+        yield {"words": length, "TTFT, ms": clock, "processor, ms": processor}
+
+
+def _ask(running: Engine, prompt: str) -> tuple[float, float]:
+    """Seconds on the clock to the first token, and processor seconds of one request."""
+    started = time.process_time()
+    asked = running.ask(prompt, max_tokens=1)
+    running.wait()
+    return running.ttft_ms(asked) / 1000, time.process_time() - started
 
 
 def _spread(values: Sequence[float]) -> list[float]:

@@ -187,7 +187,7 @@ def test_hit_on_disk_equals_hit_in_memory_and_other_bits_miss(
 
 
 @pytest.mark.families
-def test_auto_is_exact_where_a_conversation_fits_and_8_bits_elsewhere(
+def test_auto_bits_are_exact_only_where_two_conversations_fit(
     load_tiny: Callable[[str], Served],
 ):
     loaded = load_tiny("qwen3_vl")[0]

@@ -9,6 +9,7 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.cache.caches import Caches
+from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.runner.distributed.messages import SegmentRef, Stored
 from vlm_server.runner.distributed.prefixes import (
@@ -18,7 +19,7 @@ from vlm_server.runner.distributed.prefixes import (
     RankZeroPrefixes,
     SegmentLog,
 )
-from vlm_server.runner.kv.segments import KVSegment, SequenceState
+from vlm_server.runner.kv.segments import KVSegment, SequenceState, restore
 
 TOKEN_BYTES = 2 * 2 * 4 * 4
 """Keys and values of a token: two heads of four float32 each."""
@@ -90,6 +91,20 @@ def test_extended_and_diverging_prompts_are_held_by_follower():
         length, held = pair.match(prompt)
         assert length == held.length == len(prompt)
         assert tokens_of(held) == prompt
+
+
+def test_follower_holds_quantized_kv_of_its_own_heads():
+    pair, prompt = Pair(1000), [1, 2, 3, 4, 5]
+    key, storage = PromptKey(np.array(prompt, dtype=np.int32)), KVStorage(8)
+    for store, rank in ((pair.rank_zero, 0), (pair.following, 1)):
+        store.store_prefix(key, state_of(prompt, rank).stored_as(storage), "")
+    length, held = pair.match(prompt[:4])
+    (segment, count) = held.segments[0]
+    assert length == count == 4
+    assert [array.dtype for array in segment.arrays] == 2 * [mx.int8, mx.float32]
+    layers = [KVCache()]
+    restore(layers, held, 8)
+    assert layers[0].keys[0, 1, :4, 0].tolist() == [1001.0, 1002.0, 1003.0, 1004.0]
 
 
 def test_unreferenced_segments_are_dropped_by_follower():

@@ -76,7 +76,7 @@ def test_error_is_at_most_one_step_of_its_group(dtype: mx.Dtype, bits: int):
 
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_8_bits_hold_1_9_times_the_tokens_in_the_same_bytes(dtype: mx.Dtype, size: int):
+def test_8_bits_hold_1_9_times_as_many_tokens(dtype: mx.Dtype, size: int):
     exact, stored = row_bytes(size, dtype, EXACT), row_bytes(size, dtype, KVStorage(8, 64))
     assert exact >= 1.9 * stored
     assert row_bytes(size, dtype, KVStorage(4, 64)) < 0.6 * stored
