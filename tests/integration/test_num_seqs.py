@@ -7,12 +7,15 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import GREEDY, EngineHarness, ask
+from tests.integration.harness import GREEDY, EngineHarness, ask, load_model
+from tests.integration.prompts import PROMPTS
 from tests.integration.threaded_engine import ThreadedEngine
 from tests.support.images import random_image
+from tests.tiny_models.fixtures import TinyModel
 from vlm_server import settings
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams, Start, Stats
+from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import MlxMemory
@@ -75,6 +78,27 @@ def test_automatic_max_num_seqs_follows_memory_and_is_reported(
     assert reported_max_num_seqs(engine) == pytest.approx(wanted, abs=1)
     assert all(isinstance(end, Finished) for end in engine.ends.values())
     assert most == together
+
+
+def test_sequences_that_cannot_be_batched_decode_one_at_a_time(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 4 as mlx-vlm has it."""
+    monkeypatch.delitem(FAMILIES, "llama4")
+    loaded = load_model(tiny_model("llama4"), allow_unchecked=True)
+    assert loaded.spec.warnings == (
+        "mlx-vlm's caches of this family can't be batched: one request runs at a time",
+    )
+    names, sampling = ("text", "long", "image"), SamplingParams(max_tokens=8, temperature=0.0)
+    engine = ThreadedEngine(loaded, start_with_limit(2 << 30, prefill_chunk_tokens=16))
+    for name in names:
+        engine.inbox.put(ask(name, *PROMPTS[name], sampling=sampling))
+    most = 0
+    while len(engine.ends) < len(names):
+        most = max(most, len(engine.loop.step().decode))
+    engine.loop.run_until_idle()
+    assert most == reported_max_num_seqs(engine) == 1
+    assert all(isinstance(end, Finished) for end in engine.ends.values())
 
 
 def test_explicit_max_num_seqs_is_kept(loaded: LoadedModel) -> None:

@@ -147,7 +147,7 @@ def build_engine(
     """Build the engine around a loaded model, with its threads; `send` gets its events."""
     num_preparers = start.scheduler.preparer_threads or _suitable_num_preparers()
     config = SchedulerConfig(
-        max_num_seqs=start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor),
+        max_num_seqs=_max_num_seqs(start, loaded, governor),
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
         max_step_seconds=start.scheduler.max_step_seconds,
         max_preparing=num_preparers,
@@ -201,6 +201,12 @@ def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecuto
     encoder = ImageEncoder(loaded, caches.tiles)
     in_turns = loaded.backend.encodes_in_turns
     return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
+
+
+def _max_num_seqs(start: Start, loaded: LoadedModel, governor: Governor) -> int:
+    if not loaded.spec.can_batch:
+        return 1
+    return start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor)
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:

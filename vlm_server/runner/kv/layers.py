@@ -28,6 +28,17 @@ def only_append(layers: Sequence[Any]) -> bool:
     return all(type(layer) is KVCache for layer in layers)
 
 
+def can_batch(layers: Sequence[Any]) -> bool:
+    """Whether sequences with such layers can decode as rows of a batch."""
+    return all(
+        type(layer) in _STORABLE
+        or (
+            not isinstance(layer, KVCache) and hasattr(layer, "merge") and hasattr(layer, "extract")
+        )
+        for layer in layers
+    )
+
+
 def has_states(layers: Sequence[Any]) -> bool:
     """Whether some layer has only its newest state, so that a snapshot must be taken at once."""
     return not all(isinstance(layer, KVCache | WindowKVCache) for layer in layers)

@@ -187,22 +187,25 @@ def _array_bytes(tree: Any) -> int:
 def snapshot(layers: Sequence[Any], row: int | None = None, *, num_after: int = 0) -> LayerStates:
     """The states of the layers that can't be cut, of one sequence or of a batch's `row`.
 
-    num_after: the number of tokens of the last chunk after the snapshot; 0 if `has_states`.
+    Of layers of other kinds there is none: no prefix of theirs is stored. num_after: the number of
+    tokens of the last chunk after the snapshot; 0 if `has_states`.
     """
-    arrays, counters = [], []
+    arrays, counters = [], list[tuple[str, ...]]()
     for layer in layers:
-        if _can_be_cut(layer):
-            continue
         if isinstance(layer, ArraysCache):
             alone = layer if row is None else layer.extract(row)
             arrays.append(_copy_arrays(alone.cache))
             counters.append(())
-        else:
+        elif isinstance(layer, _WINDOWS) and not _can_be_cut(layer):
             window = layer.extract(0, num_after) if num_after else layer.extract(row or 0)  # copied
             arrays.append((window.keys, window.values))
             counters.append(window.meta_state)
     mx.async_eval([a for layer in arrays for a in layer if a is not None])  # type: ignore[no-untyped-call]
     return LayerStates(tuple(arrays), tuple(counters))
+
+
+_WINDOWS: tuple[Any, ...] = (RowsKVCache, WindowKVCache)
+"""Types of layers that may have a window."""
 
 
 def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None:

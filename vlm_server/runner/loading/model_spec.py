@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
-from vlm_server.runner.kv.layers import has_states, new_layers
+from vlm_server.runner.kv.layers import can_batch, has_states, new_layers
 from vlm_server.runner.loading.chat_templates import (
     ChosenTemplate,
     own_template,
@@ -60,6 +60,7 @@ def model_spec(
     elif not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
         template = _template(settings, family, processor, model_processor, placeholders, video)
+    layers = [] if family.embeds is not None else new_layers(model.language_model)
     return ModelSpec(
         family=family.name,
         tokenizer=tokenizer,
@@ -81,15 +82,26 @@ def model_spec(
         mrope=_mrope(family, model),
         chunk_policy=ChunkPolicy.NOWHERE if family.embeds else chunk_policy(model),
         frame_token_ids=tuple(tokenizer.convert_tokens_to_ids(list(family.frame_tokens))),
-        has_states=family.embeds is None and has_states(new_layers(model.language_model)),
+        has_states=has_states(layers),
+        can_batch=can_batch(layers),
         tool_parser=None if family.embeds else tool_parser(template.text, settings.tool_parser),
         reasoning_format=None if family.embeds else reasoning_format(template.text),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
         stand_in=stand_in,
-        warnings=template.warnings,
+        warnings=(*template.warnings, *_warnings_of(layers)),
         vectors=vector_spec(family, model, folder),
         scores=score_spec(family, tokenizer),
     )
+
+
+_ONE_AT_A_TIME = "mlx-vlm's caches of this family can't be batched: one request runs at a time"
+
+
+def _warnings_of(layers: Sequence[Any]) -> tuple[str, ...]:
+    if can_batch(layers):
+        return ()
+    logger.warning("%s", _ONE_AT_A_TIME)
+    return (_ONE_AT_A_TIME,)
 
 
 def image_token_of(family: Family, model: Any, config: Json, tokenizer: Any) -> int:
