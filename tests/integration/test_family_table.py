@@ -62,6 +62,7 @@ def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedM
         coordinates="",
         image_text="",
         frame_tokens=(),
+        image_mark="",
         placeholder="",
         image_token="",
         chat_template="",

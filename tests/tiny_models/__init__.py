@@ -56,6 +56,7 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "glm4v_moe": glm.GLM4V_MOE,
     "aya_vision": aya.AYA_VISION,
     "llava": llava.LLAVA,
+    "idefics2": idefics.IDEFICS2,
     "paligemma": paligemma.PALIGEMMA,
     "minicpmo": minicpm.MINICPMO,
     "molmo": molmo.MOLMO,

@@ -1,10 +1,16 @@
-"""Idefics 3 and SmolVLM: an image is cut into tiles, and a small copy of it comes last."""
+"""Idefics 3 and SmolVLM: an image is cut into tiles, and a small copy of it comes last.
+
+Idefics 2: images of any shape, resampled to a fixed number of tokens.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
 from tests.tiny_models.llama import llama
 from tests.tiny_models.vocabulary import Vocabulary
+from tests.tiny_models.weights import Style
 
 TILE_PIXELS = 32
 PATCH = 8
@@ -100,3 +106,31 @@ def _idefics3(vocabulary: Vocabulary) -> Checkpoint:
 
 SMOLVLM = Family(("<|endoftext|>", "<|im_start|>", "<|im_end|>", *IMAGE, *TILES), _smolvlm)
 IDEFICS3 = Family((BEGIN, "<|end_of_text|>", *IMAGE, *TILES), _idefics3, bos=BEGIN)
+
+
+def _idefics2(vocabulary: Vocabulary) -> Checkpoint:
+    made = _checkpoint(vocabulary, "Idefics2", start=BEGIN, pad="<|end_of_text|>")
+    perceiver = {
+        "model_type": "idefics2_perceiver",
+        "num_key_value_heads": 2,
+        "resampler_depth": 2,
+        "resampler_head_dim": 16,
+        "resampler_n_heads": 4,
+        "resampler_n_latents": TOKENS_PER_TILE,
+    }
+    vision = made.config["vision_config"] | {"image_size": 2 * TILE_PIXELS}
+    images = made.files["preprocessor_config.json"] | {
+        "size": {"longest_edge": LONGEST_EDGE, "shortest_edge": TILE_PIXELS},
+        "do_image_splitting": False,
+    }
+    del images["max_image_size"]
+    return replace(
+        made,
+        config=made.config | {"perceiver_config": perceiver, "vision_config": vision},
+        files=made.files | {"preprocessor_config.json": images},
+        tokens={},
+        style=Style(last_norm="norm.weight"),
+    )
+
+
+IDEFICS2 = Family((BEGIN, "<|end_of_text|>", *IMAGE[:3]), _idefics2, bos=BEGIN)

@@ -177,6 +177,8 @@ class ModelSpec:
     """Tokens around an image's that belong to its span: the model counts images by them."""
     has_states: bool = False
     """Whether some layers have recurrent states, which can be stored only at a chunk's end."""
+    image_mark: str = ""
+    """A mark around images, of which one stands between two; empty for none."""
     can_batch: bool = True
     """Whether several sequences can decode in one batch."""
     pixel_rule: PixelRule | None = None

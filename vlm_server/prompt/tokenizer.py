@@ -46,6 +46,7 @@ class PromptTokenizer:
         placeholders = [text for text in either if text]
         self._special = SpecialTokens(spec.tokenizer, {*placeholders, *self._tokens.values()})
         self._placeholders = re.compile("|".join(map(re.escape, placeholders)) or _NOTHING)
+        self._mark = spec.image_mark
         self._bos: str | None = spec.tokenizer.bos_token
         self._adds_special = spec.adds_special_tokens
         longest = max(map(len, self._tokenizer.get_vocab()))
@@ -156,7 +157,10 @@ class PromptTokenizer:
             message = f"this model's chat template keeps {len(parts)} of {len(media)} images"
             raise InvalidRequest(message, param)
         for layout, part in zip(media, parts, strict=True):
-            text += layout.prefix + self._tokens[layout.token_id] + layout.suffix + part
+            prefix = layout.prefix
+            if self._mark and text.endswith(self._mark):
+                prefix = prefix.removeprefix(self._mark)
+            text += prefix + self._tokens[layout.token_id] + layout.suffix + part
         return text
 
     def _ids(self, text: str, param: str, *, adds_special: bool) -> list[int]:

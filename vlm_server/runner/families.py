@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model import molmo, paligemma
+from vlm_server.runner.model import idefics2, molmo, paligemma
 from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.embedding import (
     Embedding,
@@ -29,6 +29,7 @@ from vlm_server.runner.model.embedding import (
 )
 from vlm_server.runner.model.fixes import (
     Fix,
+    correct_idefics2,
     correct_llama4,
     correct_molmo,
     correct_paligemma,
@@ -133,6 +134,8 @@ class Family:
     """Text of an image in prompts, where mlx-vlm's id of it is negative: see `StandIn`."""
     placeholder: str = ""
     """Text of an image in prompts, where it is not one of the processor's tokens."""
+    image_mark: str = ""
+    """A mark around images, of which one stands between two."""
     image_token: str = ""
     """The token of an image's features, where no configuration has its id."""
     frame_tokens: tuple[str, ...] = ()
@@ -213,6 +216,7 @@ _ROWS = (
         deepstack=Deepstack.BY_PLACE,
         fix=name_deepstack_layers,
     ),
+    Family("idefics2", fix=correct_idefics2, image_mark=idefics2.MARK),
     Family("idefics3", is_shardable=True, tiling=Tiling(axis=1)),
     Family(
         "internvl",
@@ -491,7 +495,6 @@ _RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Encoder-decoders whose configuration does not say so itself."""
 _BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
-_OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
 _DROPS_LAST = "mlx-vlm's processor drops the last token of a prompt, which may be one of an image"
 _WRITES_PROMPT = "mlx-vlm's processor writes the prompt itself, with one image at its beginning"
 _WRONG = {
@@ -500,7 +503,6 @@ _WRONG = {
     "deepseekocr_2": f"{_DROPS_LAST}, and has one image a prompt",
     "hunyuan_vl": "mlx-vlm gives an image its positions in the first chunk of a prompt alone, and "
     "all rows of a batch the positions of the first",
-    "idefics2": _OTHER_ANSWERS,
     "llama_nemotron_vl_embedding": "mlx-vlm has no processor of its images",
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmv4_6": _BY_NUMBER,

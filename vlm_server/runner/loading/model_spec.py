@@ -83,6 +83,7 @@ def model_spec(
         chunk_policy=ChunkPolicy.NOWHERE if family.embeds else chunk_policy(model),
         frame_token_ids=tuple(tokenizer.convert_tokens_to_ids(list(family.frame_tokens))),
         has_states=has_states(layers),
+        image_mark=family.image_mark,
         can_batch=can_batch(layers),
         tool_parser=None if family.embeds else tool_parser(template.text, settings.tool_parser),
         reasoning_format=None if family.embeds else reasoning_format(template.text),

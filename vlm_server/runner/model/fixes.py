@@ -14,7 +14,7 @@ import mlx.nn as nn
 from mlx_vlm.models.base import InputEmbeddingsFeatures
 from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
 
-from vlm_server.runner.model import llama4, molmo, paligemma
+from vlm_server.runner.model import idefics2, llama4, molmo, paligemma
 
 Settings = Mapping[str, Any]
 Fix = Callable[[Any, Any, Settings], None]
@@ -246,6 +246,11 @@ def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
 def correct_llama4(model: Any, processor: Any, _settings: Settings) -> None:
     """See `llama4`."""
     llama4.correct(model, processor)
+
+
+def correct_idefics2(model: Any, processor: Any, _settings: Settings) -> None:
+    """See `idefics2`."""
+    idefics2.correct(model, processor)
 
 
 def correct_molmo(model: Any, processor: Any, settings: Settings) -> None:
