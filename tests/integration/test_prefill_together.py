@@ -35,7 +35,7 @@ TEXTS = (
     "Say something nice",
     "And what is this?",
 )
-NOT_TAKEN = ("paddleocr_vl",)
+NOT_TAKEN = ("kimi_k25", "paddleocr_vl")
 """Families whose attention ours does not take here: mlx-vlm's computes it."""
 DRAWN: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9, "max_tokens": 14}
 KINDS = (

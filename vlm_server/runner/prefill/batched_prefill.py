@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from vlm_server.interfaces import NewRequest, PreparedPrompt
+from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.layers import new_layers, only_append
 from vlm_server.runner.kv.prompt_kv import PromptKV
@@ -25,8 +26,9 @@ from vlm_server.runner.prefill.prefill import embed_text
 
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
-    """Whether all layers only append, and logits can be computed for chosen tokens."""
-    if loaded.family.embeds is not None:
+    """Whether all layers only append, logits can be computed for chosen tokens, and no token
+    attends to later ones."""
+    if loaded.spec.chunk_policy is ChunkPolicy.NOWHERE:
         return False
     layers = new_layers(loaded.language_model)
     return only_append(layers) and has_last_token_head(loaded.language_model)
