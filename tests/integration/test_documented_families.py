@@ -59,7 +59,7 @@ def test_documented_text_families_are_those_of_family_table():
         name
         for row in rows
         for names in re.findall(r"\((.*?)\)", row)
-        for name in re.findall(r"`(\w+)`", names)
+        for name in re.findall(r"`([\w-]+)`", names)
     }
     assert all(row_of({"model_type": alias}) is not None for alias in aliases)
 
@@ -113,6 +113,18 @@ def test_known_wrong_family_is_refused_with_reason(tmp_path: Path, family: str):
     config = json.loads((folder / "config.json").read_text()) | {"model_type": family}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=f"{family} is not served: .*mlx-vlm|image|features"):
+        load_model(folder, allow_unchecked=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("phi3small", "bounds"), ("afm7", "one row"), ("llada2_moe", "diffusion")],
+)
+def test_known_wrong_text_family_is_refused_with_reason(tmp_path: Path, family: str, reason: str):
+    folder = build("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": family}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=f"{family} is not served: .*{reason}"):
         load_model(folder, allow_unchecked=True)
 
 

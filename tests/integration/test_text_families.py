@@ -25,7 +25,9 @@ from tests.tiny_models import TEXT_FAMILIES, WHOLE_PROMPTS, cached
 from vlm_server.cache.caches import Caches
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.families import FAMILIES, row_of
-from vlm_server.runner.kv.layers import can_store, needs_snapshots
+from vlm_server.runner.kv.layers import can_store, needs_snapshots, new_layers
+from vlm_server.runner.model.lm_head import has_last_token_head
+from vlm_server.runner.prefill.prefill import embed_text
 
 LONGER = SamplingParams(max_tokens=24, temperature=0.0)
 PROMPTS: dict[str, tuple[Part, ...]] = {
@@ -156,6 +158,18 @@ def test_text_conversation_and_joining_request_keep_running_answer(
     assert engine.tokens["talk"] == EngineHarness(*served).answer(conversation("a", *turns))
 
 
+def test_text_model_computes_tokens_as_their_embeddings(served: Served):
+    """A prefill computes embeddings, a step tokens: both are in the same KV."""
+    loaded = served[0]
+    model, token_ids = loaded.language_model, mx.arange(300, 316)[None]
+    both = [
+        model(token_ids, cache=new_layers(model), **inputs).logits
+        for inputs in ({}, embed_text(loaded, token_ids))
+    ]
+    loaded.forget_positions()
+    assert mx.allclose(*both, atol=1e-4)
+
+
 def test_image_or_video_for_text_model_is_refused_by_name(served: Served):
     engine = EngineHarness(*served)
     engine.add(ask("image", "What is", random_image(1), "this?"))
@@ -177,6 +191,15 @@ def test_device_memory_returns_to_baseline_after_text_bursts(served: Served):
         engine.run()
     assert active_bytes() <= baseline * 1.01
     assert engine.runner.num_tracked == 0
+
+
+def test_context_with_learned_positions_ends_with_them(load_tiny: Load):
+    assert load_tiny("gpt2")[0].spec.context_tokens == 512
+
+
+@pytest.mark.parametrize("text_model", ["gpt2", "gpt_neox", "internlm2", "mamba2"])
+def test_head_of_any_name_computes_last_token_alone(load_tiny: Load, text_model: str):
+    assert has_last_token_head(load_tiny(text_model)[0].language_model)
 
 
 def test_text_families_have_rows_and_tiny_checkpoints():

@@ -50,8 +50,10 @@ CORE_TEXTS = (
     "qwen3_next",
     "deepseek_v3",
     "falcon_h1",
+    "jamba",
 )
-"""They have windows, states, experts, latent attention, fixes and caches that can't be stored."""
+"""They have windows, states, experts, latent attention, fixes, caches that can't be stored, and
+states that would count padding."""
 MIN_FAMILIES = 2
 WHOLE_FOLDERS = frozenset({"browser", "clients", "scale"})
 WHOLE_MARKERS = ("whole", "alone")

@@ -12,6 +12,8 @@ from tests.tiny_models.weights import Style
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WINDOW = 32
+VOCABULARY = "vocab_size"
+POSITIONS = "max_position_embeddings"
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -31,10 +33,20 @@ TEMPLATE = """\
 """
 
 
-def text_family(architecture: str, style: Style | None = None, **config: Any) -> Family:
-    """A family whose `config.json` is a plain text decoder's, with what `config` changes in it."""
+def text_family(
+    architecture: str,
+    style: Style | None = None,
+    vocabulary: str = VOCABULARY,
+    positions: str = POSITIONS,
+    **config: Any,
+) -> Family:
+    """A family whose `config.json` is a plain text decoder's, with what `config` changes in it.
+
+    `vocabulary`, `positions`: its names of the vocabulary's size and of the longest context.
+    """
     named = {"architectures": [architecture]} | config
-    return Family(SPECIALS, partial(_describe, named, style or Style()))
+    names = {VOCABULARY: vocabulary, POSITIONS: positions}
+    return Family(SPECIALS, partial(_describe, named, style or Style(), names))
 
 
 def tied(**names: Any) -> Style:
@@ -51,9 +63,13 @@ def windows(count: int) -> dict[str, Any]:
     }
 
 
-def _describe(config: dict[str, Any], style: Style, vocabulary: Vocabulary) -> Checkpoint:
+def _describe(
+    config: dict[str, Any], style: Style, names: dict[str, str], vocabulary: Vocabulary
+) -> Checkpoint:
+    plain = llama(len(vocabulary), tie_word_embeddings=style.tied_head)
+    size = {VOCABULARY: len(vocabulary)}
     return Checkpoint(
-        config=llama(len(vocabulary), tie_word_embeddings=style.tied_head) | config,
+        config={names.get(name, name): value for name, value in plain.items()} | size | config,
         template=TEMPLATE,
         eos=("<|im_end|>", "<|endoftext|>"),
         pad="<|endoftext|>",

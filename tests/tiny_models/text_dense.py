@@ -24,6 +24,21 @@ def _gemma_text(vocabulary: Vocabulary, style: Style, config: dict[str, Any]) ->
     )
 
 
+def _gemma(vocabulary: Vocabulary) -> Checkpoint:
+    config = {
+        "architectures": ["GemmaForCausalLM"],
+        "model_type": "gemma",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+    }
+    return _gemma_text(vocabulary, tied(norm_offset=1.0), config)
+
+
 def _gemma2(vocabulary: Vocabulary) -> Checkpoint:
     config = {
         "architectures": ["Gemma2ForCausalLM"],
@@ -87,6 +102,7 @@ DENSE: dict[str, Family] = {
     ),
     "qwen2": text_family("Qwen2ForCausalLM", tied(), model_type="qwen2"),
     "qwen3": text_family("Qwen3ForCausalLM", tied(), model_type="qwen3", head_dim=32),
+    "gemma": Family(gemma.SPECIALS, _gemma, bos="<bos>"),
     "gemma2": Family(gemma.SPECIALS, _gemma2, bos="<bos>"),
     "gemma3_text": Family(gemma.SPECIALS, _gemma3, bos="<bos>"),
     "gemma4_text": Family(gemma4.SPECIALS, _gemma4, bos="<bos>"),

@@ -182,4 +182,15 @@ RECURRENT: dict[str, Family] = {
         mamba_d_conv=4,
         mamba_rms_norm=True,
     ),
+    "plamo2": text_family(
+        "Plamo2ForCausalLM",
+        tied(norm_offset=1.0),
+        model_type="plamo2",
+        hidden_size_per_head=16,
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_num_heads=4,
+        mamba_step=2,
+        full_attention_idx=[],
+    ),
 }

@@ -22,7 +22,14 @@ HEAD_GAIN = 8.0
 ATTENTION_GAIN = 2.0
 QUIET_SCALE = 0.01
 CONV_DIMS = 4
-HEAD_NORMS = ("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")
+ATTENDING = ("q_proj", "k_proj", "qkv_proj", "query_key_value", "c_attn", "att_proj", "wqkv")
+HEAD_NORMS = (
+    "g_norm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+    "query_layernorm.weight",
+    "key_layernorm.weight",
+)
 MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 Array = NDArray[np.float32]
 
@@ -38,6 +45,7 @@ class Style:
     `last_norm`: what the norm before the head is called.
     `embedding`, `head`: what the table of tokens and the head are called.
     `writes`: whether there is a head; a model that makes vectors has none.
+    `saved_prefix`: the beginning of mlx-vlm's names that the checkpoint's names lack.
     """
 
     tied_head: bool = False
@@ -48,6 +56,7 @@ class Style:
     embedding: str = "embed_tokens.weight"
     writes: bool = True
     head: str = "lm_head.weight"
+    saved_prefix: str = ""
 
 
 def parameters(config: dict[str, Any], model_class: str = "Model") -> dict[str, Array]:
@@ -73,7 +82,7 @@ def random_weights(
     weights = {
         name: _draw(name, default, style, rng)
         for name, default in sorted(parameters(config, model_class).items())
-        if not (style.tied_head and name.endswith("lm_head.weight"))
+        if not (style.tied_head and name.endswith(style.head))
     }
     if not style.writes:
         return weights
@@ -88,7 +97,7 @@ def random_weights(
         head = _only(weights, "language_model", style.head)
         head *= HEAD_GAIN
         head[[number for number in quiet if number < len(head)]] = 0.0
-    return weights
+    return {name.removeprefix(style.saved_prefix): array for name, array in weights.items()}
 
 
 def save(weights: dict[str, Array], path: Path) -> None:
@@ -111,7 +120,7 @@ def scale_of(name: str, shape: tuple[int, ...], style: Style) -> float:
         return 0.5
     if "embed_tokens" in name or name.endswith(style.embedding):
         return float(shape[-1] ** -0.5)
-    attends = any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "query_key_value"))
+    attends = any(part in name.lower() for part in ATTENDING)
     gain = ATTENTION_GAIN if attends else 1.0
     gain *= style.conv_gain if len(shape) == CONV_DIMS else 1.0
     return float(gain / np.sqrt(np.prod(_fan_in(name, shape))))

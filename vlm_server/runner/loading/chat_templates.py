@@ -33,8 +33,10 @@ _REASONING = {
         headers=(
             "<|start|>assistant",
             "<|channel|>final<|message|>",
+            "<|channel|>final <|constrain|>json<|message|>",
             "<|channel|>commentary<|message|>",
         ),
+        end_tokens=("<|return|>", "<|call|>"),
     ),
     ("<|START_THINKING|>",): ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<mm:think>",): ReasoningFormat("<mm:think>", "</mm:think>"),

@@ -33,6 +33,16 @@ from vlm_server.settings import ModelSettings
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
+_CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "max_context_length",
+    "model_max_length",
+    "block_size",
+)
+"""Names of the longest context in config.json."""
 
 
 def model_spec(
@@ -61,13 +71,15 @@ def model_spec(
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
         template = _template(settings, family, processor, model_processor, placeholders, video)
     layers = [] if family.embeds is not None else new_layers(model.language_model)
+    reasoning = None if family.embeds else reasoning_format(template.text)
+    end_tokens = (template.end_token or "", *(reasoning.end_tokens if reasoning else ()))
     return ModelSpec(
         family=family.name,
         tokenizer=tokenizer,
         backend=tokenizer.backend_tokenizer,
         image_token_id=image_token_id,
         video_token_id=video_token_id if family.takes_videos else None,
-        eos_token_ids=_eos_token_ids(config, folder, tokenizer, template.end_token)
+        eos_token_ids=_eos_token_ids(config, folder, tokenizer, end_tokens)
         | frozenset(getattr(processor, "additional_eos_token_ids", ())),
         context_tokens=context_tokens_of(config, settings.max_context_tokens, family),
         vocabulary_size=_vocabulary_size(family, model, config),
@@ -86,7 +98,7 @@ def model_spec(
         image_mark=family.image_mark,
         can_batch=can_batch(layers),
         tool_parser=None if family.embeds else tool_parser(template.text, settings.tool_parser),
-        reasoning_format=None if family.embeds else reasoning_format(template.text),
+        reasoning_format=reasoning,
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
         stand_in=stand_in,
         warnings=(*template.warnings, *_warnings_of(layers)),
@@ -193,19 +205,17 @@ def _token_id(model: Any, config: Json, *names: str) -> int | None:
 
 
 def _eos_token_ids(
-    config: Json, folder: Path, tokenizer: Any, end_token: str | None
+    config: Json, folder: Path, tokenizer: Any, end_tokens: Sequence[str]
 ) -> frozenset[int]:
-    """End-of-sequence tokens, and `end_token` of our own template.
+    """End-of-sequence tokens, and those of `end_tokens` that the tokenizer has.
 
     The language model's own configuration is used last: transformers 5 writes a family's default
     there, which may be an ordinary token of another vocabulary.
     """
     generation = read_json(folder / "generation_config.json")
     configured = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
-    tokenizer_ids = [
-        tokenizer.eos_token_id,
-        end_token and tokenizer.convert_tokens_to_ids(end_token),
-    ]
+    vocabulary = tokenizer.get_vocab()
+    tokenizer_ids = [tokenizer.eos_token_id, *map(vocabulary.get, end_tokens)]
     return frozenset(
         configured | {int(token_id) for token_id in tokenizer_ids if token_id is not None}
     )
@@ -218,10 +228,9 @@ def _ids(source: Json) -> set[int]:
 
 def context_tokens_of(config: Json, limit: int, family: Family | None = None) -> int:
     """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
-    text = config.get("text_config") or config.get("llm_config") or {}
-    context_tokens = (
-        text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
-    )
+    parts = (config.get("text_config") or config.get("llm_config") or {}, config)
+    lengths = (part.get(name) for name in _CONTEXT_NAMES for part in parts)
+    context_tokens = next(filter(None, lengths), 32768)
     if family is not None and family.embeds is not None:
         context_tokens -= family.embeds.first_position
     return min(int(context_tokens), limit) if limit else int(context_tokens)

@@ -57,16 +57,18 @@ class ModelAttention:
     ) -> mx.array:
         """mlx-vlm's signature: queries, keys and values are (rows, heads, tokens, head size)."""
         is_plain = isinstance(keys, mx.array) and sinks is None
-        if cache is None:  # the keys may be shared with an earlier layer
-            cache = self._layers.get(id(keys))
-        if isinstance(cache, BoundedLayer | MixedLayer):
-            self._layers[id(keys)] = cache
+        layer = self._layers.get(id(keys))  # the keys may be shared with an earlier layer
+        if layer is None and isinstance(cache, BoundedLayer | MixedLayer):
+            if keys.shape != cache.state[0].shape:  # they may be of another dtype
+                raise NotImplementedError("this model attends to other keys than its layers have")
+            layer = self._layers[id(keys)] = cache
+        if layer is not None:
             if not is_plain or mask is not None:
                 raise NotImplementedError("this model attends in a way of its own")
-            cache.was_attended = True
-            if isinstance(cache, MixedLayer):
-                return self.attention.attend_mixed(queries, cache, scale)
-            return self.attention.attend_bounded(queries, cache, scale)
+            layer.was_attended = True
+            if isinstance(layer, MixedLayer):
+                return self.attention.attend_mixed(queries, layer, scale)
+            return self.attention.attend_bounded(queries, layer, scale)
         if is_plain and self.attention.supports(queries, keys, mask):
             return self.attention(queries, keys, values, scale, mask)
         output: mx.array = _MLX_VLM(

@@ -11,7 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_vlm.models.base import InputEmbeddingsFeatures
+from mlx_vlm.models.base import InputEmbeddingsFeatures, LanguageModelOutput
+from mlx_vlm.models.gpt2.language import GPT2Model
 from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
 
 from vlm_server.runner.model import idefics2, llama4, molmo, paligemma
@@ -201,16 +202,40 @@ _ROWS_DIMENSIONS = 4
 
 
 def scale_all_embeddings(model: Any, _processor: Any, _settings: Settings) -> None:
-    """Granite: scale the embeddings of an answer's tokens too, not just those of the prompt."""
+    """Granite, MiniCPM: scale the embeddings of an answer's tokens too, not just those of the
+    prompt."""
     text = model.language_model.model
     kind = type(text)
 
-    def call(self: Any, inputs: Any, cache: Any = None, inputs_embeds: Any = None) -> Any:
+    def call(self: Any, inputs: Any, *further: Any, inputs_embeds: Any = None) -> Any:
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(inputs)
-        return kind.__call__(self, inputs, cache, inputs_embeds)
+        return kind.__call__(self, inputs, *further, inputs_embeds=inputs_embeds)
 
-    text.__class__ = type(f"Scaled{kind.__name__}", (kind,), {"__call__": call})
+    _override_call(text, call)
+
+
+def _override_call(module: Any, call: Callable[..., Any]) -> None:
+    kind = type(module)
+    module.__class__ = type(f"Fixed{kind.__name__}", (kind,), {"__call__": call})
+
+
+def count_positions_of_rows(model: Any, _processor: Any, _settings: Settings) -> None:
+    """GPT-BigCode: positions of each row, as GPT-2 counts them; mlx-vlm counts those of one row."""
+    _override_call(model.language_model.transformer, GPT2Model.__call__)
+
+
+def head_of_embeddings(model: Any, _processor: Any, _settings: Settings) -> None:
+    """Llama 4's text model: logits by its embeddings, if they are its head; mlx-vlm's have no name,
+    and no quantized embeddings."""
+    if not model.language_model.tie_word_embeddings:
+        return
+
+    def call(self: Any, inputs: Any, cache: Any = None, inputs_embeds: Any = None, **_: Any) -> Any:
+        hidden = self.model(inputs, cache, inputs_embeds=inputs_embeds)
+        return LanguageModelOutput(logits=self.model.embed_tokens.as_linear(hidden))
+
+    _override_call(model.language_model, call)
 
 
 def use_images_alone(model: Any, processor: Any, _settings: Settings) -> None:
@@ -233,12 +258,13 @@ def use_images_alone(model: Any, processor: Any, _settings: Settings) -> None:
 
 
 def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
-    """InternLM 3: RoPE with the base of prompts within its context, which is all that is served.
-    mlx-vlm's compares one position with the context's length, and fails for several rows."""
-    for layer in model.language_model.layers:
-        rope = layer.self_attn.rope
+    """InternLM 2 and 3: RoPE with the base of prompts within the context, which is all that is
+    served. mlx-vlm's compares one position with the context's length, and fails for several
+    rows."""
+    for module in model.language_model.modules():
+        rope = module.get("rope")
         if type(rope).__name__ == "DynamicNTKScalingRoPE":
-            layer.self_attn.rope = nn.RoPE(  # type: ignore[attr-defined]
+            module.rope = nn.RoPE(  # type: ignore[attr-defined]
                 rope.dims, rope.traditional, rope.original_base, rope.scale
             )
 

@@ -7,7 +7,7 @@ are verified, or of one token of each row in a batched prefill.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +97,17 @@ def logits_of(language_model: Any, wanted: WantedLogits) -> Iterator[None]:
             head.wanted = WantedLogits()
 
 
+_TEXTS = ("model", "transformer", "backbone")
+_HEADS = ("lm_head", "output", "embed_out")
+_EMBEDDINGS = ("embed_tokens", "embeddings", "wte", "tok_embeddings", "word_embeddings")
+
+
 def _heads(language_model: Any) -> tuple[Any, Any]:
-    text = getattr(language_model, "model", None)
-    head = getattr(language_model, "lm_head", None) or getattr(text, "lm_head", None)
-    return head, getattr(text, "embed_tokens", None)
+    text = _first(language_model, _TEXTS)
+    head = _first(language_model, _HEADS) or _first(text, _HEADS)
+    return head, _first(text, _EMBEDDINGS)
+
+
+def _first(module: Any, names: Sequence[str]) -> Any:
+    """The first of `names` that `module` has; None without one."""
+    return next(filter(None, (getattr(module, name, None) for name in names)), None)

@@ -1,0 +1,91 @@
+"""Further text models with experts."""
+
+from __future__ import annotations
+
+from tests.tiny_models.checkpoint import Family
+from tests.tiny_models.text import text_family, tied
+from tests.tiny_models.text_experts import CHOICE, LATENT, ROUTED
+
+EXPERTS_FURTHER: dict[str, Family] = {
+    "deepseek": text_family(
+        "DeepseekForCausalLM",
+        model_type="deepseek",
+        moe_layer_freq=1,
+        num_key_value_heads=4,
+        **ROUTED,
+    ),
+    "ernie4_5_moe": text_family(
+        "Ernie4_5_MoeForCausalLM",
+        tied(),
+        model_type="ernie4_5_moe",
+        use_bias=False,
+        moe_num_experts=4,
+        moe_layer_start_index=1,
+        moe_intermediate_size=32,
+        moe_k=2,
+        moe_layer_interval=1,
+        moe_num_shared_experts=1,
+    ),
+    "olmoe": text_family(
+        "OlmoeForCausalLM",
+        model_type="olmoe",
+        intermediate_size=64,
+        **CHOICE | {"norm_topk_prob": False},
+    ),
+    "phimoe": text_family(
+        "PhiMoEForCausalLM",
+        model_type="phimoe",
+        intermediate_size=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        original_max_position_embeddings=4096,
+        rope_scaling={
+            "type": "longrope",
+            "short_factor": [1.0 + n / 8 for n in range(8)],
+            "long_factor": [1.0 + n for n in range(8)],
+            "short_mscale": 1.24,
+            "long_mscale": 1.24,
+            "original_max_position_embeddings": 4096,
+        },
+    ),
+    "hunyuan": text_family(
+        "HunYuanMoEV1ForCausalLM",
+        tied(),
+        model_type="hunyuan",
+        attention_bias=False,
+        moe_topk=2,
+        num_experts=4,
+        num_shared_expert=1,
+        use_mixed_mlp_moe=True,
+        use_qk_norm=True,
+        use_cla=True,
+        cla_share_factor=2,
+        rope_scaling={"type": "dynamic", "factor": 1.0, "alpha": 1000.0},
+    ),
+    "klear": text_family(
+        "KlearMoeForCausalLM",
+        model_type="klear",
+        attention_bias=False,
+        mlp_only_layers=[],
+        decoder_sparse_step=1,
+        n_shared_experts=1,
+        moe_intermediate_size=32,
+        **CHOICE,
+    ),
+    "dbrx": text_family(
+        "DbrxForCausalLM",
+        model_type="dbrx",
+        positions="max_seq_len",
+        d_model=64,
+        n_layers=3,
+        n_heads=4,
+        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000},
+    ),
+    "solar_open": text_family(
+        "SolarOpenForCausalLM", model_type="solar_open", partial_rotary_factor=1.0, **ROUTED
+    ),
+    "xing4_0": text_family(
+        "XingForCausalLM", model_type="xing4_0", num_hidden_layers=3, hc_mult=2, **ROUTED | LATENT
+    ),
+}

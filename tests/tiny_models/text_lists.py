@@ -1,0 +1,60 @@
+"""Text models with several caches in each layer."""
+
+from __future__ import annotations
+
+from tests.tiny_models.checkpoint import Family
+from tests.tiny_models.text import WINDOW, text_family
+from tests.tiny_models.text_experts import LATENT, ROUTED
+
+LISTS: dict[str, Family] = {
+    "longcat_flash": text_family(
+        "LongcatFlashForCausalLM",
+        model_type="longcat_flash",
+        attention_method="MLA",
+        zero_expert_type="identity",
+        ffn_hidden_size=128,
+        moe_topk=2,
+        expert_ffn_hidden_size=32,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        num_layers=2,
+        routed_scaling_factor=2.0,
+        mla_scale_q_lora=True,
+        mla_scale_kv_lora=True,
+        attention_bias=False,
+        **LATENT,
+    ),
+    "deepseek_v32": text_family(
+        "DeepseekV32ForCausalLM",
+        model_type="deepseek_v32",
+        num_hidden_layers=3,
+        index_head_dim=16,
+        index_n_heads=2,
+        index_topk=16,
+        **ROUTED | LATENT,
+    ),
+    "glm_moe_dsa": text_family(
+        "GlmMoeDsaForCausalLM",
+        model_type="glm_moe_dsa",
+        num_hidden_layers=4,
+        attention_bias=False,
+        index_head_dim=16,
+        index_n_heads=2,
+        index_topk=16,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        moe_layer_freq=1,
+        indexer_types=["full", "full", "shared", "full"],
+        rope_parameters={"rope_theta": 100000.0, "rope_type": "default"},
+        **ROUTED | LATENT,
+    ),
+    "baichuan_m1": text_family(
+        "BaichuanM1ForCausalLM",
+        model_type="baichuan_m1",
+        sliding_window=WINDOW,
+        sliding_window_layers=[1, 3],
+        conv_window=2,
+        num_swa_attention_heads=4,
+        num_swa_key_value_heads=2,
+    ),
+}
