@@ -101,6 +101,8 @@ class ReasoningFormat:
     end: str
     headers: tuple[str, ...] = ()
     """Marks around messages of other kinds, which are not part of the answer's text."""
+    end_tokens: tuple[str, ...] = ()
+    """Tokens that end an answer, besides the checkpoint's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from vlm_server.protocol import (
 
 WITH_TOOLS = {
     name: getattr(templates, name)
-    for name in ("HERMES", "QWEN3_VL", "CODER", "DEEPSEEK", "MISTRAL", "KIMI", "GEMMA4")
+    for name in ("HERMES", "QWEN3_VL", "CODER", "DEEPSEEK", "MISTRAL", "KIMI", "GEMMA4", "HARMONY")
 }
 ALL = WITH_TOOLS | {"PLAIN": templates.PLAIN, "NO_SYSTEM": templates.NO_SYSTEM}
 TOOL = {
@@ -134,6 +134,50 @@ def test_calls_without_ids_are_matched_to_results_by_name():
     text = render(templates.KIMI, ASK, bare, *results)
     assert "Return of functions.see:1\nsee" in text
     assert "Return of functions.click:0\nclick" in text
+
+
+SEVERAL = (
+    Message(
+        "assistant",
+        (TextPart("I do both."),),
+        tool_calls=(ToolCall("a", "click", '{"at": "top"}'), ToolCall("b", "see", '{"x": 1}')),
+        reasoning="Both?",
+    ),
+    Message("tool", (TextPart("seen"),), tool_call_id="b"),
+    Message("tool", (TextPart("clicked"),), tool_call_id="a"),
+)
+
+
+def test_calls_stand_in_turns_of_their_own_if_template_renders_one():
+    text = render(templates.HARMONY, ASK, *SEVERAL, ASK, *SEVERAL, tools=(TOOL,))
+    turns = (
+        '<|start|>assistant to=functions.click<|channel|>commentary json<|message|>{"at": "top"}'
+        "<|call|><|start|>functions.click to=assistant<|message|>clicked<|end|>"
+        '<|start|>assistant to=functions.see<|channel|>commentary json<|message|>{"x": 1}'
+        "<|call|><|start|>functions.see to=assistant<|message|>seen<|end|>"
+    )
+    assert text.count(turns) == 2
+    assert text.count("<|call|>") == 4
+
+
+def test_call_without_result_stands_in_turn_of_its_own():
+    text = render(templates.HARMONY, ASK, *SEVERAL[:2], tools=(TOOL,))
+    assert text.count("<|call|>") == 2
+    assert "see to=assistant<|message|>seen" in text
+    assert "clicked" not in text
+
+
+def test_text_before_call_joins_reasoning_if_template_takes_one_of_them():
+    text = render(templates.HARMONY, ASK, *SEVERAL, tools=(TOOL,))
+    assert "analysis<|message|>Both?\n\nI do both.<|end|><|start|>assistant to=" in text
+    text = render(templates.QWEN3_VL, ASK, *SEVERAL, tools=(TOOL,))
+    assert "<think>Both?</think>I do both.<tool_call>" in text
+
+
+def test_tool_without_description_is_rendered_by_template_that_needs_one():
+    bare = {"type": "function", "function": {"name": "see"}}
+    assert "// \ntype see<|end|>" in render(templates.HARMONY, ASK, tools=(bare,))
+    assert "description" not in render(templates.HERMES, ASK, tools=(bare,))
 
 
 def test_template_without_tools_refuses_optional_tools():

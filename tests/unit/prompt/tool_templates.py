@@ -118,6 +118,26 @@ GEMMA4 = (
     "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
 )
 """Looks into the schemas, sorts, trims, and writes the names of results."""
+HARMONY = (
+    _CONTENT
+    + "{% set ns = namespace(called='') %}<|start|>system<|message|>{{ strftime_now('%Y') }} "
+    "Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    "{% if tools %}<|start|>developer<|message|>{% for t in tools %}"
+    "{{ '// ' + t.function.description + '\n' }}type {{ t.function.name }}"
+    "{% endfor %}<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "<|start|>functions.{{ ns.called }} to=assistant<|message|>{{ show(m.content) }}<|end|>"
+    "{% elif m.tool_calls is defined %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('text and thinking') }}{% endif %}"
+    "{% set said = m.content or m.thinking %}{% if said %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ show(said) }}<|end|>{% endif %}"
+    "{% set f = m.tool_calls[0].function %}{% set ns.called = f.name %}"
+    "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>"
+    "{{ f.arguments | tojson }}<|call|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ show(m.content) }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""One call in a turn, with text or reasoning before it; insists on descriptions of tools."""
 PLAIN = (
     _CONTENT + "{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('unknown role') }}{% endif %}"

@@ -168,9 +168,11 @@ class AnswerParser:
         reasoning = self._reasoning
         if state is _State.REASONING:
             return marks(reasoning.end if reasoning else "")
-        start = reasoning.start if reasoning and self._is_after_mark else ""
         headers = reasoning.headers if reasoning else ()
-        return marks(start, self._auto.start if self._auto else "", *headers)
+        if not self._is_after_mark:
+            return marks(self._auto.start if self._auto else "", *headers)
+        calls = self._auto.starts if self._auto else ()
+        return marks(reasoning.start if reasoning else "", *calls, *headers)
 
     def _read(self, *, is_last: bool) -> None:
         """Read the held text up to a possible mark; all of it, if it `is_last`."""
@@ -190,7 +192,8 @@ class AnswerParser:
             self._pass_mark_in_call(self._auto, mark)
             return
         self._skip(len(mark))
-        if self._auto is not None and mark == self._auto.start:
+        if self._auto is not None and mark in self._auto.starts:
+            self._auto.begin(mark)
             self._enter(_State.CALL)
             return
         if self._reasoning is not None and mark in self._reasoning.headers:

@@ -30,14 +30,18 @@ class AutoCallParser:
         self, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]], calls: Calls
     ) -> None:
         self.start = tool_format.start
+        self.starts = (tool_format.start, *tool_format.further_starts)
+        """Marks that begin a call where a message begins; `start` does so everywhere."""
         self.has_end_mark = bool(tool_format.end)
         self._format = tool_format
         self._tools = tools
         self._calls = calls
-        self._begin()
+        self.begin(self.start)
 
-    def _begin(self) -> None:
+    def begin(self, start: str) -> None:
+        """Begin a call after the mark `start`."""
         end = self._format.end
+        self._start = start
         self._parts: list[str] = []
         self.ends: Marks = marks(*([end] if end else ["\n", self.start]))
         """Marks that may end the call."""
@@ -80,12 +84,12 @@ class AutoCallParser:
 
     def end(self, end_mark: str, *, is_cut_off: bool = False) -> Sequence[ToolCallDelta] | str:
         """The collected calls; the generated text if they are invalid."""
-        body = "".join(self._parts)
-        self._begin()
+        body, start = "".join(self._parts), self._start
+        self.begin(self.start)
         calls = [] if is_cut_off else self._read(body)
         if not calls:
             self._calls.num_broken += 1
-            return self.start + body + end_mark
+            return start + body + end_mark
         deltas = []
         for name, arguments in calls:
             if not self._calls.is_full:

@@ -29,6 +29,7 @@ class _Known(NamedTuple):
     """Our parser; None where mlx-vlm's is right."""
     is_json: bool = False
     brackets: tuple[str, ...] | None = None
+    further_starts: tuple[str, ...] = ()
 
 
 _KNOWN: dict[str, _Known] = {
@@ -36,7 +37,11 @@ _KNOWN: dict[str, _Known] = {
     "cohere2_moe": _Known(call_parsers.cohere2_moe, is_json=True),
     "gemma4": _Known(call_parsers.gemma4, brackets=("{", "}")),
     "glm47": _Known(call_parsers.glm47, brackets=("<arg_key>", "</arg_value>")),
-    "harmony": _Known(call_parsers.harmony, is_json=True),
+    "harmony": _Known(
+        call_parsers.harmony,
+        is_json=True,
+        further_starts=("to=functions.", "<|channel|>analysis to="),
+    ),
     "json_tools": _Known(call_parsers.json_tools, is_json=True),
     "kimi_k2": _Known(call_parsers.kimi_k2, is_json=True),
     "longcat": _Known(call_parsers.longcat, brackets=("<longcat_arg_key>", "</longcat_arg_value>")),
@@ -64,6 +69,8 @@ class ToolFormat:
     brackets: tuple[str, ...] | None = None
     """For other arguments, the opening bracket and all closing ones: an end mark counts after a
     closing one, or before the opening one."""
+    further_starts: tuple[str, ...] = ()
+    """Other marks before a call, which count only at the beginning of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,13 @@ def tool_format(parser: ToolParser | None) -> ToolFormat | None:
     known_format = _KNOWN.get(name, _Known(None))
     parse = _normalise(known_format.parse or _bound_length(name, parser.parse))
     return ToolFormat(
-        name, parser.start, parser.end, parse, known_format.is_json, known_format.brackets
+        name,
+        parser.start,
+        parser.end,
+        parse,
+        known_format.is_json,
+        known_format.brackets,
+        known_format.further_starts,
     )
 
 

@@ -31,12 +31,21 @@ from vlm_server.prompt.template.tool_turns import (
     add_to_results,
     given_id,
     instruction,
+    join_text_to_reasoning,
     move_media_to_user,
     name_results,
+    split_calls,
     with_instruction,
     write_as_text,
 )
-from vlm_server.prompt.template.traits import PROBE, PROBE_PARTS, Apply, CallStyle, TemplateProbe
+from vlm_server.prompt.template.traits import (
+    PROBE,
+    PROBE_PARTS,
+    REASONING_FIELDS,
+    Apply,
+    CallStyle,
+    TemplateProbe,
+)
 from vlm_server.protocol import Message, TextPart, ToolCall, VideoPart
 
 _DEFAULTS = {"tools": None, "documents": None, "enable_thinking": False, "thinking": False}
@@ -121,6 +130,10 @@ class ChatTemplate:
         )
         if any(message.role == "tool" or message.tool_calls for message in messages):
             messages = name_results(messages, traits.calls.make_id if traits.calls else given_id)
+            if not traits.takes_text_with_reasoning:
+                messages = tuple(join_text_to_reasoning(messages))
+            if not traits.takes_several_calls:
+                messages = tuple(split_calls(messages))
             if traits.calls is None:
                 messages = join_turns(write_as_text(messages, marks))
             elif not traits.takes_user_after_result:
@@ -148,6 +161,8 @@ class ChatTemplate:
         variables = clean_values(chat.variables, clean)
         if chat.tools:
             variables["tools"] = clean_values(chat.tools, clean)
+            if self._traits.needs_descriptions:
+                variables["tools"] = [_described(tool) for tool in variables["tools"]]
         if chat.continue_final:
             return self._render_open(chat, clean, variables)
         return self._render(chat.messages, clean, variables)
@@ -178,8 +193,7 @@ class ChatTemplate:
     def _message(self, message: Message, clean: Clean) -> dict[str, Any]:
         fields: dict[str, Any] = {"role": message.role, "content": self._content(message, clean)}
         if message.reasoning:
-            names = ("reasoning_content", "reasoning", "thinking")
-            fields |= dict.fromkeys(names, clean(message.reasoning))
+            fields |= dict.fromkeys(REASONING_FIELDS, clean(message.reasoning))
         if message.tool_calls and self._traits.calls is not None:
             style = self._traits.calls
             fields["tool_calls"] = [_call(call, style, clean) for call in message.tool_calls]
@@ -258,6 +272,11 @@ class ChatTemplate:
 def _refusal(subject: str, error: Exception, param: str) -> InvalidRequest:
     reason = re.sub(r"\s+", " ", str(error))[:200]
     return InvalidRequest(f"this model's chat template refuses {subject}: {reason}", param)
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with a description, which may be empty."""
+    return {**tool, "function": {"description": "", **tool["function"]}}
 
 
 def _call(call: ToolCall, style: CallStyle, clean: Clean) -> dict[str, Any]:

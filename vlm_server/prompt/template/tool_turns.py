@@ -10,6 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -121,6 +122,33 @@ def _key_of(result: Message) -> tuple[str, str]:
     if result.tool_call_id:
         return "id", result.tool_call_id
     return ("name", result.name) if result.name else _ANY
+
+
+def split_calls(messages: Sequence[Message]) -> Iterator[Message]:
+    """Messages with one call in each turn, followed by its result; calls and results have ids."""
+    moved = set[int]()
+    for index, message in enumerate(messages):
+        if index in moved:
+            continue
+        yield replace(message, tool_calls=message.tool_calls[:1])
+        for call, next_call in pairwise(message.tool_calls):
+            later = enumerate(messages[index + 1 :], index + 1)
+            for place, result in later:
+                if result.role == "tool" and result.tool_call_id == call.id:
+                    moved.add(place)
+                    yield result
+                    break
+            yield Message("assistant", (), tool_calls=(next_call,), param=message.param)
+
+
+def join_text_to_reasoning(messages: Sequence[Message]) -> Iterator[Message]:
+    """Messages with the text before a call made a part of the reasoning before it."""
+    for message in messages:
+        text = "".join(part.text for part in message.content if isinstance(part, TextPart))
+        if message.tool_calls and message.reasoning and text:
+            reasoning = f"{message.reasoning}\n\n{text}"
+            message = replace(message, reasoning=reasoning, content=())
+        yield message
 
 
 def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:

@@ -13,12 +13,17 @@ Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], str]
 """Renders a prompt from (messages, add_generation_prompt, template variables with `tools`)."""
 PROBE = "probe of the template"
 PROBE_PARTS = [{"type": "text", "text": PROBE}]
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""The fields of a message in which templates look for its reasoning."""
 _VALUE, _RESULT, _TOOL = "probed_value", "probed result", "probed_tool"
+_OTHER_VALUE = "other_value"
 _KIMI = "<|tool_call_argument_begin|>"
 _PARAMETERS = {"type": "object", "properties": {"key": {"type": "string"}}}
 _FUNCTION = {"name": _TOOL, "description": "does nothing", "parameters": _PARAMETERS}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
+_BARE_TOOLS = [{"type": "function", "function": {"name": _TOOL, "parameters": _PARAMETERS}}]
 _CALL = ToolCall("call_0123456789abcdef01234567", _TOOL, "{}")
+_OTHER_CALL = ToolCall("call_1123456789abcdef01234567", _TOOL, "{}")
 _Messages = Sequence[Mapping[str, Any]]
 
 
@@ -37,6 +42,8 @@ class TemplateTraits:
     placeholder, video_placeholder: the text rendered for an image, and for a video, if any.
     roles_with_parts: roles whose messages may be lists of parts, with media. calls: None if calls
     are not rendered. takes_user_after_result: whether a user's turn may follow a tool's result.
+    takes_several_calls: whether all calls of a turn are rendered. takes_text_with_reasoning:
+    whether a turn with a call may have both. needs_descriptions: whether each tool must have one.
     """
 
     placeholder: str | None
@@ -48,6 +55,9 @@ class TemplateTraits:
     takes_tools: bool
     calls: CallStyle | None
     takes_user_after_result: bool
+    takes_several_calls: bool
+    takes_text_with_reasoning: bool
+    needs_descriptions: bool
 
 
 class TemplateProbe:
@@ -74,6 +84,7 @@ class TemplateProbe:
         calls = self._find_calls()
         if calls and placeholder and self._shows_image_in_result(calls, placeholder):
             roles.add("tool")
+        takes_tools = self._takes_tools(_TOOLS)
         return TemplateTraits(
             placeholder=placeholder,
             video_placeholder=self._find_video_placeholder(video_token),
@@ -81,11 +92,40 @@ class TemplateProbe:
             takes_system=_RESULT
             in self._render([self._message("system", roles, _RESULT), self._user]),
             takes_late_system=self._render(self._with_late_system(roles)).count(_RESULT) > 1,
-            takes_tools=_TOOL in self._render([self._user], {"tools": _TOOLS}),
+            takes_tools=takes_tools,
             calls=calls,
             takes_user_after_result=calls is not None
             and self._render([*self._loop(calls, _RESULT), self._user]).count(PROBE) > 1,
+            takes_several_calls=calls is None or self._takes_several_calls(calls),
+            takes_text_with_reasoning=calls is None or self._takes_text_with_reasoning(calls),
+            needs_descriptions=takes_tools and not self._takes_tools(_BARE_TOOLS),
         )
+
+    def _takes_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        return _TOOL in self._render([self._user], {"tools": tools})
+
+    def _takes_several_calls(self, style: CallStyle) -> bool:
+        user, turn, result = self._loop(style, _RESULT)
+        [call] = turn["tool_calls"]
+        arguments = call["function"]["arguments"]
+        value: Any = {"key": _OTHER_VALUE}
+        if style.as_text:
+            value = arguments.replace(_VALUE, _OTHER_VALUE)
+        function, other_id = {"name": _TOOL, "arguments": value}, style.make_id(_OTHER_CALL, 1)
+        other_call = {**call, "id": other_id, "function": function}
+        both = {**turn, "tool_calls": [call, other_call]}
+        other_result = {**result, "tool_call_id": other_id}
+        text = self._render([user, both, result, other_result], {"tools": _TOOLS})
+        return _OTHER_VALUE in text
+
+    def _takes_text_with_reasoning(self, style: CallStyle) -> bool:
+        user, turn, result = self._loop(style, _RESULT)
+        reasoning = {**turn, **dict.fromkeys(REASONING_FIELDS, PROBE)}
+        texts = [
+            self._render([user, {**reasoning, "content": content}, result], {"tools": _TOOLS})
+            for content in (PROBE, "")
+        ]
+        return bool(texts[0]) or not texts[1]
 
     def _find_video_placeholder(self, video_token: str | None) -> str | None:
         """`video_token` with the marks that templates of Qwen's families write around it."""

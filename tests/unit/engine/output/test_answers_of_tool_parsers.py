@@ -24,6 +24,7 @@ TOOL = {
         },
     },
 }
+ARGUMENTS = '{"x": 1, "name": "a b"}'
 CALLS = {
     "json_tools": (
         '<tool_call>\n{"name": "look", "arguments": {"x": 1, "name": "a b"}}\n</tool_call>'
@@ -145,6 +146,36 @@ def test_mistral_json_may_contain_line_breaks(written: str):
         (
             "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" + CALLS["harmony"],
             [("thought", "Hm."), ("call", "look", '{"x": 1, "name": "a b"}')],
+        ),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.look"
+            f"<|channel|>commentary <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+            [("thought", "Hm."), ("call", "look", ARGUMENTS)],
+        ),
+        (
+            f" to=functions.look<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
+            [("call", "look", ARGUMENTS)],
+        ),
+        (
+            f"<|channel|>analysis to=functions.look code<|message|>{ARGUMENTS}<|call|>",
+            [("call", "look", ARGUMENTS)],
+        ),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+            f"<|channel|>commentary to=functions.look json<|message|>{ARGUMENTS}<|call|>",
+            [("text", "I look.<|end|>"), ("call", "look", ARGUMENTS)],
+        ),
+        (
+            '<|channel|>final <|constrain|>json<|message|>{"a": 1}',
+            [("text", '{"a": 1}')],
+        ),
+        (
+            "<|channel|>final<|message|>Write to=functions.look here",
+            [("text", "Write to=functions.look here")],
+        ),
+        (
+            " to=functions.look<|channel|>commentary json<|message|>{cut",
+            [("text", " to=functions.look<|channel|>commentary json<|message|>{cut")],
         ),
     ],
 )

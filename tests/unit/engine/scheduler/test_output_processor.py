@@ -9,10 +9,12 @@ import pytest
 from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import EOS, SPECIAL, MarkDecoder, deltas, outcome_of, prompt
 from tests.unit.engine.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
-from vlm_server.engine.output.formats import Formats
+from vlm_server.engine.output.formats import Formats, tool_format
 from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.interfaces import AnswerFormat, Prepared, StepResult, TokenLogprobs
 from vlm_server.protocol import Delta, Finished, Stats, Submit
+
+chat_templates = pytest.importorskip("vlm_server.runner.loading.chat_templates")
 
 DECODER = MarkDecoder("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]")
 CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
@@ -22,10 +24,13 @@ LIST = '[{"name": "look", "arguments": {"a": 1}}, {"name": "click", "arguments":
 
 
 def engine_saying(
-    *answers: str, answer: AnswerFormat = ANSWER, formats: Formats = FORMATS
+    *answers: str,
+    answer: AnswerFormat = ANSWER,
+    formats: Formats = FORMATS,
+    decoder: MarkDecoder = DECODER,
 ) -> SteppedEngine:
     """Every request is answered by `answers`, one for each choice, and an end token."""
-    engine = SteppedEngine(decoder=DECODER, formats=formats, context_tokens=1000)
+    engine = SteppedEngine(decoder=decoder, formats=formats, context_tokens=1000)
     engine.runner.answer = lambda _, choice: [*DECODER.encode(answers[choice]), EOS]
 
     def outcome(submitted: Submit) -> Prepared:
@@ -170,6 +175,30 @@ def test_eos_token_may_be_end_mark_of_call():
     engine.scheduler._output._eos_token_ids = frozenset(end)
     engine.runner.answer = lambda *_: DECODER.encode(CALL)
     assert say(engine) == ([LOOK], "tool_calls")
+
+
+@pytest.mark.parametrize("end", ["<|call|>", "<|return|>"])
+def test_harmony_answer_ends_with_its_call_or_its_text(end: str):
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", end]
+    decoder = MarkDecoder(*marks)
+    template = "".join(["<|channel|>analysis", *marks])
+    reasoning = chat_templates.reasoning_format(template)
+    assert reasoning is not None
+    assert end in reasoning.end_tokens
+    tools = tool_format(chat_templates.tool_parser(None, "harmony"))
+    engine = engine_saying("", formats=Formats(tools, reasoning), decoder=decoder)
+    engine.scheduler._output._eos_token_ids = frozenset(decoder.encode(end))
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    if end == "<|call|>":
+        text += " to=functions.look<|channel|>commentary <|constrain|>json<|message|>"
+        wanted, reason = [("thought", "Hm."), LOOK], "tool_calls"
+        text += '{"a": 1}'
+    else:
+        text += "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
+        text += "<|channel|>final<|message|>Yes."
+        wanted, reason = [("thought", "Hm."), ("text", "Wait.Yes.")], "stop"
+    engine.runner.answer = lambda *_: decoder.encode(f"{text}{end}")
+    assert say(engine) == (wanted, reason)
 
 
 def test_mistral_calls_are_complete_at_end_of_answer():
