@@ -17,6 +17,7 @@ from tests.hub.fixtures import demo_files, hub, model
 from tests.hub.server import Hub, add
 from tests.support.daemons import Daemon, running_daemon, wait_until
 from tests.support.images import one_shape, user
+from tests.tiny_models import cached
 from vlm_server.models import EMBEDDED
 
 __all__ = ["hub"]
@@ -160,6 +161,14 @@ def test_models_commands_pull_list_check_and_remove(hub: Hub, tmp_path: Path) ->
     assert run("models", "rm", NAME, "--yes").returncode == 0
     assert not list((tmp_path / "hf/hub").glob("models--*"))
     assert "is not in the hub's cache" in run("models", "rm", NAME, "--yes").stderr
+
+
+def test_models_check_asks_text_model_without_pictures() -> None:
+    checked = run("models", "check", str(cached("llama")))
+    assert checked.returncode == 0, checked.stderr
+    assert "llama (checked: docs/families.md)" in checked.stdout
+    assert "The capital of France: What is the capital of France?\n  " in checked.stdout
+    assert "circle" not in checked.stdout
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ DENSE_FURTHER: dict[str, Family] = {
         partial_rotary_factor=0.5,
     ),
     "telechat3": text_family("TeleChat3ForCausalLM", model_type="telechat3", rope_scaling=None),
-    "youtu_llm": text_family("YoutuForCausalLM", tied(), model_type="youtu_llm", **LATENT),
+    "youtu_llm": text_family("YoutuForCausalLM", model_type="youtu_llm", **LATENT),
     "llama4_text": text_family(
         "Llama4ForCausalLM",
-        tied(tied_scale=0.15),
+        tied(tied_scale=0.1),
         model_type="llama4_text",
         intermediate_size_mlp=128,
         no_rope_layers=[1, 1, 1, 0],

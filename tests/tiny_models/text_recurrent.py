@@ -184,7 +184,6 @@ RECURRENT: dict[str, Family] = {
     ),
     "plamo2": text_family(
         "Plamo2ForCausalLM",
-        tied(norm_offset=1.0),
         model_type="plamo2",
         hidden_size_per_head=16,
         mamba_d_state=16,

@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
-from vlm_server.cli.client.images import answer_about, image_questions
+from vlm_server.cli.client.questions import answer_to, questions_for
 from vlm_server.cli.client.ranking import rankings, writes
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
@@ -267,8 +267,8 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
             for ranking in rankings(daemon):
                 print(f"\n{ranking.query}: nearest is\n  {ranking.first}  ({ranking.score:.3f})")
             return
-        for question in image_questions():
+        for question in questions_for(daemon):
             asked_at = time.monotonic()
-            answer = answer_about(question, daemon)
+            answer = answer_to(question, daemon)
             seconds = time.monotonic() - asked_at
-            print(f"\n{question.shows}: {question.text}\n  {answer}  ({seconds:.1f} s)")
+            print(f"\n{question.subject}: {question.text}\n  {answer}  ({seconds:.1f} s)")

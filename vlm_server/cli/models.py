@@ -7,7 +7,7 @@ from vlm_server.cli.usage import Manual, Parser
 
 _NAME = "mlx-community/Qwen3-VL-4B-Instruct-4bit"
 _PULL = "download a model, if it can be served here"
-_CHECK = "say what a model is and needs, load it, and ask it about pictures"
+_CHECK = "say what a model is and needs, load it, and ask it test questions"
 _REMOVE = "remove a model from the hub's cache"
 _EXAMPLES = {
     "pull": (("A model, or its newest version", f"vlm-server pull {_NAME}"),),

@@ -10,7 +10,7 @@ from typing import IO
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
-from vlm_server.cli.client.images import answer_about, image_questions
+from vlm_server.cli.client.questions import answer_to, questions_for
 from vlm_server.cli.client.ranking import rankings, writes
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
@@ -22,7 +22,6 @@ CHECK = "self-test"
 ANSWER_SECONDS = 120.0
 _STOP_SECONDS = 20.0
 _MAX_SHOWN_CHARS = 80
-_EXPECTED = "circle"
 _TRY_OTHERS = "try others: `vlm-server models check`; small models may be wrong, broken ones always"
 
 
@@ -85,13 +84,15 @@ def _ask(daemon: Daemon, introduction: str) -> Finding:
         is_right = ranking.first == ranking.expected
         return ok(CHECK, text) if is_right else warning(CHECK, text, _TRY_OTHERS)
     try:
-        answer = answer_about(next(image_questions()), daemon, ANSWER_SECONDS)
+        question = next(questions_for(daemon))
+        answer = answer_to(question, daemon, ANSWER_SECONDS)
     except TimeoutError:
         raise CommandFailed(f"no answer within {ANSWER_SECONDS:.0f} s") from None
     seconds = time.monotonic() - began
     shown_answer = " ".join(answer.split())[:_MAX_SHOWN_CHARS]
-    text = f"{introduction}answered {shown_answer!r} about a red circle in {seconds:.1f} s"
-    if _EXPECTED in answer.lower():
+    subject = question.subject[:1].lower() + question.subject[1:]
+    text = f"{introduction}answered {shown_answer!r} about {subject} in {seconds:.1f} s"
+    if question.expected in answer.lower():
         return ok(CHECK, text)
     return warning(CHECK, text, _TRY_OTHERS)
 

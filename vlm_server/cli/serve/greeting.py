@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vlm_server import __version__
-from vlm_server.cli.client.images import red_circle_url
+from vlm_server.cli.client.questions import red_circle_url
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
 

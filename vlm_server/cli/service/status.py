@@ -11,7 +11,7 @@ from typing import Any
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client.chat import DaemonBusy
 from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
-from vlm_server.cli.client.images import answer_about, image_questions
+from vlm_server.cli.client.questions import answer_to, questions_for
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager, join_address, split_address
@@ -129,7 +129,7 @@ def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
 def _answer(daemon: Daemon) -> str | None:
     """The answer to a test question; None if the daemon is too busy. Raises CommandFailed."""
     try:
-        return answer_about(next(image_questions()), daemon, _ANSWER_SECONDS)
+        return answer_to(next(questions_for(daemon)), daemon, _ANSWER_SECONDS)
     except DaemonBusy:
         return None
     except TimeoutError:

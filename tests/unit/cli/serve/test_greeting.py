@@ -17,7 +17,7 @@ from tests.unit.cli.screen import Terminal
 from vlm_server import settings
 from vlm_server.cli import log
 from vlm_server.cli.client.daemon import url_of
-from vlm_server.cli.client.images import red_circle_url
+from vlm_server.cli.client.questions import red_circle_url
 from vlm_server.cli.serve import greeting
 
 URL = "http://127.0.0.1:8000/v1"

@@ -1,4 +1,4 @@
-"""Test questions about drawn images, and the answers of a daemon to them."""
+"""Test questions, mostly about drawn images, and the answers of a daemon to them."""
 
 from __future__ import annotations
 
@@ -20,33 +20,46 @@ _RED, _BLUE, _DARK = (214, 39, 40), (31, 80, 200), (20, 20, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class ImageQuestion:
-    """A question about a drawn image: its subject `shows`, and its PNG as a data URL."""
+class Question:
+    """A question: its subject, a word of the right answer, and a PNG as a data URL, if any."""
 
-    shows: str
+    subject: str
     text: str
-    url: str
+    expected: str
+    url: str = ""
 
 
-def image_questions() -> Iterator[ImageQuestion]:
-    """Test questions: a shape, several shapes, a word."""
+def questions_for(daemon: Daemon) -> Iterator[Question]:
+    """Test questions for the default model. Raises CommandFailed."""
+    return _image_questions() if daemon.default_reads_images() else iter(_TEXT_QUESTIONS)
+
+
+_TEXT_QUESTIONS = (
+    Question("The capital of France", "What is the capital of France?", "paris"),
+    Question("Two and three", "What is 2 + 3?", "5"),
+)
+
+
+def _image_questions() -> Iterator[Question]:
+    """A shape, several shapes, a word."""
     image, draw = _canvas()
     draw.ellipse((100, 100, 348, 348), _RED)
-    yield ImageQuestion("A red circle", "What shape is this?", _url(image))
+    yield Question("A red circle", "What shape is this?", "circle", _url(image))
     image, draw = _canvas()
     for left in (40, 170, 300):
         draw.rectangle((left, 170, left + 108, 278), _BLUE)
-    yield ImageQuestion("Three blue squares", "How many squares are there?", _url(image))
+    yield Question("Three blue squares", "How many squares are there?", "3", _url(image))
     image, draw = _canvas()
     font = ImageFont.load_default(96)
     draw.text((_SIDE / 2, _SIDE / 2), "HELLO", _DARK, font, anchor="mm")
-    yield ImageQuestion("The word HELLO", "Which word is written here?", _url(image))
+    yield Question("The word HELLO", "Which word is written here?", "hello", _url(image))
 
 
-def answer_about(question: ImageQuestion, daemon: Daemon, seconds: float | None = None) -> str:
+def answer_to(question: Question, daemon: Daemon, seconds: float | None = None) -> str:
     """The answer of the default model. Raises CommandFailed, and TimeoutError after `seconds`."""
-    image = {"type": "image_url", "image_url": {"url": question.url}}
-    content = [image, {"type": "text", "text": question.text}]
+    content: list[dict[str, object]] = [{"type": "text", "text": question.text}]
+    if question.url:
+        content.insert(0, {"type": "image_url", "image_url": {"url": question.url}})
     body = {
         "model": "default",
         "stream": True,
