@@ -42,6 +42,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
     stores_prefixes = not embeds and _stores_prefixes(loaded, with_snapshots=with_snapshots)
     if settings.prefix_bytes and not (stores_prefixes or embeds):
         logger.warning("this model's state is of a kind that the prefix cache can't store")
+    with_snapshots = with_snapshots and stores_prefixes
     free_bytes = max(0, memory.limit_bytes - memory.active_bytes)
     prefix_sizes = PrefixSizes.of(settings, loaded, free_bytes) if stores_prefixes else None
 
