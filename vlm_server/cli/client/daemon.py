@@ -119,10 +119,11 @@ class Daemon:
         except (ValueError, LookupError, TypeError):
             raise CommandFailed(f"{self.url} lists no models: is it a URL of an API?") from None
 
-    def default_reads_images(self) -> bool:
-        """Whether the default model does, as far as is known. Raises CommandFailed."""
-        model = _object(self._get_ok("models/default"))
-        return "vision" in (model.get("capabilities") or ["vision"])
+    def capabilities(self) -> list[str]:
+        """The default model's, or the usual ones if they are unknown. Raises CommandFailed."""
+        models = self.list_models()
+        capabilities = models[0].get("capabilities") if models else None
+        return capabilities if isinstance(capabilities, list) else ["completion", "vision"]
 
     def status(self) -> dict[str, Any]:
         """Object at `/v1/status`. Raises CommandFailed."""

@@ -31,7 +31,7 @@ class Question:
 
 def questions_for(daemon: Daemon) -> Iterator[Question]:
     """Test questions for the default model. Raises CommandFailed."""
-    return _image_questions() if daemon.default_reads_images() else iter(_TEXT_QUESTIONS)
+    return image_questions() if "vision" in daemon.capabilities() else iter(_TEXT_QUESTIONS)
 
 
 _TEXT_QUESTIONS = (
@@ -40,7 +40,7 @@ _TEXT_QUESTIONS = (
 )
 
 
-def _image_questions() -> Iterator[Question]:
+def image_questions() -> Iterator[Question]:
     """A shape, several shapes, a word."""
     image, draw = _canvas()
     draw.ellipse((100, 100, 348, 348), _RED)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_server.cli.client.daemon import Daemon
-from vlm_server.cli.client.images import image_questions
+from vlm_server.cli.client.questions import image_questions
 
 _TEXTS = {
     "What barks at strangers?": "A dog guards the house.",
@@ -29,15 +29,15 @@ class Ranking:
 
 def writes(daemon: Daemon) -> bool:
     """Whether the default model answers in words; True if that is unknown."""
-    return "completion" in _capabilities(daemon)
+    return "completion" in daemon.capabilities()
 
 
 def rankings(daemon: Daemon) -> Iterator[Ranking]:
     """The default model's rankings for all test queries. Raises CommandFailed."""
-    if "vision" in _capabilities(daemon):
+    if "vision" in daemon.capabilities():
         pictures = list(image_questions())
-        documents = [picture.shows for picture in pictures]
-        queries: list[tuple[str, Any]] = [(p.shows, {"image": p.url}) for p in pictures]
+        documents = [picture.subject for picture in pictures]
+        queries: list[tuple[str, Any]] = [(p.subject, {"image": p.url}) for p in pictures]
     else:
         documents = list(_TEXTS.values())
         queries = [(query, query) for query in _TEXTS]
@@ -45,9 +45,3 @@ def rankings(daemon: Daemon) -> Iterator[Ranking]:
         body = {"model": "default", "query": query, "documents": documents, "top_n": 1}
         (best,) = daemon.post("rerank", body)["results"]
         yield Ranking(shown, expected, documents[best["index"]], best["relevance_score"])
-
-
-def _capabilities(daemon: Daemon) -> list[str]:
-    models = daemon.list_models()
-    capabilities = models[0].get("capabilities") if models else None
-    return capabilities if isinstance(capabilities, list) else ["completion"]
