@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -163,11 +164,17 @@ def _adds_bos_to_images(loaded: LoadedModel) -> bool:
     return int(made.token_ids[0]) == host.tokenizer.bos_token_id
 
 
-def load_model(folder: Path | str, limit_bytes: int | None = None, **options: Any) -> LoadedModel:
+def load_model(
+    folder: Path | str,
+    limit_bytes: int | None = None,
+    adapters: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> LoadedModel:
     """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
     device = current_device()
     limit = device.memory_bytes if limit_bytes is None else limit_bytes
-    return load(settings.ModelSettings(path=str(folder), **options), device, limit)
+    model = settings.ModelSettings(path=str(folder), **options)
+    return load(model, device, limit, adapters=adapters)
 
 
 DECODERS = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)

@@ -105,6 +105,7 @@ def new_model(kind: type[Model], loaded: LoadedModel, mixed_step_tokens: int) ->
         arguments,
         embed,
         mixed_step_tokens,
+        has_adapters=bool(loaded.spec.adapters),
     )
 
 

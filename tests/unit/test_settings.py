@@ -259,6 +259,9 @@ def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
         [models.small]
         path = "here"
         keep_alive_seconds = 60
+        [models.red]
+        base = "small"
+        adapter = "adapters/red"
         """,
     )
     settings, sources = load_with_sources(path, ("models.small.keep_alive_seconds=5",))
@@ -266,6 +269,8 @@ def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
     assert settings.models["small"] == ListedModel(
         path=str(tmp_path / "here"), keep_alive_seconds=5
     )
+    assert settings.adapters_of("small") == {"red": str(tmp_path / "adapters" / "red")}
+    assert settings.adapters_of("org/big") == settings.adapters_of("") == {}
     assert sources["models.small.path"] == str(path)
     assert sources["models.small.keep_alive_seconds"] == "command line"
     names = [section["name"] for section in describe_settings(settings, sources)]
@@ -276,6 +281,14 @@ def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[models.a]", "models.a.path is missing"),
+        ('[models.a]\nbase = "b"', "models.a.adapter is missing"),
+        ('[models.a]\nadapter = "b"', "models.a.base is missing"),
+        ('[models.a]\nbase = "b"\nadapter = "c"\npath = "d"', "models.a.path has no effect"),
+        ('[models.a]\nbase = "b"\nadapter = "c"\npinned = true', "models.a.pinned has no effect"),
+        (
+            '[models.a]\nbase = "b"\nadapter = "c"\n[models.b]\nbase = "a"\nadapter = "c"',
+            "b is an adapter itself",
+        ),
         ('[models.default]\npath = "x/y"', "'default' can't be the name"),
         ('[models.""]\npath = "x/y"', "'' can't be the name"),
         ('[models.a]\npath = "x/y"\nkeep_alive_seconds = -2', "keep_alive_seconds"),

@@ -62,7 +62,9 @@ def check_models(settings: Settings) -> None:
         model for model in (settings.model, *listed_models) if os.path.isdir(model.path)
     ]
     for model in local_models if not settings.distributed.hosts else ():
-        examination = asyncio.run(examine(ExaminationRequest(model, settings.memory)))
+        adapters = settings.adapters_of(model.name)
+        request = ExaminationRequest(model, settings.memory, adapters=adapters)
+        examination = asyncio.run(examine(request))
         if examination.refusal:
             raise ModelLoadError(f"{model.name}: {examination.refusal}")
 

@@ -8,7 +8,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from vlm_server.hub.download import download, look_up
 from vlm_server.hub.examination import Examination, ExaminationRequest, check_plan, examine
 from vlm_server.hub.messages import DownloadPlan, Progress, size_text
 from vlm_server.hub.names import HubName, to_download
-from vlm_server.settings import Settings
+from vlm_server.settings import ListedModel, Settings
 
 
 class _ModelRow(msgspec.Struct):
@@ -195,7 +195,7 @@ def _hub_name(text: str) -> HubName:
 
 def check(arguments: argparse.Namespace) -> int:
     """Print facts about a model, and its answers. Raises ModelLoadError if it can't be served."""
-    settings = options.load_settings(arguments)
+    settings = _with_adapters(options.load_settings(arguments), arguments.adapter)
     is_here = Path(settings.model.path).is_dir()
     hub_name = None if is_here else to_download(settings.model.path)
     examination, plan = asyncio.run(_examine_model(settings, hub_name))
@@ -211,12 +211,22 @@ def check(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _with_adapters(settings: Settings, folders: Sequence[Path]) -> Settings:
+    """Settings with more adapters of the model."""
+    base, models = settings.model.name, dict(settings.models)
+    for folder in folders:
+        models[folder.absolute().name] = ListedModel(base=base, adapter=str(folder.absolute()))
+    return msgspec.structs.replace(settings, models=models)
+
+
 async def _examine_model(
     settings: Settings, hub_name: HubName | None
 ) -> tuple[Examination, DownloadPlan | None]:
     """Examine the model of `settings`; and its plan, if it is on the hub as `hub_name`."""
     plan = await look_up(hub_name) if hub_name is not None else None
-    return await examine(ExaminationRequest(settings.model, settings.memory, plan)), plan
+    adapters = settings.adapters_of(settings.model.name)
+    request = ExaminationRequest(settings.model, settings.memory, plan, adapters)
+    return await examine(request), plan
 
 
 def facts(
@@ -229,6 +239,8 @@ def facts(
         yield "on the hub", f"commit {plan.commit}, {size}, {missing_text} to download"
     else:
         yield "folder", settings.model.path
+    if adapters := settings.adapters_of(settings.model.name):
+        yield "adapters", ", ".join(adapters)
     support = "checked" if examination.is_checked else "not checked: answers may be wrong"
     yield "family", f"{examination.family or 'unknown'} ({support}: docs/families.md)"
     yield "weights", examination.quantization or "unknown"
@@ -257,9 +269,12 @@ def facts(
 def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     """Print a daemon's answers to all test questions, or its rankings. Raises CommandFailed."""
     started_at = time.monotonic()
-    new_daemon = running_daemon(
-        options.settings_arguments(arguments), settings.server.drain_seconds + 10
-    )
+    words = options.settings_arguments(arguments)
+    for name in {folder.absolute().name for folder in arguments.adapter}:
+        for key in ("base", "adapter"):
+            value = json.dumps(getattr(settings.models[name], key))
+            words += ["--set", f"models.{name}.{key}={value}"]
+    new_daemon = running_daemon(words, settings.server.drain_seconds + 10)
     with new_daemon as url, Daemon(url, own_key(settings.server)) as daemon:
         daemon.wait_ready(settings.engine.start_timeout_seconds)
         print(f"\nLoaded in {time.monotonic() - started_at:.1f} s.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from vlm_server.cli import options, usage
 from vlm_server.cli.usage import Manual, Parser
 
@@ -13,6 +15,10 @@ _EXAMPLES = {
     "pull": (("A model, or its newest version", f"vlm-server pull {_NAME}"),),
     "check": (
         ("A folder", "vlm-server models check ./my-checkpoint"),
+        (
+            "A LoRA adapter of it",
+            "vlm-server models check ./my-checkpoint --adapter ./my-adapter",
+        ),
         ("What it is, without loading it", f"vlm-server models check --no-load {_NAME}"),
     ),
     "rm": (("Without being asked", f"vlm-server models rm --yes {_NAME}"),),
@@ -45,6 +51,14 @@ def add_to(parser: Parser) -> None:
     )
     options.add_unchecked_option(checking)
     options.add_template_option(checking)
+    checking.add_argument(
+        "--adapter",
+        metavar="FOLDER",
+        type=Path,
+        action="append",
+        default=[],
+        help="a LoRA adapter to check with it; may be repeated",
+    )
     _end(checking, "check", "check")
     checking.add_argument("--no-load", action="store_true", help="do not load or ask it")
     removing = actions.add_parser("rm", help=_REMOVE, description=f"{_REMOVE.capitalize()}.")

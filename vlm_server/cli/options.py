@@ -113,6 +113,10 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
         loaded = msgspec.structs.replace(loaded, model=find_checkpoint(loaded.model))
     models = {}
     for name, listed_model in loaded.models.items():
+        if listed_model.base:
+            _check_adapter(name, listed_model.adapter)
+            models[name] = listed_model
+            continue
         model = find_checkpoint(listed_model.as_model("", loaded.model.search_paths))
         models[name] = msgspec.structs.replace(listed_model, path=model.path)
         _check_template(f"models.{name}", listed_model)
@@ -211,6 +215,15 @@ def check_memory_limit(settings: Settings) -> None:
                 f"{size_text(stored_bytes)} in their files, and {size_text(limit_bytes)} are "
                 "allowed: raise memory.limit_bytes, or serve a smaller or a quantized checkpoint"
             )
+
+
+def _check_adapter(name: str, folder: str) -> None:
+    from vlm_server.settings.paths import expand_home, missing_path_error
+
+    path = expand_home(folder)
+    if not os.path.isfile(path / "adapter_config.json"):
+        text = f"models.{name}.adapter: {path} is no adapter: it has no adapter_config.json"
+        raise missing_path_error(path, text)
 
 
 def _check_template(section: str, checkpoint: CheckpointSettings) -> None:

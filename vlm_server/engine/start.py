@@ -63,7 +63,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     channel.send(Loading("loading the weights", 0.1))
     start = group.harmonize_settings(start, device)
     memory = group.memory(start.memory, device)
-    loaded = group.load(start.model, device, memory.limit_bytes)
+    loaded = group.load(start, device, memory.limit_bytes)
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     loop = build_engine(start, loaded, governor, caches, channel.inbox, channel.send, group)

@@ -24,6 +24,8 @@ class ExaminationRequest(msgspec.Struct, frozen=True):
     model: ModelSettings
     memory: MemorySettings
     plan: DownloadPlan | None = None
+    adapters: dict[str, str] = {}
+    """The folders of its LoRA adapters, by name; not looked at before a download."""
 
 
 class Examination(msgspec.Struct, frozen=True):

@@ -21,6 +21,9 @@ SENTENCE_MODULES = "modules.json"
 POOLING, TOKEN_PROJECTION = "1_Pooling", "1_Dense"
 """Folders of such a model: the pooling of its tokens' states, or the layer that projects each."""
 _MODULE_FOLDER = re.compile(r"[0-9]+_(Pooling|Dense)")
+ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER = re.compile(r"(.*_)?adapters\.safetensors|adapter_model.*\.safetensors")
+"""Weights of adapters, and those that mlx-vlm's trainer saves at times: `0000100_adapters`."""
 _READ = (".json", ".jinja", ".model", ".txt", ".tiktoken", WEIGHTS)
 """Endings of the files that mlx-vlm and transformers read. No code: it is never run."""
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.safetensors")
@@ -63,13 +66,20 @@ def is_read(path: str) -> bool:
     """Whether the loader reads the file at `path` of a repository: in its root, mostly.
 
     Embedding models have some layers in folders. `consolidated` weights are a second copy, in
-    Mistral's format.
+    Mistral's format. An adapter beside whole weights is not read.
     """
     folder, _, name = path.rpartition("/")
-    if name.startswith(".") or (folder and not _MODULE_FOLDER.fullmatch(folder)):
+    if name.startswith(".") or is_adapters(name):
+        return False
+    if folder and not _MODULE_FOLDER.fullmatch(folder):
         return False
     path = name
     return path.endswith(_READ) and not path.startswith("consolidated")
+
+
+def is_adapters(name: str) -> bool:
+    """Whether a file is a LoRA adapter's: its configuration or weights, of mlx-vlm or PEFT."""
+    return name == ADAPTER_CONFIG or _ADAPTER.fullmatch(name) is not None
 
 
 def shards(index: Mapping[str, Any]) -> frozenset[str]:
@@ -79,9 +89,10 @@ def shards(index: Mapping[str, Any]) -> frozenset[str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """All weight files in a folder; none if it can't be read."""
+    """All files with a model's weights in a folder; none if it can't be read."""
     try:
-        return [path for path in visible_files(folder, f"*{WEIGHTS}") if path.is_file()]
+        paths = visible_files(folder, f"*{WEIGHTS}")
+        return [path for path in paths if path.is_file() and not is_adapters(path.name)]
     except OSError:
         return []
 
@@ -205,10 +216,10 @@ def fault_of_names(names: Collection[str], base: str = "") -> str | None:
     inner = {name for name in names if "/" not in name}
     if any(_is_weights(name) for name in inner):
         return None
-    if "adapter_config.json" in inner:
+    if ADAPTER_CONFIG in inner:
         return (
-            f"is an adapter (LoRA){f' of {base}' if base else ''}, not a whole model: merge it "
-            "into that model (peft's merge_and_unload, or mlx_vlm's fuse) and serve what is saved"
+            f"is an adapter (LoRA){f' of {base}' if base else ''}, not a whole model: serve that, "
+            "with [models.NAME] base and adapter in the settings (docs/models.md)"
         )
     if any(name.endswith(".gguf") for name in names):
         return f"holds a model as {_GGUF_IS}: {_INSTEAD}"
@@ -246,7 +257,7 @@ def _fault_of_folder(folder: Path) -> str | None:
         return None
     if (folder / "manifests").is_dir() and (folder / "blobs").is_dir():
         return f"{folder} is Ollama's store, of models in {_GGUF_IS}: {_INSTEAD}"
-    base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     base = base[:100].replace("\n", " ") if isinstance(base, str) else ""
     # LM Studio keeps publisher/model/file: what lies two folders deeper counts too.
     paths = [path for depth in ("*", "*/*", "*/*/*") for path in visible_files(folder, depth)]
@@ -256,4 +267,4 @@ def _fault_of_folder(folder: Path) -> str | None:
 
 def _is_weights(name: str) -> bool:
     """Whether a file holds a model's weights; an adapter's go by other names."""
-    return name.endswith(WEIGHTS) and not name.startswith(("adapter", "."))
+    return name.endswith(WEIGHTS) and not name.startswith(".") and not is_adapters(name)

@@ -197,6 +197,8 @@ class ModelSpec:
     """None for a model that makes none."""
     scores: ScoreSpec | None = None
     """None for a model that scores no documents, or does so by its vectors."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters: a hash of each by its name, in the order of their numbers, from 1 on."""
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:

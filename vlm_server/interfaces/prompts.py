@@ -60,6 +60,9 @@ class PreparedPrompt:
     grammar: Grammar | None = None
     """The grammar of the answer."""
     cache_salt: str = ""
+    adapter: int = 0
+    """The number of its LoRA adapter in `ModelSpec.adapters`; 0 is none."""
+    adapter_digest: str = ""
     answer_format: AnswerFormat | None = AnswerFormat()
     """The format to parse the answer by; None if all of its text is content."""
     prediction: tuple[int, ...] = ()
@@ -84,6 +87,11 @@ class PreparedPrompt:
     def is_pooled(self) -> bool:
         """Whether vectors or a score are wanted of it, and no answer."""
         return bool(self.vector_key)
+
+    @property
+    def prefix_salt(self) -> str:
+        """Prompts with different ones share no KV: of different tenants, or adapters."""
+        return f"{self.adapter_digest}\0{self.cache_salt}"
 
     @property
     def is_atomic(self) -> bool:

@@ -69,7 +69,7 @@ def vector_key(prompt: PreparedPrompt) -> str:
 
     The tokens, and for those of media their place and the hash of the media.
     """
-    digest = hashlib.sha256(prompt.cache_salt.encode())
+    digest = hashlib.sha256(prompt.prefix_salt.encode())
     if prompt.token_types is not None:
         digest.update(b"\0" + np.ascontiguousarray(prompt.token_types, dtype="<i4").tobytes())
     for span in prompt.spans:

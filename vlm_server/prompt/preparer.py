@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -97,7 +98,7 @@ class MultimodalPreparer:
             answer_format = replace(answer_format, starts_in_reasoning=True)
         starts = answer_format.starts_in_reasoning
         prompt = replace(
-            self._build(token_ids, media, chat, submit.cache_salt),
+            self._build(token_ids, media, chat, submit),
             answer_format=answer_format,
             images=_images(media),
             videos=_videos(media),
@@ -138,9 +139,9 @@ class MultimodalPreparer:
         if submit.count_only:
             text = "" if isinstance(raw_prompt, str) else self._prompts.text_of(raw_prompt)
             ids = np.array(token_ids, dtype=np.int32)
-            return self._count(PreparedPrompt(ids, cache_salt=submit.cache_salt, text=text))
+            return self._count(PreparedPrompt(ids, text=text, **self._apart(submit)))
         grammar = self._grammar(submit, cancellation)
-        prompt = self._build(token_ids, [], Chat(()), submit.cache_salt)
+        prompt = self._build(token_ids, [], Chat(()), submit)
         prompt = replace(prompt, grammar=grammar, answer_format=None)
         return self._look_up(prompt, [], use_disk=use_disk)
 
@@ -163,7 +164,7 @@ class MultimodalPreparer:
             token_ids = self._prompts.tokenize(chat, [item.layout for item in media])
         if not token_ids:
             raise InvalidRequest("This input has no tokens.", given.param)
-        prompt = self._build(token_ids, media, chat, submit.cache_salt)
+        prompt = self._build(token_ids, media, chat, submit)
         prompt = replace(
             prompt,
             token_types=token_types,
@@ -191,7 +192,7 @@ class MultimodalPreparer:
 
     def _references(self, prompt: PreparedPrompt) -> CacheReferences:
         num_atomic = prompt.atomic_prefill_tokens
-        return CacheReferences(self._caches, prompt.key, prompt.cache_salt, num_atomic)
+        return CacheReferences(self._caches, prompt.key, prompt.prefix_salt, num_atomic)
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
         constraint = None if submit.count_only else self._constraints.constraint_on(submit)
@@ -275,7 +276,7 @@ class MultimodalPreparer:
                         yield ImagePart(0), frame
 
     def _build(
-        self, prompt_ids: list[int], media: list[MediaItem], chat: Chat, salt: str
+        self, prompt_ids: list[int], media: list[MediaItem], chat: Chat, submit: Submit
     ) -> PreparedPrompt:
         token_ids, spans, media_positions = _expand(prompt_ids, media)
         positions, rope_delta = None, 0
@@ -285,7 +286,7 @@ class MultimodalPreparer:
         num_atomic = atomic_prefill_tokens(self._spec.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
-            points = self._snapshot_points.points_in(chat, token_ids, spans, salt)
+            points = self._snapshot_points.points_in(chat, token_ids, spans, submit.cache_salt)
             snapshot_points = points[bisect_left(points, num_atomic) :]
         return PreparedPrompt(
             token_ids=token_ids,
@@ -296,8 +297,24 @@ class MultimodalPreparer:
             chunk_ends=snapshot_points if self._spec.has_states else (),
             atomic_prefill_tokens=num_atomic,
             token_types=token_types if num_atomic else None,
-            cache_salt=salt,
+            **self._apart(submit),
         )
+
+    def _apart(self, submit: Submit) -> dict[str, Any]:
+        """The fields of a prompt that set it apart from others of the same tokens.
+
+        Raises InvalidRequest for an adapter that the model does not have.
+        """
+        if not submit.adapter:
+            return {"cache_salt": submit.cache_salt}
+        adapters = self._spec.adapters
+        if submit.adapter not in adapters:
+            raise InvalidRequest(f"The model has no adapter `{submit.adapter}`.", "model")
+        return {
+            "cache_salt": submit.cache_salt,
+            "adapter": 1 + list(adapters).index(submit.adapter),
+            "adapter_digest": adapters[submit.adapter],
+        }
 
     def _look_up(
         self, prompt: PreparedPrompt, media: list[MediaItem], *, use_disk: bool

@@ -53,7 +53,10 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The first command: what to load and how to run it; `rank` if several processes do."""
+    """The first command: what to load and how to run it; `rank` if several processes do.
+
+    adapters: the folders of LoRA adapters, by name.
+    """
 
     model: settings.ModelSettings
     scheduler: settings.SchedulerSettings
@@ -63,6 +66,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     image: settings.ImageSettings = settings.ImageSettings()
     video: settings.VideoSettings = settings.VideoSettings()
     cache: settings.CacheSettings = settings.CacheSettings()
+    adapters: dict[str, str] = {}
     rank: Rank | None = None
 
 

@@ -203,6 +203,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     videos: tuple[Video, ...] = ()
     cache_salt: str = ""
     """Requests with different ones share no cache entry."""
+    adapter: str = ""
+    """The LoRA adapter that answers; empty is the model itself."""
     client: str = ""
     """Requests of different clients take turns."""
     deadlines: Deadlines = Deadlines()
@@ -272,6 +274,7 @@ class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     sampling: msgspec.Raw
     videos: msgspec.Raw
     cache_salt: str = ""
+    adapter: str = ""
     client: str = ""
     deadlines: Deadlines = Deadlines()
     tools: msgspec.Raw = msgspec.Raw(b"\xc0")

@@ -49,8 +49,14 @@ class ModelSettings(CheckpointSettings, frozen=True, forbid_unknown_fields=True)
 
 
 class ListedModel(CheckpointSettings, frozen=True, forbid_unknown_fields=True):
-    """A further model, loaded on demand and named by its table."""
+    """A further model, loaded on demand and named by its table; or a LoRA adapter of one."""
 
+    base: str = ""
+    """Name of the model to which this table adds a LoRA adapter, whose engine answers for both;
+    empty for a model of its own. Besides it, such a table has `adapter`, and perhaps `aliases`."""
+    adapter: str = ""
+    """Folder of the LoRA adapter, as mlx-vlm or PEFT saves it. A relative path starts where that of
+    `path` does."""
     aliases: tuple[str, ...] = ()
     """More names that it is asked for by; see `server.model_aliases`."""
     pinned: bool = False

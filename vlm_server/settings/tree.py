@@ -70,6 +70,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: MetricsSettings = MetricsSettings()
     tracing: Tracing = Tracing()
 
+    def adapters_of(self, base: str) -> dict[str, str]:
+        """The absolute folders of the adapters of the model `base`, by the adapters' names."""
+        return {
+            name: str(expand_home(model.adapter).absolute())
+            for name, model in self.models.items()
+            if model.base and model.base == base
+        }
+
     def sections(self) -> Iterator[tuple[str, msgspec.Struct]]:
         """The name of each table, as TOML has it, and what is in it."""
         for field in msgspec.structs.fields(self):
@@ -188,7 +196,7 @@ def _current_name(section: str, key: str) -> str:
 def _resolve_model_path(model: Any, folder: Path) -> None:
     if not isinstance(model, dict):
         return
-    for key in ("path", "chat_template"):
+    for key in ("path", "chat_template", "adapter"):
         if not (isinstance(model.get(key), str) and model[key]):
             continue
         path = folder / expand_home(model[key])
@@ -239,10 +247,25 @@ def _check_models(settings: Settings) -> None:
     for name, model in settings.models.items():
         if not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARS or name == "default":
             raise ConfigError(f"models: {name!r} can't be the name of a model")
-        if not model.path:
+        if model.base or model.adapter:
+            _check_adapter(name, model, settings)
+        elif not model.path:
             raise ConfigError(f"models.{name}.path is missing")
     if settings.distributed.hosts and settings.models:
         raise ConfigError("distributed.hosts: only one model can be split, so list no `models`")
+
+
+def _check_adapter(name: str, model: ListedModel, settings: Settings) -> None:
+    for key, value in (("base", model.base), ("adapter", model.adapter)):
+        if not value:
+            raise ConfigError(f"models.{name}.{key} is missing: an adapter has both")
+    for field in msgspec.structs.fields(model):
+        is_own = field.name in ("base", "adapter", "aliases")
+        if not is_own and getattr(model, field.name) != field.default:
+            raise ConfigError(f"models.{name}.{field.name} has no effect: set it for {model.base}")
+    base = settings.models.get(model.base)
+    if base is not None and base.base:
+        raise ConfigError(f"models.{name}.base: {model.base} is an adapter itself")
 
 
 def _check_urls(settings: Settings) -> None:

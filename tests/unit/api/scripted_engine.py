@@ -168,6 +168,9 @@ class OneModel:
     def aliases(self, name: str) -> tuple[str, ...]:
         return ()
 
+    def base(self, name: str) -> str | None:
+        return None
+
     def is_pinned(self, name: str) -> bool:
         return True
 

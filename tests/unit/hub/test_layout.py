@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.hub.layout import fault_of, fault_of_names, missing_files_of, visible_files
+from vlm_server.hub.layout import (
+    fault_of,
+    fault_of_names,
+    is_read,
+    missing_files_of,
+    read_weight_files,
+    visible_files,
+)
 
 
 def gguf_file(folder: Path) -> Path:
@@ -84,8 +91,8 @@ def another_file(folder: Path) -> Path:
         (gguf_folder, ("GGUF", "mlx-community")),
         (lm_studio, ("GGUF", "LM Studio")),
         (ollama_store, ("Ollama's store", "mlx-community")),
-        (adapter, ("LoRA", "some/base", "merge")),
-        (adapter_of_mlx, ("LoRA", "merge")),
+        (adapter, ("LoRA", "some/base", "[models.NAME]")),
+        (adapter_of_mlx, ("LoRA", "[models.NAME]")),
         (pickles, ("pickles", "save_pretrained")),
         (onnx, ("ONNX",)),
         (diffusers, ("diffusers",)),
@@ -111,6 +118,16 @@ def test_complete_checkpoint_has_no_fault(tmp_path: Path):
     gguf_file(tmp_path)
     adapter(tmp_path)
     assert fault_of(tmp_path) is None
+
+
+def test_adapter_is_no_part_of_checkpoint_beside_it(tmp_path: Path):
+    for name in ("model.safetensors", "adapters.safetensors", "0000100_adapters.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    assert [path.name for path in read_weight_files(tmp_path)] == ["model.safetensors"]
+    assert [is_read(name) for name in ("adapter_config.json", "adapter_model.safetensors")] == [
+        False,
+        False,
+    ]
 
 
 def test_hidden_files_do_not_count_as_checkpoint_files(tmp_path: Path):

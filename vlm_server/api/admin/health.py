@@ -126,6 +126,7 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
     memory = status.stats.memory if status.stats else None
     return {
         "name": status.model_name,
+        "base": status.base,
         "state": status.state,
         "pinned": is_pinned,
         "progress": served_models.progress_of(status),

@@ -61,7 +61,8 @@ class Metrics:
         _add_front(families, self.shared.queue_slots, self.answered)
         _add_stored(families, self.stored)
         for name in models.names:
-            _add_engine(families, models.status(name))
+            if models.base(name) is None:
+                _add_engine(families, models.status(name))
             _add_answers(families, name, self.shared.metrics[name])
         return families.by_name.values()
 

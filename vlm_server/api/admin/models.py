@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -100,6 +101,8 @@ class Models:
             "object": "model",
             "created": int(facts.modified_at) or self._started_at,
             "owned_by": "vlm_server",
+            "root": Path(status.adapter).name if status.adapter else status.model_name,
+            "parent": status.base,
             "state": status.state,
         }
         if (progress := served_models.progress_of(status)) is not None:

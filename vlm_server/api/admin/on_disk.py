@@ -27,7 +27,8 @@ def free_bytes_for_models(models: ModelClient, settings: Settings) -> int | None
     }
     limits = (memory.limit_bytes for memory in memories.values())
     limit = settings.memory.known_limit_bytes or sum(limits)
-    pinned = [name for name in models.names if models.is_pinned(name)]
+    bases = [name for name in models.names if models.base(name) is None]
+    pinned = [name for name in bases if models.is_pinned(name)]
     if not limit or not memories.keys() >= set(pinned):
         return None
     room = settings.memory.model_room_bytes

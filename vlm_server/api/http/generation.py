@@ -176,7 +176,8 @@ class Endpoint:
             return
         async with shared.models.lease(model, request_id, keep_alive) as engine:
             entry.state = "sent"
-            events = engine.stream(request.with_deadlines(clock.remaining()))
+            adapter = "" if shared.models.base(model) is None else model
+            events = engine.stream(request.to_engine(clock.remaining(), adapter))
             del request  # frees the images during the answer
             async with aclosing(events):
                 async for event in events:

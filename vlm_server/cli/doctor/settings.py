@@ -76,9 +76,11 @@ def model(situation: Situation) -> Finding:
     if to_download(checkpoint.path) is not None and not Path(checkpoint.path).is_dir():
         advice = f"`vlm-server pull {checkpoint.path}` fetches it; `serve` does so by itself"
         return warning("model", f"{checkpoint.path} is not on this machine", advice)
+    settings = situation.settings
+    adapters = settings.adapters_of(checkpoint.name)
     try:
         examination = asyncio.run(
-            examine(ExaminationRequest(checkpoint, situation.settings.memory))
+            examine(ExaminationRequest(checkpoint, settings.memory, adapters=adapters))
         )
     except ModelLoadError as error:
         return problem("model", f"{checkpoint.name}: {error}", "see `device`")

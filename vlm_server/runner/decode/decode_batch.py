@@ -41,6 +41,7 @@ from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.adapters import adapters_of_rows
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, choice_params
@@ -174,7 +175,7 @@ class DecodeBatch:
                     waits_for_copy=self._loaded.errors.are_late,
                 )
                 key = PromptKey(token_ids, seq.prompt.spans)
-                return PrefixEntry(key, state, seq.prompt.cache_salt)
+                return PrefixEntry(key, state, seq.prompt.prefix_salt)
         return None
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:
@@ -234,9 +235,10 @@ class DecodeBatch:
         self._unread = self._seqs, newest
         places = [seq.position + seq.prompt.rope_delta for seq in self._seqs]
         token_ids = newest.tokens[:, None] if drafts is None else drafts[0]
-        positions = next_position_ids(self._loaded.decode_positions, places, token_ids.shape[1])
+        inputs = next_position_ids(self._loaded.decode_positions, places, token_ids.shape[1])
+        inputs |= adapters_of_rows([seq.prompt.adapter for seq in self._seqs])
         layers = self._cache if drafts is None else layers_of_step(self._cache)
-        logits, chunk_logits = self._loaded.text.step(token_ids, layers, positions, chunk)
+        logits, chunk_logits = self._loaded.text.step(token_ids, layers, inputs, chunk)
         if drafts is not None:
             self._step = WideStep(self._seqs, logits, drafts[1], layers, self._loaded.ranks)
             return None

@@ -37,7 +37,7 @@ from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
-from vlm_server.settings import MemorySettings, ModelSettings
+from vlm_server.settings import MemorySettings
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ class SingleProcess:
         """This process's device memory."""
         return MlxMemory(settings, device)
 
-    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
+    def load(self, start: Start, device: Device, limit_bytes: int) -> LoadedModel:
         """The model, or this rank's shard of it. Raises ModelLoadError."""
-        return load(settings, device, limit_bytes)
+        return load(start.model, device, limit_bytes, adapters=start.adapters)
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """The runner of the engine's plans."""
@@ -110,8 +110,9 @@ class RankZero(SingleProcess):
         self._followers.send(Limit(settings))
         return RankZeroMemory(settings, device, self._followers, self._log)
 
-    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
+    def load(self, start: Start, device: Device, limit_bytes: int) -> LoadedModel:
         """This rank's shard of the model. Raises ModelLoadError if any rank fails."""
+        settings = start.model
         self._followers.send(Load(settings))
         loaded = load(settings, device, limit_bytes, self._ranks)
         fingerprint = fingerprint_of(loaded.checkpoint)

@@ -53,4 +53,4 @@ class PromptKV:
             is_unused=is_unused and self._row is None,
             waits_for_copy=self._waits_for_copy,
         )
-        return PrefixEntry(key, state, self.prompt.cache_salt)
+        return PrefixEntry(key, state, self.prompt.prefix_salt)

@@ -65,7 +65,7 @@ def examine(request: ExaminationRequest, least_tokens: int = 1) -> Examination:
         context = context_tokens_of(part or whole, model.max_context_tokens, row)
         examination = msgspec.structs.replace(examination, context_tokens=context)
         if plan is None:
-            return _with_weights(examination, model, least_tokens)
+            return _with_weights(examination, request, least_tokens)
         weight_bytes = _planned_bytes(examination, plan, model, Budget(limit, device))
         return msgspec.structs.replace(examination, weight_bytes=weight_bytes)
     except ModelLoadError as error:
@@ -106,19 +106,23 @@ def _planned_bytes(
     return bytes_as(dtype, tensors)
 
 
-def _with_weights(examination: Examination, model: ModelSettings, least_tokens: int) -> Examination:
+def _with_weights(
+    examination: Examination, request: ExaminationRequest, least_tokens: int
+) -> Examination:
     """`examination`, refused if no room is left for a short request, as after loading.
 
     Raises ModelLoadError as loading would, as far as unread weights can tell.
     """
-    with open_lazily(model, current_device(), examination.limit_bytes) as opened:
+    device, limit_bytes = current_device(), examination.limit_bytes
+    opening = open_lazily(request.model, device, limit_bytes, adapter_folders=request.adapters)
+    with opening as opened:
         if opened.family.reads_images:
             tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
             image_token_of(opened.family, opened.model, opened.config, tokenizer)
         if opened.family.embeds is not None:
             return msgspec.structs.replace(examination, weight_bytes=opened.size_bytes)
         state = planned_state_size(opened.model.language_model, opened.family)
-    free_bytes = examination.limit_bytes - opened.size_bytes
+    free_bytes = limit_bytes - opened.size_bytes
     fitting = bisect_right(
         range(1, examination.context_tokens + 1), free_bytes, key=state.bytes_for
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import Family, refuse_unservable, row_of
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel, language_model_of
+from vlm_server.runner.loading.adapters import check_applied, check_finite, read_adapters
 from vlm_server.runner.loading.checkpoint.config import normalise, spelling_of
 from vlm_server.runner.loading.checkpoint.files import (
     check_files,
@@ -44,6 +46,7 @@ from vlm_server.runner.loading.embedder import load_embedder, make_embedder_fast
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import probe
+from vlm_server.runner.model.adapters import Adapter, attach
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.deepstack import add_to_all_tokens
@@ -66,21 +69,30 @@ _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 
 
 def load(
-    settings: ModelSettings, device: Device, limit_bytes: int, ranks: Ranks | None = None
+    settings: ModelSettings,
+    device: Device,
+    limit_bytes: int,
+    ranks: Ranks | None = None,
+    adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedModel:
     """The checkpoint in folder `settings.path`, or this rank's part of it.
 
-    Runs no code from it and downloads nothing. Raises ModelLoadError if the folder is no checkpoint
-    that can be served, or if its weights take more than `limit_bytes`.
+    adapters: folders of LoRA adapters, by name. Runs no code from any and downloads nothing. Raises
+    ModelLoadError if a folder is no checkpoint or adapter that can be served, or if the weights
+    take more than `limit_bytes`.
     """
     folder, backend = Path(settings.path), backend_of(device)
     checkpoint = Checkpoint(folder, str(settings.dtype), settings.chat_template)
-    with open_lazily(settings, device, limit_bytes, ranks) as opened:
+    with open_lazily(settings, device, limit_bytes, ranks, adapters) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
         parameters, free_bytes = _parameters(model), limit_bytes - opened.size_bytes
         positions = _make_fast(family, model, processor, backend, free_bytes)
         spec = model_spec(settings, config, family, model, processor)
+        spec = replace(spec, adapters={each.name: each.digest for each in opened.adapters})
+        if opened.adapters:
+            attach(opened.adapters)
+            check_applied(model.language_model, family, opened.adapters)
         whole = model if ranks is None or ranks.leads else model.language_model
         mx.eval(arrays_of(whole))
     generation = read_json(folder / "generation_config.json")
@@ -95,7 +107,16 @@ def load(
             family.forget_positions(language_model)
         widths = backend.draft_widths
         arguments = family.deepstack.arguments
-        text = CompiledModel(language_model, attention, positions, widths, arguments, embed, count)
+        text = CompiledModel(
+            language_model,
+            attention,
+            positions,
+            widths,
+            arguments,
+            embed,
+            count,
+            has_adapters=bool(opened.adapters),
+        )
     writes = family.tower is None and bool(family.position_state)  # while it encodes
     return LoadedModel(
         model=model,
@@ -118,18 +139,23 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A checkpoint whose weights are lazy, and the bytes that they will take."""
+    """A checkpoint whose weights are lazy, and the bytes that they and its adapters will take."""
 
     config: dict[str, Any]
     family: Family
     model: Any
     processor: Any
     size_bytes: int
+    adapters: tuple[Adapter, ...] = ()
 
 
 @contextmanager
 def open_lazily(
-    settings: ModelSettings, device: Device, limit_bytes: int, ranks: Ranks | None = None
+    settings: ModelSettings,
+    device: Device,
+    limit_bytes: int,
+    ranks: Ranks | None = None,
+    adapter_folders: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[OpenedModel]:
     """The checkpoint in folder `settings.path` with lazy weights. See `load`.
 
@@ -163,10 +189,13 @@ def open_lazily(
             model.set_dtype(_DTYPES[dtype])
         if ranks is not None:
             ranks.shard(model, family.name, is_shardable=family.is_shardable)
+        adapters = read_adapters(adapter_folders, family, model)
         _correct(family, model, processor, folder)
-        size_bytes = sum(array.nbytes for array in arrays_of(model))
+        adapter_arrays = [array for adapter in adapters for array in adapter.arrays]
+        size_bytes = sum(array.nbytes for array in [*arrays_of(model), *adapter_arrays])
         check_fits(tensors, dtype, budget, size_bytes)
-        yield OpenedModel(config, family, model, processor, size_bytes)
+        check_finite(adapters)
+        yield OpenedModel(config, family, model, processor, size_bytes, adapters)
 
 
 def as_processors(config: dict[str, Any], row: Family | None) -> dict[str, Any]:

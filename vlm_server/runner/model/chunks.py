@@ -17,12 +17,15 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
+from vlm_server.runner.model.adapters import ADAPTERS
+
 TOKEN_AXES = {
     "inputs_embeds": 1,
     "per_layer_inputs": 1,
     "visual_pos_masks": 1,
     "deepstack_visual_embeds": 1,
     "position_ids": 2,
+    ADAPTERS: 1,
 }
 """Axis of tokens in array arguments; a list of deepstack has rows of visual tokens alone."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -29,6 +29,7 @@ from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
+from vlm_server.runner.model.adapters import ADAPTERS, adapters_of_rows
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
 from vlm_server.runner.model.forward_pass import (
@@ -69,6 +70,8 @@ class _Shape:
     rows: int
     width: int = 1
     prompt_tokens: int = 0
+    is_adapted: bool = False
+    """Whether some row has an adapter; steps without one skip their products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class CompiledModel(TextModel):
         arguments: ModelArguments,
         embed: Embed | None = None,
         mixed_step_tokens: int = 0,
+        *,
+        has_adapters: bool = False,
     ) -> None:
         """`embed`: see `text_inputs`. `draft_widths`, `mixed_step_tokens`: see `Backend`."""
         super().__init__(language_model, attention)
@@ -124,6 +129,9 @@ class CompiledModel(TextModel):
         self._input_pattern: Inputs = {}
         """One token of each input that some chunk has had; other chunks get zeros of its shape."""
         shapes = self._all_shapes(draft_widths, can_draft=not has_states(layers))
+        if has_adapters:
+            adapted = [replace(shape, is_adapted=True) for shape in shapes if shape.rows]
+            shapes = sorted([*shapes, *adapted], key=_rank)
         self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)
         """Shapes to precompile."""
@@ -138,7 +146,7 @@ class CompiledModel(TextModel):
         row_counts = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
         mixed = [_Shape(number, prompt_tokens=count - number) for number in row_counts]
         shapes = [*(_Shape(number) for number in rows), *chunks, *wide, *mixed]
-        return sorted(shapes, key=lambda shape: (shape.rows > 1, shape.rows > MAX_DRAFTING_ROWS))
+        return sorted(shapes, key=_rank)
 
     def _supports(self, cache: list[Any]) -> bool:
         return self.can_compile and all(type(layer) in _LAYERS for layer in cache)
@@ -173,36 +181,36 @@ class CompiledModel(TextModel):
         self,
         token_ids: mx.array,
         cache: list[Any],
-        position_ids: dict[str, mx.array],
+        inputs: dict[str, mx.array],
         chunk: PromptChunk | None = None,
     ) -> tuple[mx.array, mx.array | None]:
         """See `TextModel`; a compiled step if possible."""
         if self._supports(cache):
-            outputs = self._compiled_step(token_ids, cache, position_ids, chunk)
+            outputs = self._compiled_step(token_ids, cache, inputs, chunk)
             if outputs is not None:
                 return outputs
         forget_columns(cache)
-        return super().step(token_ids, cache, position_ids)
+        return super().step(token_ids, cache, inputs)
 
     def _compiled_step(
         self,
         token_ids: mx.array,
         cache: list[Any],
-        position_ids: dict[str, mx.array],
+        inputs: dict[str, mx.array],
         chunk: PromptChunk | None,
     ) -> tuple[mx.array, mx.array | None] | None:
         """The result of `step`; None if it failed, and nothing was done."""
         rows, width = token_ids.shape
         if chunk is not None and width == 1 and self._supports_inputs(chunk):
             has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows)
-            outputs = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
+            outputs = self._mixed_step(token_ids, cache, inputs, chunk) if has_room else None
             if outputs is not None:
                 return outputs
-        self._shapes_to_compile.pop(_Shape(rows, width), None)
+        self._shapes_to_compile.pop(_Shape(rows, width, is_adapted=ADAPTERS in inputs), None)
         target = self._target(cache, width, width)
         outputs = None
         with self._fallback():
-            launched = self._step(*target.rows(token_ids, position_ids))
+            launched = self._step(*target.rows(token_ids, inputs))
             if not self._buffer_pattern:
                 mx.eval(launched)  # compiles the kernels, if that is possible
             outputs = launched
@@ -249,12 +257,14 @@ class CompiledModel(TextModel):
         del self._shapes_to_compile[shape]
         rows = None
         if shape.rows:
-            positions = next_position_ids(self._positions, [0] * shape.rows, shape.width)
-            rows = self._some_tokens(shape.rows, shape.width, positions)
+            inputs = next_position_ids(self._positions, [0] * shape.rows, shape.width)
+            if shape.is_adapted:
+                inputs |= adapters_of_rows([1] * shape.rows)
+            rows = self._some_tokens(shape.rows, shape.width, inputs)
         with self._fallback():
             if shape.prompt_tokens:
-                inputs = pad_inputs(self._input_pattern, 0, shape.prompt_tokens - 1)
-                prompt = self._some_tokens(1, shape.prompt_tokens, inputs)
+                prompt_inputs = pad_inputs(self._input_pattern, 0, shape.prompt_tokens - 1)
+                prompt = self._some_tokens(1, shape.prompt_tokens, prompt_inputs)
                 outputs = self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
             else:
                 assert rows is not None
@@ -360,7 +370,7 @@ class CompiledModel(TextModel):
         self,
         token_ids: mx.array,
         cache: list[Any],
-        position_ids: dict[str, mx.array],
+        inputs: dict[str, mx.array],
         chunk: PromptChunk,
     ) -> tuple[mx.array, mx.array] | None:
         """A mixed step: see `TextModel.step`. None if it failed, and nothing was done."""
@@ -369,7 +379,7 @@ class CompiledModel(TextModel):
         try:
             decode_target = self._target(cache, 1, 1)
             prompt, prompt_target = self._prompt_rows(chunk, count)
-            rows = decode_target.rows(token_ids, position_ids)
+            rows = decode_target.rows(token_ids, inputs)
             logits, (new_kv, prompt_kv) = self._prompt_step(rows, prompt, logit_rows)
             mx.async_eval(logits, new_kv, prompt_kv)  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -381,10 +391,16 @@ class CompiledModel(TextModel):
                     s: None for s in self._shapes_to_compile if s in self._shapes
                 }
             return None
-        self._shapes_to_compile.pop(_Shape(num_rows, prompt_tokens=count), None)
+        shape = _Shape(num_rows, prompt_tokens=count, is_adapted=ADAPTERS in inputs)
+        self._shapes_to_compile.pop(shape, None)
         decode_target.advance(new_kv)
         prompt_target.advance(prompt_kv)
         return logits[:num_rows], logits[num_rows:]
+
+
+def _rank(shape: _Shape) -> tuple[bool, bool]:
+    """The order of compilation."""
+    return shape.rows > 1, shape.rows > MAX_DRAFTING_ROWS
 
 
 def _kind_of(layer: Any) -> LayerKind:

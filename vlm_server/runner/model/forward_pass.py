@@ -16,6 +16,7 @@ from vlm_server.runner.backends.bounded_layer import (
     StepStates,
 )
 from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.model.adapters import applied
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
@@ -137,8 +138,8 @@ class ForwardPass:
         ]
 
     def _call(self, token_ids: mx.array, layers: Sequence[Any], inputs: Inputs) -> mx.array:
-        arguments = self._arguments(inputs)
-        with self._attention.in_place():
+        with applied(inputs) as others, self._attention.in_place():
+            arguments = self._arguments(others)
             output = self._language_model(token_ids, cache=layers, **arguments)
         if not all(getattr(layer, "was_attended", True) for layer in layers):
             raise NotImplementedError("it attends in a way of its own")

@@ -17,6 +17,7 @@ from mlx_vlm.models.cache import ArraysCache
 
 from vlm_server.runner.backends.bounded_layer import MixedStates, StepStates
 from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.model.adapters import chosen, chosen_now, chosen_part
 
 _STATE_BLOCK = 64
 """Multiple to which the tokens of a prompt are padded for a layer with states.
@@ -36,6 +37,8 @@ class _Call:
 
     function: Callable[..., Any]
     bound: inspect.BoundArguments
+    adapters: mx.array | None
+    """See `runner.model.adapters.chosen`."""
 
     def repeat(
         self, states: ArraysCache, rows: mx.array, shape: tuple[int, int], count: int
@@ -53,7 +56,8 @@ class _Call:
         if "mask" in arguments:
             arguments["mask"] = None
         bound = inspect.BoundArguments(self.bound.signature, OrderedDict(arguments))
-        self.function(*bound.args, **bound.kwargs)
+        with chosen(None if self.adapters is None else self.adapters[rows]):
+            self.function(*bound.args, **bound.kwargs)
 
 
 class RecordedStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
@@ -135,7 +139,7 @@ def _state_type(module_type: Any) -> type:
             return call(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         if isinstance(states, RecordedStates):
-            states.record(_Call(call, bound))
+            states.record(_Call(call, bound, chosen_now()))
             return call(self, *args, **kwargs)
         _, name, *_ = bound.arguments
         x = bound.arguments[name]
@@ -150,9 +154,11 @@ def _state_type(module_type: Any) -> type:
         prompt = x[states.num_rows :].swapaxes(0, 1)
         count = prompt.shape[1]
         padded = mx.pad(prompt, [(0, 0), (0, -count % _STATE_BLOCK), (0, 0)])
-        outputs = [part(padded, states.prompt)[:, :count].swapaxes(0, 1)]
+        with chosen_part(states.num_rows, states.num_rows + 1):  # that of the whole prompt
+            outputs = [part(padded, states.prompt)[:, :count].swapaxes(0, 1)]
         if states.rows is not None:
-            outputs.insert(0, part(x[: states.num_rows], states.rows))
+            with chosen_part(0, states.num_rows):
+                outputs.insert(0, part(x[: states.num_rows], states.rows))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
     return type(

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer
 from vlm_server.runner.kv.layers import has_states, new_layers
+from vlm_server.runner.model.adapters import applied
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
@@ -32,23 +33,25 @@ class TextModel:
         self,
         token_ids: mx.array,
         cache: list[Any],
-        position_ids: dict[str, mx.array],
+        inputs: dict[str, mx.array],
         chunk: PromptChunk | None = None,
     ) -> tuple[mx.array, mx.array | None]:
         """Append `token_ids`, (rows, tokens), to `cache`, and, if possible, `chunk` to its prompt.
 
-        Returns logits, (rows, tokens, vocabulary), lazy, and those of the chunk's last token,
-        (1, 1, vocabulary); None if the chunk is not part of it.
+        inputs: further arguments of the model, and `ADAPTERS`. Returns logits, (rows, tokens,
+        vocabulary), lazy, and those of the chunk's last token, (1, 1, vocabulary); None if the
+        chunk is not part of it.
         """
-        count, layers, arguments = token_ids.shape[1], cache, dict[str, Any](position_ids)
+        count, layers, arguments = token_ids.shape[1], cache, dict[str, Any](inputs)
         if count > 1:
             arguments |= self._wide_arguments
             layers = [
                 RowsKVCache.take_over(layer) if isinstance(layer, SequenceLayer) else layer
                 for layer in cache
             ]
-        with logits_of(self._language_model, WantedLogits(count)), self._attention.in_place():
-            output = self._language_model(token_ids, cache=layers, **arguments)
+        logits = logits_of(self._language_model, WantedLogits(count))
+        with logits, self._attention.in_place(), applied(arguments) as others:
+            output = self._language_model(token_ids, cache=layers, **others)
         for layer, layer_cache in zip(layers, cache, strict=True):
             if layer is not layer_cache:
                 layer.give_back(layer_cache)

@@ -21,6 +21,7 @@ from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import restore
 from vlm_server.runner.kv.window_cache import buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.adapters import adapters_of_rows, applied
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.prefill.prefill import embed_text
 
@@ -47,8 +48,10 @@ def launch_batched(
     token_ids, arguments = _inputs(loaded, prompts, start)
     places = mx.array([end - start - 1 for end in ends])
     wanted = WantedLogits(places=places)
-    with loaded.attention.in_place(), logits_of(loaded.language_model, wanted):
-        output = loaded.language_model(token_ids, cache=cache, **arguments)
+    arguments |= adapters_of_rows([prompt.adapter for prompt in prompts])
+    logits_wanted = logits_of(loaded.language_model, wanted)
+    with loaded.attention.in_place(), logits_wanted, applied(arguments) as others:
+        output = loaded.language_model(token_ids, cache=cache, **others)
     loaded.forget_positions()
     logits: mx.array = output.logits[:, -1]
     layers = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]

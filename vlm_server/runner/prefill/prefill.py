@@ -18,6 +18,7 @@ from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import LayerStates, restore, snapshot
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.adapters import ADAPTERS, BASE, applied
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
@@ -144,8 +145,11 @@ class Prefill:
             cache = [PaddedChunkCache(layer, padded) for layer in self._cache]
             token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
-        with self._loaded.attention.in_place(), logits_of(language_model, wanted):
-            model_arguments = self._loaded.family.deepstack.arguments(arguments)
+        if self._prompt.adapter == BASE:
+            arguments = {name: arguments[name] for name in arguments if name != ADAPTERS}
+        logits = logits_of(language_model, wanted)
+        with self._loaded.attention.in_place(), logits, applied(arguments) as others:
+            model_arguments = self._loaded.family.deepstack.arguments(others)
             return language_model(token_ids, cache=cache, **model_arguments).logits  # type: ignore[no-any-return]
 
     def _supports_padding(self) -> bool:
@@ -170,6 +174,7 @@ class PromptInputs:
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._prompt, self._start = request.prompt, request.prefix.length
+        self._has_adapters = bool(loaded.spec.adapters)
         self._token_ids = mx.array(self._prompt.token_ids[self._start :])[None]
         self._token_arguments = embed_text(loaded, self._token_ids)
         later = (span for span in self._prompt.spans if span.start >= self._start)
@@ -194,6 +199,8 @@ class PromptInputs:
         kwargs: dict[str, Any] = {}
         if self._prompt.positions is not None:
             kwargs["position_ids"] = mx.array(self._prompt.positions[:, None, start:end])
+        if self._has_adapters:
+            kwargs[ADAPTERS] = mx.full((1, end - start), self._prompt.adapter, mx.int32)
         if self._prompt.token_types is not None:
             kwargs["mm_token_type_ids"] = mx.array(self._prompt.token_types[None, start:end])
         start, end = start - self._start, end - self._start

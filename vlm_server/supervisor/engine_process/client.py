@@ -37,9 +37,9 @@ class EngineRequest(msgspec.Struct, frozen=True):
     shape: RequestShape
     """The size by which the quarantine knows the request."""
 
-    def with_deadlines(self, deadlines: Deadlines) -> EngineRequest:
-        """The same request with these deadlines."""
-        submit = msgspec.structs.replace(self.submit, deadlines=deadlines)
+    def to_engine(self, deadlines: Deadlines, adapter: str) -> EngineRequest:
+        """The same request with these deadlines, for this adapter or the model itself (empty)."""
+        submit = msgspec.structs.replace(self.submit, deadlines=deadlines, adapter=adapter)
         return EngineRequest(submit, self.shape)
 
 
@@ -88,6 +88,10 @@ class EngineStatus:
     """The reason why the last load failed, for operators."""
     expires_at: float | None = None
     """The time at which an unused model is unloaded, in seconds since 1970."""
+    base: str | None = None
+    """The model of an adapter, whose engine answers for it. `stats` are of the base's status."""
+    adapter: str = ""
+    """The folder of an adapter."""
 
     @property
     def is_ready(self) -> bool:
@@ -123,13 +127,20 @@ class EngineClient(Protocol):
 
 
 class ModelClient(Protocol):
-    """The models that are served, by name; the first one is the default."""
+    """The models that are served, by name; the first one is the default.
+
+    Their LoRA adapters, too: what is done to one is done to its base.
+    """
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     def aliases(self, name: str) -> tuple[str, ...]:
         """More names, or patterns of such, that a model's own table has."""
+        ...
+
+    def base(self, name: str) -> str | None:
+        """The model whose engine answers for the adapter `name`; None for a model."""
         ...
 
     def is_pinned(self, name: str) -> bool:

@@ -33,6 +33,7 @@ def start_of(settings: Settings) -> Start:
         image=settings.image,
         video=settings.video,
         cache=settings.cache,
+        adapters=settings.adapters_of(settings.model.name),
     )
 
 

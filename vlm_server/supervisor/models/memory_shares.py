@@ -110,7 +110,9 @@ class MemoryShares:
     async def _examine(self, model: ServedModel, *, must_load: bool) -> None:
         settings = model.settings
         examination = await self._examine_checkpoint(
-            ExaminationRequest(settings.model, settings.memory)
+            ExaminationRequest(
+                settings.model, settings.memory, adapters=settings.adapters_of(model.name)
+            )
         )
         if examination.refusal and must_load:
             raise ModelLoadError(examination.refusal)

@@ -56,7 +56,7 @@ class ModelPool:
     ) -> None:
         """`make_engine` and `examine` are for tests without engines and checkpoints.
 
-        Raises ConfigError if two models have one name.
+        Raises ConfigError if two models have one name, or if an adapter's base is not served.
         """
         self._make_engine = make_engine
         self._settings = settings
@@ -68,27 +68,43 @@ class ModelPool:
         self._tasks = set[asyncio.Task[None]]()
         self._first_loads: list[asyncio.Task[None]] = []
         self._is_stopping = False
-        if settings.model.path or not settings.models:
+        self._adapters = {name: each for name, each in settings.models.items() if each.base}
+        if settings.model.path or len(self._adapters) == len(settings.models):
             self._add_model(ServedModel(settings, on_progress, make_engine))
         elif unused := _changed_settings(settings.model):
             logger.warning("without model.path these have no effect: %s", ", ".join(unused))
         for name, listed in settings.models.items():
-            self._add_model(self._new_model(name, listed))
+            if name not in self._adapters:
+                self._add_model(self._new_model(name, listed))
+        for name, adapter in self._adapters.items():
+            if adapter.base not in self._models:
+                models = ", ".join(f"`{model}`" for model in self._models)
+                raise ConfigError(f"models.{name}.base: {adapter.base!r} is none of {models}")
 
     # ---- what is served ------------------------------------------------------------
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._models)
+        return (*self._models, *self._adapters)
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        return self._models[name].aliases
+        adapter = self._adapters.get(name)
+        return self._models[name].aliases if adapter is None else adapter.aliases
+
+    def base(self, name: str) -> str | None:
+        adapter = self._adapters.get(name)
+        return None if adapter is None else adapter.base
 
     def is_pinned(self, name: str) -> bool:
-        return self._models[name].is_pinned
+        return self._model(name).is_pinned
 
     def status(self, name: str) -> EngineStatus:
-        return self._models[name].status
+        status, adapter = self._model(name).status, self._adapters.get(name)
+        return status if adapter is None else _adapter_status(status, name, adapter)
+
+    def _model(self, name: str) -> ServedModel:
+        """The model of this name, or the base of the adapter of this name."""
+        return self._models[self.base(name) or name]
 
     @property
     def num_in_flight(self) -> int:
@@ -100,12 +116,12 @@ class ModelPool:
         return any(model.status.state == "starting" for model in self._pinned())
 
     def add(self, name: str) -> str:
-        if name in self._models:
+        if name in self.names:
             return name
         local_model = find_by_name(name, self._settings.model.search_paths)
         if local_model is None:
             raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")
-        if local_model.name not in self._models:
+        if local_model.name not in self.names:
             self._add_model(
                 self._new_model(local_model.name, ListedModel(path=str(local_model.folder)))
             )
@@ -123,7 +139,7 @@ class ModelPool:
         return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
 
     def _add_model(self, model: ServedModel) -> None:
-        if model.name in self._models:
+        if model.name in self.names:
             raise ConfigError(f"two models are called `{model.name}`: give one another name")
         self._models[model.name] = model
 
@@ -170,7 +186,7 @@ class ModelPool:
     async def lease(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> AsyncIterator[Supervisor]:
-        model = self._models[name]
+        model = self._model(name)
         engine = await self._engine(model, request_id)
         if keep_alive_seconds is not None:
             model.wanted_seconds = keep_alive_seconds
@@ -183,7 +199,7 @@ class ModelPool:
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> None:
-        model = self._models[name]
+        model = self._model(name)
         if keep_alive_seconds != 0:
             async with self.lease(name, request_id, keep_alive_seconds) as engine:
                 if not engine.status.is_ready:
@@ -226,20 +242,20 @@ class ModelPool:
     # ---- for operators -----------------------------------------------------------------
 
     async def load(self, name: str) -> None:
-        model, request_id = self._models[name], f"load-{uuid.uuid4()}"
+        model, request_id = self._model(name), f"load-{uuid.uuid4()}"
         model.forget_failure()
         with model.load_deadline(request_id, self._settings.deadlines.queue_seconds):
             async with self.lease(name, request_id):
                 pass
 
     async def unload(self, name: str) -> None:
-        model = self._models[name]
+        model = self._model(name)
         if model.is_pinned:
-            raise Conflict(f"The model `{name}` is pinned: it stays loaded.", "model")
+            raise Conflict(f"The model `{model.name}` is pinned: it stays loaded.", "model")
         await asyncio.shield(self._spawn(self._unload_in_turn(model)))
 
     def clear_caches(self, name: str) -> None:
-        engine = self._models[name].engine
+        engine = self._model(name).engine
         if engine is None:
             raise EngineUnavailable(f"The model `{name}` is not loaded.")
         engine.clear_caches()
@@ -367,6 +383,22 @@ class ModelPool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # else asyncio logs it again
+
+
+def _adapter_status(base: EngineStatus, name: str, adapter: ListedModel) -> EngineStatus:
+    """The status of an adapter: its base's, without what is measured once for both."""
+    return EngineStatus(
+        base.state,
+        name,
+        progress=base.progress,
+        download=base.download,
+        retry_after_seconds=base.retry_after_seconds,
+        model_facts=base.model_facts,
+        error=base.error,
+        expires_at=base.expires_at,
+        base=base.model_name,
+        adapter=adapter.adapter,
+    )
 
 
 def _changed_settings(model: ModelSettings) -> list[str]:

@@ -16,6 +16,7 @@ from tests.support.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.errors import ModelLoadError
+from vlm_server.protocol import Start
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.distributed import messages
@@ -65,7 +66,13 @@ def test_rank_with_other_weights_is_refused(tmp_path: Path):
         rank_zero = RankZero(Ranks(mx.distributed.init()), Followers([ours], []))
         refused = pytest.raises(ModelLoadError, match="rank 1 has another checkpoint")
         with nullcontext() if is_same else refused:
-            rank_zero.load(settings.ModelSettings(path=str(model)), current_device(), 1 << 30)
+            start = Start(
+                settings.ModelSettings(path=str(model)),
+                settings.SchedulerSettings(),
+                settings.EngineSettings(),
+                settings.Log(),
+            )
+            rank_zero.load(start, current_device(), 1 << 30)
 
 
 def test_clear_frees_dropped_segments_on_all_ranks():

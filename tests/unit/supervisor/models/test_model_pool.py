@@ -205,6 +205,43 @@ async def test_pinned_model_is_loaded_at_start_and_stays() -> None:
     await pool.stop()
 
 
+def adapter(base: str) -> ListedModel:
+    return ListedModel(base=base, adapter="/adapters/red", aliases=("rot",))
+
+
+async def test_adapter_is_answered_by_its_bases_engine() -> None:
+    machine = FakeMachine(100 * GB, {"a": GB, "b": GB})
+    pool = pool_of(machine, {"red": adapter("b"), "a": table(), "b": table()})
+    assert pool.names == ("a", "b", "red"), "the default one is no adapter"
+    assert pool.aliases("red") == ("rot",)
+    assert (pool.base("red"), pool.base("b")) == ("b", None)
+    async with pool.lease("red", "1") as leased, pool.lease("b", "2") as same:
+        assert leased is same
+    assert machine.loads == {"b": 1}
+    status = pool.status("red")
+    assert (status.state, status.model_name, status.base) == ("ready", "red", "b")
+    assert status.stats is None, "its base's memory would count twice"
+    await pool.unload("red")
+    assert machine.loaded() == set()
+    await pool.load("red")
+    assert machine.loaded() == {"b"}
+    await pool.stop()
+
+
+@pytest.mark.parametrize("base", ["c", "default", "red"])
+async def test_adapter_of_unknown_base_is_refused(base: str) -> None:
+    machine = FakeMachine(100 * GB, {"a": GB})
+    with pytest.raises(ConfigError, match=r"models\.red\.base: .* is none of `a`"):
+        pool_of(machine, {"a": table(), "red": adapter(base)})
+
+
+async def test_embedded_model_is_served_beside_its_adapters_alone() -> None:
+    machine = FakeMachine(100 * GB, {"demo": GB})
+    pool = pool_of(machine, {"red": adapter("demo")})
+    assert pool.names == ("demo", "red")
+    assert pool.is_pinned("red")
+
+
 async def test_settings_of_model_that_is_not_served_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

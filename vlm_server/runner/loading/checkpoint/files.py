@@ -13,6 +13,7 @@ from vlm_server.hub.layout import (
     INDEX,
     fault_of,
     fault_of_quantization,
+    is_adapters,
     missing_files_of,
     shards,
     visible_files,
@@ -35,11 +36,13 @@ def check_files(folder: Path) -> None:
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelLoadError(f"{folder} has no tokenizer.json: the checkpoint is not complete")
     for path in visible_files(folder, "*.json"):
-        read_json(path)
+        if not is_adapters(path.name):
+            read_json(path)
     if fault := fault_of_quantization(read_json(folder / "config.json")):
         raise ModelLoadError(f"{folder}: {fault}")
     for path in visible_files(folder, "*.safetensors"):
-        check_weights(path)
+        if not is_adapters(path.name):
+            check_weights(path)
     for name in _shard_names(folder):
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelLoadError(f"the index of the weights names {name!r}, which is no shard")
@@ -65,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"can't read {path}: {error}") from None
     return content if isinstance(content, dict) else {}
 

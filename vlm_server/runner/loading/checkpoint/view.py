@@ -21,7 +21,7 @@ from mlx_vlm.utils import get_model_and_args
 from transformers.utils import HF_MODULES_CACHE
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.hub.layout import visible_files
+from vlm_server.hub.layout import is_adapters, visible_files
 from vlm_server.runner.families import row_of
 
 _guarded: set[str] = set()
@@ -32,14 +32,14 @@ _is_installed = False
 
 @contextmanager
 def view_of(folder: Path, config: dict[str, Any]) -> Iterator[Path]:
-    """A folder of links to what `folder` holds, with `config` as its config.json.
+    """A folder of links to what `folder` holds but adapters, with `config` as its config.json.
 
     Removed after the `with` block: lazy weights must be read by then.
     """
     with TemporaryDirectory(prefix="vlm-server-model-") as folder_name:
         view = Path(folder_name)
         for path in visible_files(folder):
-            if path.name != "config.json":
+            if path.name != "config.json" and not is_adapters(path.name):
                 (view / path.name).symlink_to(path.absolute())
         (view / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield view
