@@ -13,7 +13,7 @@ from mlx.nn import Linear, QuantizedLinear  # type: ignore[attr-defined]  # mlx.
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.families import Family
-from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.kv.layers import can_batch, new_layers
 from vlm_server.runner.loading.adapter_files import LowRank, read_adapter
 from vlm_server.runner.model.adapters import BASE, Adapter, LayerDelta, chosen, reached
 
@@ -50,10 +50,12 @@ def check_applied(language_model: Any, family: Family, adapters: Sequence[Adapte
     """Raises ModelLoadError if passes of the model, which are not computed here, would ignore a
     part of its attached adapters, or can't tell rows apart."""
     for width in (1, 2):
-        token_ids, numbers = mx.zeros((2, width), mx.int32), mx.array([[BASE + 1], [BASE]])
+        cache = new_layers(language_model)
+        numbers = mx.array([[BASE + 1], [BASE]][: 2 if can_batch(cache) else 1])
+        token_ids = mx.zeros((len(numbers), width), mx.int32)
         try:
             with reached() as layers, chosen(numbers):
-                language_model(token_ids, cache=new_layers(language_model))
+                language_model(token_ids, cache=cache)
         except NotImplementedError as error:
             raise ModelLoadError(f"{family.name} can't be served with adapters: {error}") from None
         family.forget_positions(language_model)
