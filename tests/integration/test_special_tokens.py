@@ -14,6 +14,7 @@ from mlx_vlm.prompt_utils import apply_chat_template
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
 from tests.integration.harness import (
+    Load,
     Part,
     Served,
     ask,
@@ -94,6 +95,16 @@ def test_text_without_controls_gives_processors_ids(served: Served, parts: tuple
     if loaded.family.image_text and len(parts) > 1:
         pytest.skip("mlx-vlm has an id below 0 for an image")
     prepared = prompt_of(preparer, ask("a", *parts))
+    assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
+
+
+def test_one_mark_stands_between_two_images(load_tiny: Load):
+    """Idefics 2: transformers and mlx-vlm write one, too."""
+    loaded, preparer = load_tiny("idefics2")
+    parts = (random_image(1), random_image(2), "which?")
+    prepared = prompt_of(preparer, ask("a", *parts))
+    mark = loaded.spec.tokenizer.convert_tokens_to_ids(loaded.spec.image_mark)
+    assert (prepared.token_ids == mark).sum() == 3
     assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
 
 
