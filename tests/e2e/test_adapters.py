@@ -81,6 +81,8 @@ def test_models_list_adapters_with_their_base(daemon: Daemon) -> None:
     parents = {name: (model["parent"], model["root"]) for name, model in models.items()}
     assert parents == {"demo": (None, "demo"), "red": ("demo", "red"), "blue": ("demo", "blue")}
     assert daemon.client().models.retrieve("red").model_dump()["parent"] == "demo"
+    tags = daemon.get("/api/tags")[1]["models"]
+    assert [model["details"]["parent_model"] for model in tags] == ["", "demo", "demo"]
     described = daemon.status()["models"]
     assert [model["base"] for model in described] == [None, "demo", "demo"]
     assert [bool(model["memory_bytes"]) for model in described] == [True, False, False]

@@ -71,7 +71,7 @@ class Catalog:
                 "modelfile": f"FROM {with_tag(model.name)}",
                 "parameters": "",
                 "template": _template(facts),
-                "details": _details(facts),
+                "details": _details(status),
                 "model_info": _model_info(facts),
                 "capabilities": _capabilities(facts),
                 "modified_at": self._modified_at(facts),
@@ -145,7 +145,7 @@ def _summary(status: EngineStatus) -> dict[str, Any]:
         "model": name,
         "size": facts.size_bytes,
         "digest": facts.digest or hashlib.sha256(status.model_name.encode()).hexdigest(),
-        "details": _details(facts),
+        "details": _details(status),
     }
 
 
@@ -161,15 +161,16 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _details(facts: ModelFacts) -> dict[str, Any]:
-    """Family, size and kind of weights; empty texts where unknown."""
+def _details(status: EngineStatus) -> dict[str, Any]:
+    """Family, size and kind of weights; empty texts where unknown. The base of an adapter."""
+    facts = status.model_facts
     return {
         "family": facts.family,
         "families": [facts.family] if facts.family else [],
         "parameter_size": _parameter_size(facts.num_parameters),
         "quantization_level": _QUANTIZATIONS.get(facts.quantization, facts.quantization),
         "format": "safetensors",
-        "parent_model": "",
+        "parent_model": status.base or "",
     }
 
 
