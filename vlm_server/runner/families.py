@@ -552,13 +552,13 @@ _BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by numb
 _DROPS_LAST = "mlx-vlm's processor drops the last token of a prompt, which may be one of an image"
 _WRITES_PROMPT = "mlx-vlm's processor writes the prompt itself, with one image at its beginning"
 _WRONG = {
-    "afm7": "its layers that reuse keys count the positions of one row",
+    "afm7": "mlx-vlm's layers that reuse keys count the positions of one row",
     "deepseek_vl_v2": _DROPS_LAST,
     "deepseekocr": f"{_DROPS_LAST}, and has one image a prompt",
     "deepseekocr_2": f"{_DROPS_LAST}, and has one image a prompt",
     "hunyuan_vl": "mlx-vlm gives an image its positions in the first chunk of a prompt alone, and "
     "all rows of a batch the positions of the first",
-    "llada2_moe": "it generates by diffusion, and not token by token",
+    "llada2_moe": "mlx-vlm has it generate by diffusion, and not token by token",
     "llama_nemotron_vl_embedding": "mlx-vlm has no processor of its images",
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmv4_6": _BY_NUMBER,
