@@ -80,7 +80,7 @@ def test_automatic_max_num_seqs_follows_memory_and_is_reported(
     assert most == together
 
 
-def test_sequences_that_cannot_be_batched_decode_one_at_a_time(
+def test_sequences_with_unbatchable_caches_decode_alone(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Llama 4 as mlx-vlm has it."""

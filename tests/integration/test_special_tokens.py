@@ -98,7 +98,7 @@ def test_text_without_controls_gives_processors_ids(served: Served, parts: tuple
     assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
 
 
-def test_one_mark_stands_between_two_images(load_tiny: Load):
+def test_pair_of_images_has_single_mark_between(load_tiny: Load):
     """Idefics 2: transformers and mlx-vlm write one, too."""
     loaded, preparer = load_tiny("idefics2")
     parts = (random_image(1), random_image(2), "which?")
