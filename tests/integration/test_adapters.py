@@ -164,9 +164,9 @@ def linear_layers_of(base: Path) -> list[str]:
     layers = [
         f"{prefix}{name}"
         for name, module in loaded.language_model.named_modules()
-        if isinstance(module, Linear) and re.search(r"\b(layers|blocks)\.", name)
+        if isinstance(module, Linear) and re.search(r"\b(layers|blocks|h)\.", name)
     ]
-    return [name for name in layers if ".inner." not in name]
+    return [name for name in layers if not re.search(r"\.inner\.|\.indexer\.|experts\.\d", name)]
 
 
 def test_base_answers_exactly_as_without_adapters(family: str, alone: Mapping[str, list[int]]):

@@ -18,11 +18,15 @@ from vlm_server.runner.loading.adapter_files import LowRank, read_adapter
 from vlm_server.runner.model.adapters import BASE, Adapter, LayerDelta, chosen, reached
 
 _IN_LAYERS = re.compile(
-    r"(?:(?:model|language_model|text_model|thinker|backbone|transformer)\.)*"
-    r"(?:layers|blocks)\.(\d+\..+)"
+    r"(?:(?:model|language_model|text_model|thinker|backbone|transformer|layers)\.)*?"
+    r"(?:layers|blocks|h)\.(\d+\..+)"
 )
 """A module of the language model's layers, in the names of mlx-vlm and of all transformers; a
 vision tower's have other parts before them."""
+
+
+_OF_EXPERTS = re.compile(r"\.\d+(\.|$)")
+"""A layer in a list, such as of experts, each of which gets some tokens: whose, it can't tell."""
 
 
 def read_adapters(folders: Mapping[str, str], family: Family, model: Any) -> tuple[Adapter, ...]:
@@ -105,8 +109,8 @@ def _delta(name: str, low_rank: LowRank, layers: Mapping[str, Any]) -> LayerDelt
     layer = layers.get(place)
     if layer is None:
         raise ModelLoadError(f"this model has no {name[:200]!r}: it was trained on another base")
-    if not isinstance(layer, Linear | QuantizedLinear):
-        raise ModelLoadError(f"it adapts {name[:200]!r}, which is no linear layer")
+    if not isinstance(layer, Linear | QuantizedLinear) or _OF_EXPERTS.search(place):
+        raise ModelLoadError(f"it adapts {name[:200]!r}, which is no linear layer of all tokens")
     shape, own_shape = (low_rank.a.shape[0], low_rank.b.shape[1]), _shape_of(layer)
     if shape != own_shape:
         raise ModelLoadError(

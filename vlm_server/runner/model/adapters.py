@@ -137,7 +137,8 @@ def _delta(layer: Any, x: mx.array, adapters: mx.array, dtype: mx.Dtype) -> mx.a
 
     Raises NotImplementedError for `x` of another layout.
     """
-    if x.ndim > 2 and len(x) not in (1, len(adapters)):
+    has_rows = len(x) in (1, len(adapters)) if x.ndim > 2 else len(x) % len(adapters) == 0
+    if not has_rows:
         raise NotImplementedError(f"its rows are not the first axis of {x.shape}")
     inner = (x @ layer.lora_a).reshape(len(adapters), -1, len(layer.lora_owners))
     own = mx.where(adapters[..., None] == layer.lora_owners, inner, mx.zeros_like(inner))

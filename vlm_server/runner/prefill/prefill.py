@@ -18,7 +18,7 @@ from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import LayerStates, restore, snapshot
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.adapters import ADAPTERS, BASE, applied
+from vlm_server.runner.model.adapters import ADAPTERS, adapters_of_rows, applied
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
@@ -145,8 +145,8 @@ class Prefill:
             cache = [PaddedChunkCache(layer, padded) for layer in self._cache]
             token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
-        if self._prompt.adapter == BASE:
-            arguments = {name: arguments[name] for name in arguments if name != ADAPTERS}
+        arguments = {name: arguments[name] for name in arguments if name != ADAPTERS}
+        arguments |= adapters_of_rows([self._prompt.adapter])
         logits = logits_of(language_model, wanted)
         with self._loaded.attention.in_place(), logits, applied(arguments) as others:
             model_arguments = self._loaded.family.deepstack.arguments(others)
