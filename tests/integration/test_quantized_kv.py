@@ -21,8 +21,7 @@ from tests.integration.harness import (
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from vlm_server.cache.kv_storage import KVStorage
-from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.interfaces import MemoryReading
+from vlm_server.interfaces import MemoryReading, PreparedPrompt
 from vlm_server.protocol import LAST_WRITES_SECONDS, SamplingParams, Submit
 from vlm_server.runner.caches import build_caches
 from vlm_server.settings import CacheSettings
@@ -45,9 +44,9 @@ def answer(engine: EngineHarness, submit: Submit) -> Answer:
     return engine.answer(submit), list(engine.logprobs[submit.request_id])
 
 
-def stored_kv(engine: EngineHarness, key: PromptKey) -> list[mx.array]:
+def stored_kv(engine: EngineHarness, prompt: PreparedPrompt) -> list[mx.array]:
     """The arrays, codes and scales among them, that are stored of a prompt; evaluated."""
-    match = engine.caches.prefixes.match(key, len(key))
+    match = engine.caches.prefixes.match(prompt.key, len(prompt.key), prompt.prefix_salt)
     segments = [[a[:, :, :count] for a in segment.arrays] for segment, count in match.segments]
     arrays = [mx.concatenate(parts, axis=2) for parts in zip(*segments, strict=True)]
     mx.eval(arrays)
@@ -86,20 +85,20 @@ def test_growing_conversation_changes_no_bit_of_stored_prefix(
 ):
     """However its parts are merged, and although each turn continues from what was dequantized."""
     turns: Turns = (("system", ("Answer in short words.",)),)
-    key, before = None, list[mx.array]()
+    prompt, before = None, list[mx.array]()
     for number in range(6):
         turns += (("user", (f"Step {number}", random_image(10 + number), "what changed?")),)
         submit = conversation(f"turn {number}", *turns, sampling=SAMPLING)
         engine.answer(submit)
         turns += (("assistant", (engine.texts[submit.request_id],)),)
-        if key is None:
-            key = engine.prompts[submit.request_id].key
-            before = stored_kv(engine, key)
+        if prompt is None:
+            prompt = engine.prompts[submit.request_id]
+            before = stored_kv(engine, prompt)
             assert {mx.int8, mx.uint8} & {array.dtype for array in before}
-    assert key is not None
-    after = stored_kv(engine, key)
+    assert prompt is not None
+    after = stored_kv(engine, prompt)
     length = min(array.shape[2] for array in (*before, *after))
-    assert length >= 0.9 * len(key)
+    assert length >= 0.9 * len(prompt.key)
     for old, new in zip(before, after, strict=True):
         assert mx.array_equal(old[:, :, :length], new[:, :, :length])
 
@@ -112,14 +111,14 @@ def test_prefix_evicted_during_its_use_is_stored_again_as_it_was(
     served = load_tiny("qwen3_vl")
     engine = EngineHarness(*served, caches=caches_of(served, storage))
     answer(engine, question("miss"))
-    key = engine.prompts["miss"].key
-    before = stored_kv(engine, key)
+    prompt = engine.prompts["miss"]
+    before = stored_kv(engine, prompt)
     engine.add(question("hit"))
     engine.step_until(lambda: len(engine.tokens.get("hit", ())) > 1)
     engine.caches.drop()
     assert not engine.caches.prefixes.stats().size_bytes, "while the hit decodes"
     engine.run()
-    after = stored_kv(engine, key)
+    after = stored_kv(engine, prompt)
     num_cached = engine.ends["hit"].usage.cached_tokens
     assert num_cached > 0
     for old, new in zip(before, after, strict=True):
@@ -172,11 +171,11 @@ def test_hit_on_disk_equals_hit_in_memory_and_other_bits_miss(
         miss = answer(engine, question("miss"))
         in_memory = answer(engine, question("hit"))
         num_cached = cached_tokens(engine, "hit")
-        kv = stored_kv(engine, engine.prompts["miss"].key)
+        kv = stored_kv(engine, engine.prompts["miss"])
     with engine_on(served, tmp_path, storage.bits) as engine:
         assert answer(engine, question("hit")) == in_memory
         assert cached_tokens(engine, "hit") == num_cached > 0
-        on_disk = stored_kv(engine, engine.prompts["hit"].key)
+        on_disk = stored_kv(engine, engine.prompts["hit"])
     for old, new in zip(kv, on_disk, strict=True):
         assert mx.array_equal(old[:, :, :num_cached], new[:, :, :num_cached])
     with engine_on(served, tmp_path, 16) as engine:
