@@ -20,7 +20,7 @@ WRITING = [family for family in ROWS.values() if family.embeds is None]
 VISION_LANGUAGE = [family for family in WRITING if family.reads_images]
 EMBEDDINGS = Path(__file__).parents[2] / "docs" / "embeddings.md"
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
-_TEXT = {"afm7", "llada2_moe", "phi3small"}
+_TEXT = {"afm7", "hy_v4", "llada2_moe", "phi3small"}
 """Families of `_WRONG` that read texts alone."""
 
 

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.tiny_models.checkpoint import Family
 from tests.tiny_models.text import WINDOW, text_family
 from tests.tiny_models.text_experts import LATENT, ROUTED
 
+LONGCAT: dict[str, Any] = {
+    "zero_expert_type": "identity",
+    "ffn_hidden_size": 128,
+    "moe_topk": 2,
+    "expert_ffn_hidden_size": 32,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "num_layers": 2,
+    "routed_scaling_factor": 2.0,
+    "mla_scale_q_lora": True,
+    "mla_scale_kv_lora": True,
+    "attention_bias": False,
+}
 LISTS: dict[str, Family] = {
     "longcat_flash": text_family(
         "LongcatFlashForCausalLM",
         model_type="longcat_flash",
         attention_method="MLA",
-        zero_expert_type="identity",
-        ffn_hidden_size=128,
-        moe_topk=2,
-        expert_ffn_hidden_size=32,
-        n_routed_experts=4,
-        zero_expert_num=2,
-        num_layers=2,
-        routed_scaling_factor=2.0,
-        mla_scale_q_lora=True,
-        mla_scale_kv_lora=True,
-        attention_bias=False,
-        **LATENT,
+        **LONGCAT | LATENT,
+    ),
+    "longcat_flash_ngram": text_family(
+        "LongcatFlashNgramForCausalLM",
+        model_type="longcat_flash_ngram",
+        ngram_vocab_size_ratio=2,
+        emb_neighbor_num=2,
+        emb_split_num=2,
+        **LONGCAT | LATENT,
+    ),
+    "longcat_flash_sparse": text_family(
+        "LongcatFlashSparseForCausalLM",
+        model_type="longcat_flash_sparse",
+        attention_method="LSA",
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk=16,
+        **LONGCAT | LATENT,
     ),
     "deepseek_v32": text_family(
         "DeepseekV32ForCausalLM",

@@ -360,6 +360,8 @@ _TEXTS = (
     "lille_130m",
     "llama",
     "longcat_flash",
+    "longcat_flash_ngram",
+    "longcat_flash_sparse",
     "mamba",
     "mamba2",
     "mellum",
@@ -556,6 +558,7 @@ _WRONG = {
     "deepseek_vl_v2": _DROPS_LAST,
     "deepseekocr": f"{_DROPS_LAST}, and has one image a prompt",
     "deepseekocr_2": f"{_DROPS_LAST}, and has one image a prompt",
+    "hy_v4": "its answers differ in batches, and with the chunks of a prompt",
     "hunyuan_vl": "mlx-vlm gives an image its positions in the first chunk of a prompt alone, and "
     "all rows of a batch the positions of the first",
     "llada2_moe": "mlx-vlm has it generate by diffusion, and not token by token",
