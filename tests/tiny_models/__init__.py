@@ -91,6 +91,8 @@ LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""
 LONG_IMAGES = ("step3p7",)
 """Families of which the number of an image's tokens stands in mlx-vlm's code."""
+FIXED = ("llama4_text",)
+"""Text families that mlx-vlm can't answer without our correction."""
 WHOLE_PROMPTS = ("phi", "phixtral", "qwen", "recurrent_gemma", "stablelm")
 """Families that mlx-vlm's `generate` answers with `prefill_step_size=None` only.
 
