@@ -139,21 +139,13 @@ class StepStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
     them; None for all.
     """
 
-    def __init__(self, states: Sequence[mx.array], num_new: mx.array | None = None) -> None:
+    def __init__(self, states: Sequence[mx.array | None], num_new: mx.array | None = None) -> None:
         self.cache = list(states)
-        self._lengths = num_new
-        self.knows_padding = num_new is None
-        """Whether the layer has asked for `lengths`, if there is padding."""
-
-    @property
-    def lengths(self) -> mx.array | None:
-        """See `num_new`."""
-        self.knows_padding = True
-        return self._lengths
+        self.lengths = num_new
 
     def make_mask(self, N: int) -> mx.array | None:
         """(rows, N) bool: the tokens that change the states; None for all."""
-        return None if self._lengths is None else mx.arange(N) < self._lengths[:, None]
+        return None if self.lengths is None else mx.arange(N) < self.lengths[:, None]
 
 
 class MixedStates:
@@ -164,11 +156,6 @@ class MixedStates:
 
     def __init__(self, rows: StepStates | None, prompt: StepStates, num_rows: int) -> None:
         self.rows, self.prompt, self.num_rows = rows, prompt, num_rows
-
-    @property
-    def knows_padding(self) -> bool:
-        """See `StepStates`."""
-        return self.prompt.knows_padding
 
     def make_mask(self, *_: Any) -> None:
         """None: padding is masked where the states are computed."""

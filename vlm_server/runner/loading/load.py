@@ -117,6 +117,7 @@ def load(
             count,
             has_adapters=bool(opened.adapters),
         )
+        family.forget_positions(language_model)
     writes = family.tower is None and bool(family.position_state)  # while it encodes
     return LoadedModel(
         model=model,

@@ -42,6 +42,7 @@ from vlm_server.runner.model.forward_pass import (
     Rows,
 )
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
+from vlm_server.runner.model.state_modules import states_ignore_padding
 from vlm_server.runner.model.text_model import TextModel
 
 logger = logging.getLogger(__name__)
@@ -122,8 +123,9 @@ class CompiledModel(TextModel):
         self._forward = ForwardPass(language_model, attention, self._kinds, arguments, embed)
         self._step: Any = mx.compile(self._forward.run)
         self._prompt_step: Any = mx.compile(self._forward.run_prompt)
-        self.can_compile = bool(self._forward.windows)
-        """False without attention, and after the model was found not to compile."""
+        self.can_compile = bool(self._forward.windows) and _ignores_padding(language_model)
+        """False without attention, if padding changes states, and after the model was found not to
+        compile."""
         self._buffer_pattern: Buffers = []
         """One column of each layer's buffers, or its states, of the first call; empty before it."""
         self._input_pattern: Inputs = {}
@@ -401,6 +403,10 @@ class CompiledModel(TextModel):
 def _rank(shape: _Shape) -> tuple[bool, bool]:
     """The order of compilation."""
     return shape.rows > 1, shape.rows > MAX_DRAFTING_ROWS
+
+
+def _ignores_padding(language_model: Any) -> bool:
+    return not has_states(new_layers(language_model)) or states_ignore_padding(language_model)
 
 
 def _kind_of(layer: Any) -> LayerKind:

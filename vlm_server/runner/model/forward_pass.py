@@ -143,8 +143,6 @@ class ForwardPass:
             output = self._language_model(token_ids, cache=layers, **arguments)
         if not all(getattr(layer, "was_attended", True) for layer in layers):
             raise NotImplementedError("it attends in a way of its own")
-        if not all(getattr(layer, "knows_padding", True) for layer in layers):
-            raise NotImplementedError("its states count padding")
         return output.logits  # type: ignore[no-any-return]
 
     def _new(self, layers: Sequence[Any]) -> Buffers:

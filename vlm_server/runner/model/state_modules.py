@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx_vlm.models.cache import ArraysCache
 
 from vlm_server.runner.backends.bounded_layer import MixedStates, StepStates
+from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.model.adapters import chosen, chosen_now, chosen_part
 
@@ -25,6 +26,9 @@ _STATE_BLOCK = 64
 mlx-vlm has their number as a constant in its operations, and so MLX would compile another kernel
 for each number of rows beside a prompt.
 """
+_NOT_PADDING = 5
+_TOLERANCE = 0.05
+"""Largest difference of states that is rounding, as a share of the largest number."""
 
 
 class StateModule:
@@ -54,7 +58,7 @@ class _Call:
             for name, value in self.bound.arguments.items()
         } | {"cache": states}
         if "mask" in arguments:
-            arguments["mask"] = None
+            arguments["mask"] = states.make_mask(count) if states.lengths is not None else None
         bound = inspect.BoundArguments(self.bound.signature, OrderedDict(arguments))
         with chosen(None if self.adapters is None else self.adapters[rows]):
             self.function(*bound.args, **bound.kwargs)
@@ -70,9 +74,10 @@ class RecordedStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._calls: list[_Call] = []
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether a `StateModule` has used the states."""
-        return bool(self._calls)
+    def modules(self) -> tuple[type, ...]:
+        """The classes of the modules that have used the states; none if these were no
+        `StateModule`s."""
+        return tuple(type(call.bound.arguments["self"]) for call in self._calls)
 
     def record(self, call: _Call) -> None:
         self._calls.append(call)
@@ -87,19 +92,33 @@ class RecordedStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
         for number in sorted(set(kept)):
             rows = [row for row, kept_of_row in enumerate(kept) if kept_of_row == number]
             order += rows
-            parts.append(self._states_after(rows, (len(kept), count), number))
+            indices = mx.array(rows)
+            states = ArraysCache(len(self._before))
+            states.cache = [None if array is None else array[indices] for array in self._before]
+            parts.append(self._repeat(states, indices, (len(kept), count), number))
         places = mx.array(sorted(range(len(order)), key=order.__getitem__))
         self._layer.cache = [
             states[0] if len(parts) == 1 else mx.concatenate(list(states))[places]
             for states in zip(*parts, strict=True)
         ]
 
-    def _states_after(self, rows: list[int], shape: tuple[int, int], number: int) -> list[mx.array]:
-        indices = mx.array(rows)
-        states = ArraysCache(len(self._before))
-        states.cache = [None if array is None else array[indices] for array in self._before]
+    def ignores_padding(self, count: int, kept: int) -> bool:
+        """Whether the first `kept` of the only row's `count` tokens give the same states without
+        the others and with them as padding; waits for the device."""
+        row, shape = mx.array([0]), (1, count)
+        whole, padded = ArraysCache(len(self._before)), StepStates([], mx.array([kept]))
+        padded.cache = list(self._before)
+        self._repeat(whole, row, shape, kept)
+        self._repeat(padded, row, shape, count)
+        pairs = zip(whole.cache, padded.cache, strict=True)
+        distances = [mx.abs(a - b).max() / mx.maximum(mx.abs(a).max(), 1e-9) for a, b in pairs]
+        return all(to_numpy(distance.astype(mx.float32)) < _TOLERANCE for distance in distances)
+
+    def _repeat(
+        self, states: ArraysCache, rows: mx.array, shape: tuple[int, int], count: int
+    ) -> list[mx.array]:
         for call in self._calls:
-            call.repeat(states, indices, shape, number)
+            call.repeat(states, rows, shape, count)
         return list(states.cache)
 
 
@@ -114,13 +133,27 @@ def use_state_modules(language_model: Any) -> None:
 
 
 def records_states(language_model: Any) -> bool:
-    """Whether all layers with states can be computed again: a lazy call without an evaluation."""
+    """Whether all layers with states can be computed again."""
+    return all(layer.modules for layer in _recorded(language_model, 2))
+
+
+def states_ignore_padding(language_model: Any) -> bool:
+    """Whether padding after a prompt's tokens changes no states, of one layer of each kind."""
+    recorded = _recorded(language_model, _STATE_BLOCK)
+    kinds = {layer.modules: layer for layer in reversed(recorded)}
+    return () not in kinds and all(
+        layer.ignores_padding(_STATE_BLOCK, _NOT_PADDING) for layer in kinds.values()
+    )
+
+
+def _recorded(language_model: Any, count: int) -> list[RecordedStates]:
+    """The layers with states after a lazy call of `count` tokens."""
     recorded = [
         RecordedStates(layer) if isinstance(layer, ArraysCache) else layer
         for layer in new_layers(language_model)
     ]
-    language_model(mx.zeros((1, 2), mx.int32), cache=recorded)
-    return all(layer.is_recorded for layer in recorded if isinstance(layer, RecordedStates))
+    language_model(mx.arange(count)[None], cache=recorded)
+    return [layer for layer in recorded if isinstance(layer, RecordedStates)]
 
 
 def _takes_cache(module: Any) -> bool:
