@@ -64,6 +64,8 @@ async def test_model_route_shows_models_facts(
         "object": "model",
         "created": 1_700_000_000,
         "owned_by": "vlm_server",
+        "root": "demo",
+        "parent": None,
         "state": "ready",
         "family": "qwen3_vl",
         "max_model_len": 32768,
