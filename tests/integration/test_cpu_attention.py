@@ -16,8 +16,8 @@ from vlm_server.runner.model.attention import ModelAttention
 
 pytestmark = pytest.mark.families("caches")
 
-MASKED_THEMSELVES = frozenset({"paddleocr_vl"})
-"""Families that hand their attention a mask of their own, so that it stays mlx-vlm's."""
+MASKED_THEMSELVES = frozenset({"paddleocr_vl", "paligemma"})
+"""Families that hand their attention a mask of their own, or none, so that it stays mlx-vlm's."""
 
 
 class UnsupportingAttention(cpu.CpuAttention):

@@ -22,13 +22,17 @@ from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.interfaces import MemoryReading, PreparedPrompt
+from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.protocol import LAST_WRITES_SECONDS, SamplingParams, Submit
 from vlm_server.runner.caches import build_caches
+from vlm_server.runner.kv.layers import new_layers
 from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("caches")
 
 LOTS = 64 << 20
+TOLERATED_BYTES = 16 << 10
+"""What MLX leaves of a buffer without a copy of the array in it."""
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.0, logprobs=3)
 IMAGE = random_image(1)
 QUESTION = "What is on the left of it, and what is below?"
@@ -57,6 +61,12 @@ def stored_kv(engine: EngineHarness, prompt: PreparedPrompt) -> list[mx.array]:
 @pytest.fixture(params=[8, 4])
 def storage(request: pytest.FixtureRequest) -> KVStorage:
     return KVStorage(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _stores_prefixes(served: Served) -> None:
+    if served[0].spec.chunk_policy is ChunkPolicy.NOWHERE:
+        pytest.skip("the KV of its prompts is not used again")
 
 
 @pytest.fixture
@@ -98,7 +108,7 @@ def test_growing_conversation_changes_no_bit_of_stored_prefix(
     assert prompt is not None
     after = stored_kv(engine, prompt)
     length = min(array.shape[2] for array in (*before, *after))
-    assert length >= 0.9 * len(prompt.key)
+    assert length >= 0.8 * len(prompt.key)  # up to the last snapshot, where there are some
     for old, new in zip(before, after, strict=True):
         assert mx.array_equal(old[:, :, :length], new[:, :, :length])
 
@@ -127,16 +137,18 @@ def test_prefix_evicted_during_its_use_is_stored_again_as_it_was(
 
 def test_prefix_cache_holds_bytes_that_it_reports(engine: EngineHarness, served: Served):
     answer(engine, question("miss"))
+    answer(engine, ask("long", "long " * 90, sampling=SAMPLING))
     engine.caches.drop()
     baseline = active_bytes()
     for number in range(4):
         answer(engine, ask(f"{number}", f"{number} " * 90, sampling=SAMPLING))
-    reported = engine.caches.prefixes.stats().size_bytes
+    reported, entries = engine.caches.prefixes.stats().size_bytes, len(engine.ends)
     held = active_bytes() - baseline
+    num_arrays = 2 * len(new_layers(served[0].language_model)) * entries
     engine.caches.drop()
     assert active_bytes() <= 1.01 * baseline
     assert reported <= held + 4096
-    assert held < 1.25 * reported + 65536
+    assert held < 1.25 * reported + TOLERATED_BYTES * num_arrays
     exact = EngineHarness(*served, caches=caches_of(served))
     for number in range(4):
         answer(exact, ask(f"{number}", f"{number} " * 90, sampling=SAMPLING))

@@ -115,8 +115,8 @@ def test_warm_up_compiles_batched_prefill_and_drafts(
         together.append({one.prompt.num_tokens for one in requests})
         return launch(loaded, requests)
 
-    def noting_wide(step: WideStep, cache: list[Any]) -> Any:
-        taken = take(step, cache)
+    def noting_wide(step: WideStep) -> Any:
+        taken = take(step)
         wide.append([len(tokens) for tokens in taken[0]])
         return taken
 
