@@ -142,8 +142,8 @@ READ_BESIDE = {
     "media": (
         "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3", "pixtral", "mistral3", "internvl",
         "internvl_chat", "llava", "llava_onevision", "fastvlm", "kimi_vl", "dots_ocr", "glm_ocr",
-        "aya_vision", "gemma3", "gemma3n", "granite4_vision", "lfm2_vl", "llava_next", "minicpmo",
-        "molmo2", "step3p7",
+        "aya_vision", "gemma3", "gemma3n", "granite4_vision", "idefics2", "lfm2_vl", "llava_next",
+        "minicpmo", "molmo2", "step3p7",
         "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe",
     ),
 }  # fmt: skip
