@@ -19,6 +19,9 @@ pytestmark = pytest.mark.families("caches")
 MASKED_THEMSELVES = frozenset({"paddleocr_vl", "paligemma"})
 """Families that hand their attention a mask of their own, or none, so that it stays mlx-vlm's."""
 
+MASKED_BLOCKS = frozenset({"llama4"})
+"""Families that do so in chunks with tokens of several blocks, or of an image."""
+
 
 class UnsupportingAttention(cpu.CpuAttention):
     """Leaves all to mlx-vlm."""
@@ -67,5 +70,5 @@ def test_cpu_attention_answers_are_equal_in_chunks(
         == answered_in_pairs
     )
     assert bool(shapes) == (served[0].family.name not in MASKED_THEMSELVES)
-    if chunk_tokens < 30 and shapes:
+    if chunk_tokens < 30 and shapes and served[0].family.name not in MASKED_BLOCKS:
         assert any(queries < keys for queries, keys in shapes)
