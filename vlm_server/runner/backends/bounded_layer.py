@@ -139,7 +139,7 @@ class StepStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
     them; None for all.
     """
 
-    def __init__(self, states: Sequence[mx.array | None], num_new: mx.array | None = None) -> None:
+    def __init__(self, states: Sequence[mx.array], num_new: mx.array | None = None) -> None:
         self.cache = list(states)
         self.lengths = num_new
 

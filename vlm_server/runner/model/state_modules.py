@@ -106,7 +106,8 @@ class RecordedStates(ArraysCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """Whether the first `kept` of the only row's `count` tokens give the same states without
         the others and with them as padding; waits for the device."""
         row, shape = mx.array([0]), (1, count)
-        whole, padded = ArraysCache(len(self._before)), StepStates([], mx.array([kept]))
+        whole = ArraysCache(len(self._before))
+        padded: Any = StepStates([], mx.array([kept]))
         padded.cache = list(self._before)
         self._repeat(whole, row, shape, kept)
         self._repeat(padded, row, shape, count)

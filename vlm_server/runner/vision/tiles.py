@@ -19,7 +19,7 @@ from vlm_server.interfaces import MediaInputs
 _PIXELS = "pixel_values"
 _OF_EACH_TILE = frozenset({_PIXELS, "pixel_attention_mask", "spatial_shapes"})
 _OF_ANY_TILE = frozenset({"image_token_index"})
-_OF_THE_IMAGE = frozenset({"image_sizes", "batch_num_images"})
+_OF_THE_IMAGE = frozenset({"image_sizes", "batch_num_images", "num_patches_list"})
 
 
 @dataclass(frozen=True, slots=True)
