@@ -25,14 +25,15 @@ from vlm_server.interfaces import MemoryReading, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.protocol import LAST_WRITES_SECONDS, SamplingParams, Submit
 from vlm_server.runner.caches import build_caches
-from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.kv.layers import needs_snapshots, new_layers
+from vlm_server.runner.kv.window_cache import WindowKVCache
 from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("caches")
 
 LOTS = 64 << 20
 TOLERATED_BYTES = 16 << 10
-"""What MLX leaves of a buffer without a copy of the array in it."""
+"""What MLX leaves of a buffer without a copy of the array in it, such as a window's columns."""
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.0, logprobs=3)
 IMAGE = random_image(1)
 QUESTION = "What is on the left of it, and what is below?"
@@ -108,7 +109,8 @@ def test_growing_conversation_changes_no_bit_of_stored_prefix(
     assert prompt is not None
     after = stored_kv(engine, prompt)
     length = min(array.shape[2] for array in (*before, *after))
-    assert length >= 0.8 * len(prompt.key)  # up to the last snapshot, where there are some
+    has_snapshots = needs_snapshots(engine.loaded.language_model)  # stored up to one of them
+    assert length >= (0.8 if has_snapshots else 0.9) * len(prompt.key)
     for old, new in zip(before, after, strict=True):
         assert mx.array_equal(old[:, :, :length], new[:, :, :length])
 
@@ -142,13 +144,14 @@ def test_prefix_cache_holds_bytes_that_it_reports(engine: EngineHarness, served:
     baseline = active_bytes()
     for number in range(4):
         answer(engine, ask(f"{number}", f"{number} " * 90, sampling=SAMPLING))
-    reported, entries = engine.caches.prefixes.stats().size_bytes, len(engine.ends)
+    reported = engine.caches.prefixes.stats().size_bytes
     held = active_bytes() - baseline
-    num_arrays = 2 * len(new_layers(served[0].language_model)) * entries
+    layers = new_layers(served[0].language_model)
+    num_copies = 4 * 2 * sum(isinstance(layer, WindowKVCache) for layer in layers)
     engine.caches.drop()
     assert active_bytes() <= 1.01 * baseline
     assert reported <= held + 4096
-    assert held < 1.25 * reported + TOLERATED_BYTES * num_arrays
+    assert held < 1.25 * reported + 65536 + TOLERATED_BYTES * num_copies
     exact = EngineHarness(*served, caches=caches_of(served))
     for number in range(4):
         answer(exact, ask(f"{number}", f"{number} " * 90, sampling=SAMPLING))
