@@ -9,9 +9,11 @@ import time
 
 import mlx.core as mx
 import pytest
+from mlx_vlm.models.switch_layers import SwitchLinear
 
 from vlm_server.runner.backends import rows
 from vlm_server.runner.backends.cuda import attention_kernels, kernels
+from vlm_server.runner.backends.dequantize import dequantize_for_many_rows
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import Run
 
@@ -51,6 +53,17 @@ def test_few_row_products_match_float32(dtype: mx.Dtype, depth: int, columns: in
             parts = kernels.skinny_linear(x, weight, bias, widths)
             assert [part.shape for part in parts] == [(rows, width) for width in widths]
             assert mx.array_equal(mx.concatenate(parts, axis=-1), found)
+
+
+@pytest.mark.parametrize("rows", [100, 4000])
+def test_quantized_experts_match_float32(rows: int):
+    experts = SwitchLinear(512, 256, 32, bias=False).to_quantized(group_size=64, bits=4)
+    experts.set_dtype(mx.bfloat16)
+    dense = mx.dequantize(experts.weight, experts.scales, experts.biases, 64, 4)
+    dequantize_for_many_rows(experts)
+    x, chosen = normal(rows, 1, 512, dtype=mx.bfloat16), mx.sort(mx.random.randint(0, 32, (rows,)))
+    expected = x.astype(mx.float32) @ dense[chosen].astype(mx.float32).swapaxes(-1, -2)
+    assert relative_distance(experts(x, chosen, sorted_indices=True), expected) < 0.004
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

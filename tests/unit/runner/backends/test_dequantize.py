@@ -5,9 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from mlx import nn
-from mlx_vlm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_vlm.models.switch_layers import SwitchLinear
 
-from vlm_server.runner.backends.dequantize import DequantizingLinear, dequantize
+from vlm_server.runner.backends.dequantize import (
+    DequantizingLinear,
+    DequantizingSwitchLinear,
+    dequantize,
+)
 
 AMPLE = 1 << 30
 
@@ -48,6 +52,35 @@ def test_dequantized_layers_keep_their_outputs(rows: int, free_bytes: int):
         assert mx.allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [56, 57, 300])
+def test_experts_multiply_many_sorted_rows_dequantized(
+    rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+):
+    mx.random.seed(1)
+    experts = SwitchLinear(64, 32, 4, bias=bias)
+    if bias:
+        experts.bias = mx.random.normal(experts.bias.shape)
+    experts = experts.to_quantized(group_size=32, bits=4)
+    x, chosen = mx.random.normal((rows, 1, 64)), mx.sort(mx.random.randint(0, 4, (rows,)))
+    expected = experts(x, chosen, sorted_indices=True)
+    dequantize(experts, 0)
+    dequantized = []
+    dense = mx.dequantize
+
+    def count(*args: object, **kwargs: object) -> mx.array:
+        dequantized.append(args)
+        return dense(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mx, "dequantize", count)
+    found = experts(x, chosen, sorted_indices=True)
+    assert len(dequantized) == (rows > 14 * 4)
+    assert found.shape == expected.shape
+    assert mx.allclose(found, expected, atol=1e-5)
+    unsorted = experts(x[::-1], chosen[::-1])
+    assert mx.allclose(unsorted[::-1], expected, atol=1e-5)
+
+
 def test_ample_memory_makes_all_layers_dense():
     layers = quantized_layers()
     dequantize(layers, AMPLE)
@@ -63,7 +96,7 @@ def test_dense_layers_take_half_of_free_bytes_at_most():
     layers = quantized_layers()
     dequantize(layers, 2 * (dense - packed) - 1)
     assert type(layers.linear) is DequantizingLinear
-    assert type(layers.experts) is QuantizedSwitchLinear
+    assert type(layers.experts) is DequantizingSwitchLinear
     layers = quantized_layers()
     dequantize(layers, 2 * (dense - packed))
     assert type(layers.linear) is nn.Linear
