@@ -53,9 +53,10 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import compiled_model
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PromptChunk
-from vlm_server.runner.model.compiled_model import CompiledModel, _Shape
+from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.mrope import next_position_ids
+from vlm_server.runner.model.step_shapes import StepShape, all_shapes
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.vision.grids import Grid
 from vlm_server.runner.vision.towers import FrameTower
@@ -515,9 +516,8 @@ def test_model_changing_embeddings_is_not_piggybacked(load_tiny: Load):
     assert text_inputs(load_tiny("qwen2_5_vl")[0].model) is not None
 
 
-def test_shapes_of_one_request_are_precompiled_first(load_tiny: Load):
-    model = new_model(Compiled, load_tiny("qwen2_5_vl")[0], 640)
-    numbers = [max(shape.rows, 1) for shape in model._all_shapes((16,), can_draft=True)]
+def test_shapes_of_one_request_are_precompiled_first():
+    numbers = [max(shape.rows, 1) for shape in all_shapes((16,), 640, has_adapters=True)]
     likely = [number for number in numbers if number <= 8]
     assert numbers[: numbers.count(1)] == [1] * numbers.count(1)
     assert numbers[: len(likely)] == likely
@@ -532,7 +532,7 @@ def test_kernels_compiled_while_idle_change_no_answer(load_tiny: Load, family: s
     assert engine.answer(prompt_request("image")) == expected
     engine.answer(prompt_request("text"))
     model._shapes_to_compile = dict.fromkeys(
-        [_Shape(2), _Shape(0, prompt_tokens=128), _Shape(2, prompt_tokens=62)]
+        [StepShape(2), StepShape(0, prompt_tokens=128), StepShape(2, prompt_tokens=62)]
     )
     while model.precompile_next():
         pass

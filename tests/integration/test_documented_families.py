@@ -12,8 +12,9 @@ import pytest
 from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import _WRONG, row_of
-from vlm_server.runner.families import FAMILIES as ROWS
+from vlm_server.runner.families.refusals import WRONG
+from vlm_server.runner.families.table import FAMILIES as ROWS
+from vlm_server.runner.families.table import row_of
 from vlm_server.runner.loading.facts import model_facts
 
 WRITING = [family for family in ROWS.values() if family.embeds is None]
@@ -21,7 +22,7 @@ VISION_LANGUAGE = [family for family in WRITING if family.reads_images]
 EMBEDDINGS = Path(__file__).parents[2] / "docs" / "embeddings.md"
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 _TEXT = {"afm7", "hy_v4", "llada2_moe", "phi3small"}
-"""Families of `_WRONG` that read texts alone."""
+"""Families of `WRONG` that read texts alone."""
 
 
 def test_documented_families_are_checked_families():
@@ -109,16 +110,16 @@ def test_unchecked_family_loads_with_warning_only_if_allowed(
     assert model_facts(loaded, folder).warnings == (record.getMessage(),)
 
 
-@pytest.mark.parametrize("family", sorted({*_WRONG, "llava-qwen2"} - {"llava_bunny"}))
+@pytest.mark.parametrize("family", sorted({*WRONG, "llava-qwen2"} - {"llava_bunny"}))
 def test_known_wrong_family_is_refused_with_reason(tmp_path: Path, family: str):
     folder = build("llama" if family in _TEXT else "llava", tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"model_type": family}
     (folder / "config.json").write_text(json.dumps(config))
-    reason = _WRONG["llava_bunny" if family == "llava-qwen2" else family]
+    reason = WRONG["llava_bunny" if family == "llava-qwen2" else family]
     with pytest.raises(ModelLoadError, match=re.escape(f"{family} is not served: {reason}")):
         load_model(folder, allow_unchecked=True)
 
 
 def test_known_wrong_families_are_documented():
     others = TABLE.read_text().partition("## Others")[2]
-    assert set(_WRONG) <= set(re.findall(r"`(\w+)`", others))
+    assert set(WRONG) <= set(re.findall(r"`(\w+)`", others))

@@ -30,7 +30,7 @@ from tests.support.images import random_image
 from tests.tiny_models import EMBEDDING_FAMILIES, RERANKING_FAMILIES
 from vlm_server.interfaces import Prepared
 from vlm_server.protocol import Failed, Finished, Pooling, Submit
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families.table import FAMILIES
 
 RTOL, ATOL = 1e-4, 1e-5
 """Rounding in float32: vectors have length one, and most numbers are of size 0.1."""

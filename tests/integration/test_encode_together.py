@@ -24,7 +24,7 @@ from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeCall, Encoder, EncodeWork
 from vlm_server.runner.encode.encoder import ImageEncoder, ImageFeatures
-from vlm_server.runner.families import FAMILIES as ROWS
+from vlm_server.runner.families.table import FAMILIES as ROWS
 
 pytestmark = pytest.mark.families("tower", "batches")
 

@@ -35,7 +35,8 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server.interfaces.model_spec import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.encode.encoder import ImageEncoder
-from vlm_server.runner.families import FAMILIES, MRopeRule, Spelling, row_of
+from vlm_server.runner.families.family import MRopeRule, Spelling
+from vlm_server.runner.families.table import FAMILIES, row_of
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import probe
 

@@ -25,7 +25,7 @@ from tests.support.images import random_image
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import FAMILIES as ROWS
+from vlm_server.runner.families.table import FAMILIES as ROWS
 from vlm_server.runner.loading.facts import model_facts
 
 pytestmark = pytest.mark.families()

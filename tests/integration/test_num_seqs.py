@@ -15,7 +15,7 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server import settings
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams, Start, Stats
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families.table import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import MlxMemory

@@ -15,9 +15,9 @@ from tests.support.whole_run import few_of
 from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.device.device import DeviceKind
-from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.window_cache import buffer_capacity
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache
+from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.model.lm_head import has_last_token_head
 from vlm_server.runner.prefill import prefill
 

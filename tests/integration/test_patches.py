@@ -13,7 +13,7 @@ from tests.integration.harness import load_model
 from tests.support.images import random_image
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families.table import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.processors import ModelProcessor
 from vlm_server.runner.vision.patches import PatchProcessor, PixelValues, use_fast_patches

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.integration.harness import Served
 from vlm_server.interfaces.model_spec import MRope
 from vlm_server.prompt.positions import media_positions, prompt_positions
-from vlm_server.runner.families import FAMILIES, MRopeRule
+from vlm_server.runner.families.family import MRopeRule
+from vlm_server.runner.families.table import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import ask_positions, media_start
 

@@ -15,7 +15,7 @@ from tests.support.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.protocol.commands import Rank
-from vlm_server.runner.families import FAMILIES as TABLE
+from vlm_server.runner.families.table import FAMILIES as TABLE
 from vlm_server.supervisor.engine_process.ranks import Host, Hostfile, ranks_of
 
 OF_MLX_VLM = ("qwen3_vl_moe", "internvl")

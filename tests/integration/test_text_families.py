@@ -26,7 +26,7 @@ from tests.tiny_models import TEXT_FAMILIES, WHOLE_PROMPTS, cached
 from vlm_server.interfaces import MemoryReading
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.caches import build_caches
-from vlm_server.runner.families import FAMILIES, row_of
+from vlm_server.runner.families.table import FAMILIES, row_of
 from vlm_server.runner.kv.layers import can_store, new_layers
 from vlm_server.runner.model.lm_head import has_last_token_head
 from vlm_server.runner.prefill.prefill import embed_text

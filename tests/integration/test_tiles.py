@@ -35,7 +35,7 @@ from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.encode.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.encode.tile_encoder import TileCache
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families.table import FAMILIES
 from vlm_server.runner.vision.tiles import tile_key
 from vlm_server.settings import CacheSettings
 

@@ -22,7 +22,7 @@ from tests.support.whole_run import few_of
 from tests.tiny_models import FAMILIES, FIXED, TEXT_FAMILIES, WHOLE_PROMPTS, make
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.text import WINDOW
-from vlm_server.runner.families import row_of
+from vlm_server.runner.families.table import row_of
 
 __all__ = ["tiny_model"]
 

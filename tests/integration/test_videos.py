@@ -37,7 +37,7 @@ from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Clip
 from vlm_server.protocol import Failed, SamplingParams, Video
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families.table import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import VideoSettings
 

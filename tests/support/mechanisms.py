@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from vlm_server.runner.families import FAMILIES, Deepstack, Family
+from vlm_server.runner.families.family import Family
+from vlm_server.runner.families.table import FAMILIES
+from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.vision.towers import DeepstackTower, FrameTower
 
 WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "step3p7"})

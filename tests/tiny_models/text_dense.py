@@ -7,6 +7,7 @@ from typing import Any
 from tests.tiny_models import gemma, gemma4
 from tests.tiny_models.checkpoint import Checkpoint, Family
 from tests.tiny_models.text import WINDOW, text_family, tied, windows
+from tests.tiny_models.text_parts import COHERE, GRANITE, LATENT, MINICPM
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
 
@@ -24,7 +25,7 @@ def _gemma_text(vocabulary: Vocabulary, style: Style, config: dict[str, Any]) ->
     )
 
 
-def _gemma(vocabulary: Vocabulary) -> Checkpoint:
+def _gemma(vocabulary: Vocabulary, **further: Any) -> Checkpoint:
     config = {
         "architectures": ["GemmaForCausalLM"],
         "model_type": "gemma",
@@ -36,24 +37,18 @@ def _gemma(vocabulary: Vocabulary) -> Checkpoint:
         "head_dim": 16,
         "rms_norm_eps": 1e-6,
     }
-    return _gemma_text(vocabulary, tied(norm_offset=1.0), config)
+    return _gemma_text(vocabulary, tied(norm_offset=1.0), config | further)
 
 
 def _gemma2(vocabulary: Vocabulary) -> Checkpoint:
-    config = {
-        "architectures": ["Gemma2ForCausalLM"],
-        "model_type": "gemma2",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": WINDOW,
-    }
-    return _gemma_text(vocabulary, tied(norm_offset=1.0), config)
+    return _gemma(
+        vocabulary,
+        architectures=["Gemma2ForCausalLM"],
+        model_type="gemma2",
+        num_key_value_heads=2,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+    )
 
 
 def _gemma3(vocabulary: Vocabulary) -> Checkpoint:
@@ -122,12 +117,8 @@ DENSE: dict[str, Family] = {
         "GraniteForCausalLM",
         tied(),
         model_type="granite",
-        logits_scaling=2.0,
-        attention_multiplier=0.25,
-        embedding_multiplier=6.0,
-        residual_multiplier=0.5,
-        attention_bias=False,
         mlp_bias=False,
+        **GRANITE,
     ),
     "glm4": text_family(
         "Glm4ForCausalLM", model_type="glm4", attention_bias=True, partial_rotary_factor=0.5
@@ -139,18 +130,15 @@ DENSE: dict[str, Family] = {
         "CohereForCausalLM",
         tied(),
         model_type="cohere",
-        layer_norm_eps=1e-5,
-        logit_scale=0.5,
         use_qk_norm=True,
+        **COHERE,
     ),
     "cohere2": text_family(
         "Cohere2ForCausalLM",
         tied(),
         model_type="cohere2",
-        layer_norm_eps=1e-5,
-        logit_scale=0.5,
         sliding_window_pattern=2,
-        **windows(4),
+        **COHERE | windows(4),
     ),
     "exaone4": text_family(
         "Exaone4ForCausalLM",
@@ -186,5 +174,68 @@ DENSE: dict[str, Family] = {
         attention_bias=False,
         post_norm=False,
         qk_norm=True,
+    ),
+    "glm": text_family("GlmForCausalLM", model_type="glm", attention_bias=True),
+    "helium": text_family(
+        "HeliumForCausalLM", model_type="helium", attention_bias=False, mlp_bias=False
+    ),
+    "mimo": text_family(
+        "MiMoForCausalLM", model_type="mimo", attention_bias=True, num_nextn_predict_layers=1
+    ),
+    "minicpm": text_family(
+        "MiniCPMForCausalLM",
+        Style(saved_prefix="language_model."),
+        model_type="minicpm",
+        **MINICPM,
+    ),
+    "minicpm3": text_family(
+        "MiniCPM3ForCausalLM",
+        model_type="minicpm3",
+        num_key_value_heads=4,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        rope_scaling={
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 1.5, 2.0, 3.0],
+            "original_max_position_embeddings": 4096,
+        },
+        **MINICPM,
+    ),
+    "nemotron": text_family(
+        "NemotronForCausalLM",
+        Style(norm_offset=1.0),
+        model_type="nemotron",
+        hidden_act="relu2",
+        norm_eps=1e-5,
+        partial_rotary_factor=0.5,
+    ),
+    "telechat3": text_family("TeleChat3ForCausalLM", model_type="telechat3", rope_scaling=None),
+    "youtu_llm": text_family("YoutuForCausalLM", model_type="youtu_llm", **LATENT),
+    "llama4_text": text_family(
+        "Llama4ForCausalLM",
+        tied(tied_scale=0.1),
+        model_type="llama4_text",
+        intermediate_size_mlp=128,
+        no_rope_layers=[1, 1, 1, 0],
+        use_qk_norm=True,
+    ),
+    "k2_horizon": text_family(
+        "K2HorizonForCausalLM",
+        model_type="k2_horizon",
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+    ),
+    "nemotron_nas": text_family(
+        "DeciLMForCausalLM",
+        model_type="nemotron-nas",
+        num_hidden_layers=3,
+        hidden_act="silu",
+        block_configs=[
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+        ],
     ),
 }

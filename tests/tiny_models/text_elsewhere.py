@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.tiny_models.checkpoint import Family
 from tests.tiny_models.text import text_family, tied
+from tests.tiny_models.text_parts import LOCAL_EXPERTS
 from tests.tiny_models.weights import Style
 
 ELSEWHERE: dict[str, Family] = {
@@ -101,8 +102,7 @@ ELSEWHERE: dict[str, Family] = {
         num_heads=4,
         num_layers=3,
         rotary_dim=8,
-        num_local_experts=4,
-        num_experts_per_tok=2,
+        **LOCAL_EXPERTS,
     ),
     "plamo": text_family("PlamoForCausalLM", model_type="plamo", n_shared_head=2),
     "qwen": text_family(

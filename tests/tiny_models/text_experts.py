@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.tiny_models.checkpoint import Family
 from tests.tiny_models.text import text_family, tied, windows
+from tests.tiny_models.text_parts import CHOICE, GRANITE, LATENT, LOCAL_EXPERTS, ROUTED, YARN
 
-CHOICE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
-ROUTED: dict[str, Any] = {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-}
-LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-}
-
-EXPERTS: dict[str, Family] = {
+WITH_EXPERTS: dict[str, Family] = {
     "qwen2_moe": text_family(
         "Qwen2MoeForCausalLM",
         model_type="qwen2_moe",
@@ -48,29 +26,15 @@ EXPERTS: dict[str, Family] = {
     "gpt_oss": text_family(
         "GptOssForCausalLM",
         model_type="gpt_oss",
+        rope_scaling=YARN,
         intermediate_size=64,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        rope_scaling={
-            "rope_type": "yarn",
-            "factor": 2.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "original_max_position_embeddings": 4096,
-        },
-        **windows(4),
+        **LOCAL_EXPERTS | windows(4),
     ),
     "granitemoe": text_family(
         "GraniteMoeForCausalLM",
         tied(),
         model_type="granitemoe",
-        logits_scaling=2.0,
-        attention_multiplier=0.25,
-        embedding_multiplier=6.0,
-        residual_multiplier=0.5,
-        attention_bias=False,
-        num_local_experts=4,
-        num_experts_per_tok=2,
+        **LOCAL_EXPERTS | GRANITE,
     ),
     "glm4_moe": text_family(
         "Glm4MoeForCausalLM",
@@ -89,9 +53,8 @@ EXPERTS: dict[str, Family] = {
         model_type="minimax_m2",
         intermediate_size=64,
         shared_intermediate_size=0,
-        num_local_experts=4,
-        num_experts_per_tok=2,
         rotary_dim=8,
+        **LOCAL_EXPERTS,
     ),
     "deepseek_v3": text_family(
         "DeepseekV3ForCausalLM", model_type="deepseek_v3", num_hidden_layers=3, **ROUTED | LATENT
@@ -114,8 +77,7 @@ EXPERTS: dict[str, Family] = {
     "mixtral": text_family(
         "MixtralForCausalLM",
         model_type="mixtral",
-        num_local_experts=4,
-        num_experts_per_tok=2,
+        **LOCAL_EXPERTS,
     ),
     "bailing_moe": text_family(
         "BailingMoeForCausalLM",
@@ -126,4 +88,84 @@ EXPERTS: dict[str, Family] = {
         **CHOICE,
     ),
     "dots1": text_family("Dots1ForCausalLM", model_type="dots1", **ROUTED),
+    "deepseek": text_family(
+        "DeepseekForCausalLM",
+        model_type="deepseek",
+        moe_layer_freq=1,
+        num_key_value_heads=4,
+        **ROUTED,
+    ),
+    "ernie4_5_moe": text_family(
+        "Ernie4_5_MoeForCausalLM",
+        tied(),
+        model_type="ernie4_5_moe",
+        use_bias=False,
+        moe_num_experts=4,
+        moe_layer_start_index=1,
+        moe_intermediate_size=32,
+        moe_k=2,
+        moe_layer_interval=1,
+        moe_num_shared_experts=1,
+    ),
+    "olmoe": text_family(
+        "OlmoeForCausalLM",
+        model_type="olmoe",
+        intermediate_size=64,
+        **CHOICE | {"norm_topk_prob": False},
+    ),
+    "phimoe": text_family(
+        "PhiMoEForCausalLM",
+        model_type="phimoe",
+        intermediate_size=64,
+        original_max_position_embeddings=4096,
+        rope_scaling={
+            "type": "longrope",
+            "short_factor": [1.0 + n / 8 for n in range(8)],
+            "long_factor": [1.0 + n for n in range(8)],
+            "short_mscale": 1.24,
+            "long_mscale": 1.24,
+            "original_max_position_embeddings": 4096,
+        },
+        **LOCAL_EXPERTS,
+    ),
+    "hunyuan": text_family(
+        "HunYuanMoEV1ForCausalLM",
+        tied(),
+        model_type="hunyuan",
+        attention_bias=False,
+        moe_topk=2,
+        num_experts=4,
+        num_shared_expert=1,
+        use_mixed_mlp_moe=True,
+        use_qk_norm=True,
+        use_cla=True,
+        cla_share_factor=2,
+        rope_scaling={"type": "dynamic", "factor": 1.0, "alpha": 1000.0},
+    ),
+    "klear": text_family(
+        "KlearMoeForCausalLM",
+        model_type="klear",
+        attention_bias=False,
+        mlp_only_layers=[],
+        decoder_sparse_step=1,
+        n_shared_experts=1,
+        moe_intermediate_size=32,
+        **CHOICE,
+    ),
+    "dbrx": text_family(
+        "DbrxForCausalLM",
+        model_type="dbrx",
+        positions="max_seq_len",
+        d_model=64,
+        n_layers=3,
+        n_heads=4,
+        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000},
+    ),
+    "solar_open": text_family(
+        "SolarOpenForCausalLM", model_type="solar_open", partial_rotary_factor=1.0, **ROUTED
+    ),
+    "xing4_0": text_family(
+        "XingForCausalLM", model_type="xing4_0", num_hidden_layers=3, hc_mult=2, **ROUTED | LATENT
+    ),
 }

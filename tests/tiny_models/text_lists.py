@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.tiny_models.checkpoint import Family
 from tests.tiny_models.text import WINDOW, text_family
-from tests.tiny_models.text_experts import LATENT, ROUTED
+from tests.tiny_models.text_parts import INDEXED, LATENT, ROUTED
 
 LONGCAT: dict[str, Any] = {
     "zero_expert_type": "identity",
@@ -40,34 +40,25 @@ LISTS: dict[str, Family] = {
         "LongcatFlashSparseForCausalLM",
         model_type="longcat_flash_sparse",
         attention_method="LSA",
-        index_n_heads=2,
-        index_head_dim=16,
-        index_topk=16,
-        **LONGCAT | LATENT,
+        **INDEXED | LONGCAT | LATENT,
     ),
     "deepseek_v32": text_family(
         "DeepseekV32ForCausalLM",
         model_type="deepseek_v32",
         num_hidden_layers=3,
-        index_head_dim=16,
-        index_n_heads=2,
-        index_topk=16,
-        **ROUTED | LATENT,
+        **INDEXED | ROUTED | LATENT,
     ),
     "glm_moe_dsa": text_family(
         "GlmMoeDsaForCausalLM",
         model_type="glm_moe_dsa",
         num_hidden_layers=4,
         attention_bias=False,
-        index_head_dim=16,
-        index_n_heads=2,
-        index_topk=16,
         topk_method="noaux_tc",
         scoring_func="sigmoid",
         moe_layer_freq=1,
         indexer_types=["full", "full", "shared", "full"],
         rope_parameters={"rope_theta": 100000.0, "rope_type": "default"},
-        **ROUTED | LATENT,
+        **INDEXED | ROUTED | LATENT,
     ),
     "baichuan_m1": text_family(
         "BaichuanM1ForCausalLM",

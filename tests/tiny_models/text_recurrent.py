@@ -6,6 +6,15 @@ from typing import Any
 
 from tests.tiny_models.checkpoint import Family
 from tests.tiny_models.text import text_family, tied
+from tests.tiny_models.text_parts import (
+    BACKBONE,
+    CHOICE,
+    GRANITE,
+    LOCAL_EXPERTS,
+    ONE_GROUP,
+    SHARED_EXPERTS,
+    STATES,
+)
 from tests.tiny_models.weights import Style
 
 DELTA: dict[str, Any] = {
@@ -24,13 +33,6 @@ ROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.5,
     "mrope_interleaved": True,
     "mrope_section": [4, 2, 2],
-}
-SHARED_EXPERTS: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 64,
 }
 CONVOLUTIONS: dict[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -73,26 +75,16 @@ RECURRENT: dict[str, Family] = {
         "Lfm2MoeForCausalLM",
         LFM2_STYLE,
         model_type="lfm2_moe",
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
         moe_intermediate_size=32,
         use_expert_bias=True,
         num_dense_layers=1,
-        **CONVOLUTIONS,
+        **CHOICE | CONVOLUTIONS,
     ),
     "granitemoehybrid": text_family(
         "GraniteMoeHybridForCausalLM",
         tied(),
         model_type="granitemoehybrid",
         layer_types=["mamba", "attention", "mamba", "attention"],
-        attention_bias=False,
-        embedding_multiplier=6.0,
-        attention_multiplier=0.25,
-        logits_scaling=2.0,
-        residual_multiplier=0.5,
-        num_local_experts=4,
-        num_experts_per_tok=2,
         shared_intermediate_size=64,
         mamba_n_heads=4,
         mamba_d_head=32,
@@ -102,6 +94,7 @@ RECURRENT: dict[str, Family] = {
         mamba_n_groups=1,
         mamba_conv_bias=True,
         position_embedding_type="nope",
+        **LOCAL_EXPERTS | GRANITE,
     ),
     "kimi_linear": text_family(
         "KimiLinearForCausalLM",
@@ -128,7 +121,7 @@ RECURRENT: dict[str, Family] = {
     ),
     "nemotron_h": text_family(
         "NemotronHForCausalLM",
-        Style(last_norm="backbone.norm_f.weight", embedding="backbone.embeddings.weight"),
+        Style(**BACKBONE),
         model_type="nemotron_h",
         hybrid_override_pattern="M*-ME",
         num_hidden_layers=5,
@@ -146,28 +139,23 @@ RECURRENT: dict[str, Family] = {
         n_routed_experts=4,
         n_shared_experts=1,
         num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
         norm_topk_prob=True,
         routed_scaling_factor=1.0,
         moe_intermediate_size=32,
         moe_shared_expert_intermediate_size=32,
+        **ONE_GROUP,
     ),
     "mamba2": text_family(
         "Mamba2ForCausalLM",
-        tied(last_norm="backbone.norm_f.weight", embedding="backbone.embeddings.weight"),
+        tied(**BACKBONE),
         model_type="mamba2",
-        num_hidden_layers=3,
         num_heads=4,
         head_dim=32,
-        state_size=32,
         layer_norm_epsilon=1e-5,
-        conv_kernel=4,
         n_groups=1,
-        use_bias=False,
-        use_conv_bias=True,
         time_step_limit=[0.0, 100.0],
         time_step_rank="auto",
+        **STATES | {"state_size": 32},
     ),
     "falcon_h1": text_family(
         "FalconH1ForCausalLM",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.tiny_models.checkpoint import Family
 from tests.tiny_models.text import WINDOW, text_family, tied
-from tests.tiny_models.text_experts import CHOICE
+from tests.tiny_models.text_parts import BACKBONE, CHOICE, EXPERTS, ONE_GROUP, STATES
 from tests.tiny_models.weights import Style
 
 SCANS: dict[str, Family] = {
@@ -19,34 +19,25 @@ SCANS: dict[str, Family] = {
         mamba_d_conv=4,
         mamba_d_state=16,
         mamba_expand=2,
-        num_experts=4,
-        num_experts_per_tok=2,
         mamba_dt_rank=4,
+        **EXPERTS,
     ),
     "mamba": text_family(
         "MambaForCausalLM",
-        tied(last_norm="backbone.norm_f.weight", embedding="backbone.embeddings.weight"),
+        tied(**BACKBONE),
         model_type="mamba",
-        num_hidden_layers=3,
         intermediate_size=128,
-        state_size=16,
-        conv_kernel=4,
-        use_bias=False,
-        use_conv_bias=True,
         time_step_rank=4,
+        **STATES,
     ),
     "falcon_mamba": text_family(
         "FalconMambaForCausalLM",
         Style(),
         model_type="falcon_mamba",
-        num_hidden_layers=3,
         intermediate_size=128,
-        state_size=16,
-        conv_kernel=4,
-        use_bias=False,
-        use_conv_bias=True,
         time_step_rank=4,
         mixer_rms_eps=1e-6,
+        **STATES,
     ),
     "rwkv7": text_family(
         "RWKV7ForCausalLM",
@@ -81,11 +72,9 @@ SCANS: dict[str, Family] = {
         group_norm_size=2,
         use_qk_norm=True,
         score_function="sigmoid",
-        n_group=1,
-        topk_group=1,
         moe_router_enable_expert_bias=True,
         routed_scaling_factor=2.5,
         partial_rotary_factor=0.5,
-        **CHOICE,
+        **ONE_GROUP | CHOICE,
     ),
 }

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.tiny_models.checkpoint import Family
 from tests.tiny_models.text import WINDOW, text_family, tied, windows
-from tests.tiny_models.text_experts import CHOICE
+from tests.tiny_models.text_parts import CHOICE, COHERE, EXPERTS, ONE_GROUP, YARN
 from tests.tiny_models.weights import Style
-
-YARN: dict[str, Any] = {
-    "rope_type": "yarn",
-    "factor": 2.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "original_max_position_embeddings": 4096,
-}
 
 WINDOWS: dict[str, Family] = {
     "spark2_5": text_family(
@@ -46,45 +36,34 @@ WINDOWS: dict[str, Family] = {
         "ExaoneMoEForCausalLM",
         model_type="exaone_moe",
         moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
         num_shared_experts=1,
         is_moe_layer=[False, True, True, True],
-        n_group=1,
-        topk_group=1,
         routed_scaling_factor=2.5,
-        norm_topk_prob=True,
-        **windows(4),
+        **CHOICE | ONE_GROUP | windows(4),
     ),
     "cohere2_moe": text_family(
         "Cohere2MoeForCausalLM",
         tied(),
         model_type="cohere2_moe",
-        layer_norm_eps=1e-5,
-        logit_scale=0.5,
         sliding_window=WINDOW,
         sliding_window_pattern=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
         num_shared_experts=1,
         first_k_dense_replace=1,
         intermediate_size=32,
         prefix_dense_intermediate_size=64,
+        **CHOICE | COHERE,
     ),
     "afmoe": text_family(
         "AfmoeForCausalLM",
         model_type="afmoe",
         moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
         num_shared_experts=1,
         num_dense_layers=1,
         route_norm=True,
         route_scale=2.0,
         score_func="sigmoid",
         mup_enabled=True,
-        **windows(4),
+        **EXPERTS | windows(4),
     ),
     "mimo_v2_flash": text_family(
         "MiMoV2FlashForCausalLM",
@@ -102,8 +81,6 @@ WINDOWS: dict[str, Family] = {
         topk_method="noaux_tc",
         scoring_func="sigmoid",
         norm_topk_prob=True,
-        n_group=1,
-        topk_group=1,
         layernorm_epsilon=1e-5,
         swa_rope_theta=10000.0,
         swa_num_attention_heads=4,
@@ -113,6 +90,7 @@ WINDOWS: dict[str, Family] = {
         swa_v_head_dim=8,
         partial_rotary_factor=0.5,
         attention_value_scale=0.7,
+        **ONE_GROUP,
     ),
     "step3p5": text_family(
         "Step3p5ForCausalLM",
@@ -143,8 +121,6 @@ WINDOWS: dict[str, Family] = {
         model_type="laguna",
         gating="per-head",
         num_attention_heads_per_layer=[4, 6, 4, 6],
-        num_experts=4,
-        num_experts_per_tok=2,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
         mlp_only_layers=[0],
@@ -157,7 +133,7 @@ WINDOWS: dict[str, Family] = {
                 "partial_rotary_factor": 1.0,
             },
         },
-        **windows(4),
+        **EXPERTS | windows(4),
     ),
     "kolibri1": text_family(
         "KolibriForCausalLM",

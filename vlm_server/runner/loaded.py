@@ -13,7 +13,7 @@ from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.families import Family
+from vlm_server.runner.families.family import Family
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.mrope import DecodePositions

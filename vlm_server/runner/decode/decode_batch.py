@@ -16,9 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
 from vlm_server.runner.decode.drafts import Drafter
@@ -39,7 +37,7 @@ from vlm_server.runner.decode.wide_step import (
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
-from vlm_server.runner.kv.segments import SequenceState, snapshot
+from vlm_server.runner.kv.segments import snapshot
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.adapters import adapters_of_rows
 from vlm_server.runner.model.chunks import PromptChunk
@@ -165,17 +163,9 @@ class DecodeBatch:
         """
         for row, seq in enumerate(self._seqs):
             if seq.id == seq_id:
-                answer = np.fromiter(seq.token_ids, dtype=np.int32)
-                token_ids = np.concatenate([seq.prompt.token_ids, answer])
                 layer_states = snapshot(self._cache, row if len(self._seqs) > 1 else None)
-                state = SequenceState(
-                    self._cache,
-                    {len(token_ids): layer_states},
-                    row,
-                    waits_for_copy=self._loaded.errors.are_late,
-                )
-                key = PromptKey(token_ids, seq.prompt.spans)
-                return PrefixEntry(key, state, seq.prompt.prefix_salt)
+                is_late = self._loaded.errors.are_late
+                return seq.prefix_entry(self._cache, row, layer_states, waits_for_copy=is_late)
         return None
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.interfaces import DraftCounts, PreparedPrompt, SeqId, TokenLogprobs
 from vlm_server.runner import sampling
 from vlm_server.runner.decode.drafts import Drafter
+from vlm_server.runner.kv.prompt_kv import PrefixEntry
+from vlm_server.runner.kv.segments import LayerStates, SequenceState
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler
 
@@ -43,6 +48,20 @@ class DecodingSequence:
         if self.drafter is not None:
             for token_id in token_ids:
                 self.drafter.append(token_id)
+
+    def prefix_entry(
+        self, cache: list[Any], row: int, layer_states: LayerStates, *, waits_for_copy: bool
+    ) -> PrefixEntry:
+        """The prefix cache's entry of the tokens that `cache` holds of this sequence, at `row`.
+
+        layer_states: a `snapshot` of the row. waits_for_copy: see `SequenceState`.
+        """
+        answer = np.fromiter(self.token_ids, dtype=np.int32)
+        token_ids = np.concatenate([self.prompt.token_ids, answer])
+        snapshots = {len(token_ids): layer_states}
+        state = SequenceState(cache, snapshots, row, waits_for_copy=waits_for_copy)
+        key = PromptKey(token_ids, self.prompt.spans)
+        return PrefixEntry(key, state, self.prompt.prefix_salt)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from mlx.nn import Linear, QuantizedLinear  # type: ignore[attr-defined]  # mlx.
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.arrays import to_numpy
-from vlm_server.runner.families import Family
+from vlm_server.runner.families.family import Family
 from vlm_server.runner.kv.layers import can_batch, new_layers
 from vlm_server.runner.loading.adapter_files import LowRank, read_adapter
 from vlm_server.runner.model.adapters import BASE, Adapter, LayerDelta, chosen, reached

@@ -22,7 +22,9 @@ from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.families import Family, refuse_unservable, row_of
+from vlm_server.runner.families.family import Family
+from vlm_server.runner.families.refusals import refuse_unservable
+from vlm_server.runner.families.table import row_of
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel, language_model_of
 from vlm_server.runner.loading.adapters import check_applied, check_finite, read_adapters

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy, ModelSpec, MRope, StandIn
-from vlm_server.runner.families import Family, MRopeRule
+from vlm_server.runner.families.family import Family, MRopeRule
 from vlm_server.runner.kv.layers import can_batch, has_states, new_layers
 from vlm_server.runner.loading.chat_templates import (
     ChosenTemplate,

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
 from vlm_server.runner.device.arrays import to_numpy
-from vlm_server.runner.families import POSITION_STATE, WRITE_PROMPTS, Family, MRopeRule
+from vlm_server.runner.families.corrections.processors import drop_tokenizer_options
+from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule
+from vlm_server.runner.families.refusals import WRITE_PROMPTS
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
-from vlm_server.runner.model.fixes import drop_tokenizer_options
 from vlm_server.runner.vision.towers import fast_tower_of
 
 _PROBE_TOKENS = 2

@@ -1,1 +1,1 @@
-"""Modules that replace or drive mlx-vlm's language models: compiled steps, attention, fixes."""
+"""Modules that replace or drive mlx-vlm's language models: compiled steps, attention."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +24,6 @@ from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
 from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
-from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.kv.layers import has_states, new_layers
@@ -43,36 +42,19 @@ from vlm_server.runner.model.forward_pass import (
 )
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
 from vlm_server.runner.model.state_modules import states_ignore_padding
+from vlm_server.runner.model.step_shapes import CHUNKS, MAX_SHARE_OF_ROWS, StepShape, all_shapes
 from vlm_server.runner.model.text_model import TextModel
 
 logger = logging.getLogger(__name__)
 
-_MAX_ROWS = 32
-"""Maximum rows of a step that is precompiled."""
-
 _ROWS_OF_KERNELS = 2
 """Rows of the steps whose kernels are compiled too: steps of more rows have the same ones."""
 
-_CHUNKS = (1, 32, 128, *range(256, 2049, 256))
-"""Numbers of tokens of compiled prefill chunks."""
 _SHORT_CHUNK = 128
 """Maximum tokens of a chunk that is compiled at any distance from the prompt's start."""
 _MAX_KEYS = 4096
 """Maximum keys of longer chunks. With more, MLX's own attention is faster, once planned."""
-_MAX_SHARE_OF_ROWS = 0.25
-"""Maximum rows of a mixed step, as a share of its tokens: more would leave chunks no room."""
 _LAYERS = (KVCache, WindowKVCache, RowsKVCache, ArraysCache)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """The shape of a compiled step: `rows` of `width` tokens, or of one beside `prompt_tokens`."""
-
-    rows: int
-    width: int = 1
-    prompt_tokens: int = 0
-    is_adapted: bool = False
-    """Whether some row has an adapter; steps without one skip their products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +112,14 @@ class CompiledModel(TextModel):
         """One column of each layer's buffers, or its states, of the first call; empty before it."""
         self._input_pattern: Inputs = {}
         """One token of each input that some chunk has had; other chunks get zeros of its shape."""
-        shapes = self._all_shapes(draft_widths, can_draft=not has_states(layers))
-        if has_adapters:
-            adapted = [replace(shape, is_adapted=True) for shape in shapes if shape.rows]
-            shapes = sorted([*shapes, *adapted], key=_rank)
+        shapes = all_shapes(
+            [] if has_states(layers) else draft_widths,
+            self._tokens_per_pass,
+            has_adapters=has_adapters,
+        )
         self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)
         """Shapes to precompile."""
-
-    def _all_shapes(self, draft_widths: Sequence[int], *, can_draft: bool) -> list[_Shape]:
-        """The likeliest first: those of one request, then of some at the same time."""
-        rows = range(1, _MAX_ROWS + 1)
-        drafting = range(1, MAX_DRAFTING_ROWS + 1 if can_draft else 1)
-        wide = [_Shape(rows, n) for rows in drafting for n in draft_widths]
-        chunks = [_Shape(0, prompt_tokens=count) for count in _CHUNKS]
-        count = self._tokens_per_pass
-        row_counts = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
-        mixed = [_Shape(number, prompt_tokens=count - number) for number in row_counts]
-        shapes = [*(_Shape(number) for number in rows), *chunks, *wide, *mixed]
-        return sorted(shapes, key=_rank)
 
     def _supports(self, cache: list[Any]) -> bool:
         return self.can_compile and all(type(layer) in _LAYERS for layer in cache)
@@ -159,7 +130,7 @@ class CompiledModel(TextModel):
         Long chunks far into a prompt are left to the model's attention, once that is planned.
         """
         count = chunk.num_tokens
-        if count > _CHUNKS[-1] or not self._supports_inputs(chunk):
+        if count > CHUNKS[-1] or not self._supports_inputs(chunk):
             return False
         attending = next(layer for layer in chunk.cache if not isinstance(layer, ArraysCache))
         end = attending.offset + count
@@ -177,7 +148,7 @@ class CompiledModel(TextModel):
     def max_piggybacked_tokens(self, rows: int) -> int:
         is_known = self.can_compile and bool(self._input_pattern)
         count = self._tokens_per_pass
-        return count - rows if is_known and rows <= _MAX_SHARE_OF_ROWS * count else 0
+        return count - rows if is_known and rows <= MAX_SHARE_OF_ROWS * count else 0
 
     def step(
         self,
@@ -208,7 +179,7 @@ class CompiledModel(TextModel):
             outputs = self._mixed_step(token_ids, cache, inputs, chunk) if has_room else None
             if outputs is not None:
                 return outputs
-        self._shapes_to_compile.pop(_Shape(rows, width, is_adapted=ADAPTERS in inputs), None)
+        self._shapes_to_compile.pop(StepShape(rows, width, is_adapted=ADAPTERS in inputs), None)
         target = self._target(cache, width, width)
         outputs = None
         with self._fallback():
@@ -237,7 +208,7 @@ class CompiledModel(TextModel):
         if not self._supports_chunk(chunk):
             return None
         num_new = chunk.num_tokens
-        count = next(size for size in _CHUNKS if size >= num_new)
+        count = next(size for size in CHUNKS if size >= num_new)
         outputs = None
         prompt, target = self._prompt_rows(chunk, count)
         with self._fallback():
@@ -245,7 +216,7 @@ class CompiledModel(TextModel):
         if outputs is None:
             return None
         logits, (_, new_kv) = outputs
-        self._shapes_to_compile.pop(_Shape(0, prompt_tokens=count), None)
+        self._shapes_to_compile.pop(StepShape(0, prompt_tokens=count), None)
         target.advance(new_kv)
         mx.async_eval(logits, new_kv)  # type: ignore[no-untyped-call]
         return logits  # type: ignore[no-any-return]
@@ -393,16 +364,11 @@ class CompiledModel(TextModel):
                     s: None for s in self._shapes_to_compile if s in self._shapes
                 }
             return None
-        shape = _Shape(num_rows, prompt_tokens=count, is_adapted=ADAPTERS in inputs)
+        shape = StepShape(num_rows, prompt_tokens=count, is_adapted=ADAPTERS in inputs)
         self._shapes_to_compile.pop(shape, None)
         decode_target.advance(new_kv)
         prompt_target.advance(prompt_kv)
         return logits[:num_rows], logits[num_rows:]
-
-
-def _rank(shape: _Shape) -> tuple[bool, bool]:
-    """The order of compilation."""
-    return shape.rows > 1, shape.rows > MAX_DRAFTING_ROWS
 
 
 def _ignores_padding(language_model: Any) -> bool:

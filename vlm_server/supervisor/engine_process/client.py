@@ -97,6 +97,21 @@ class EngineStatus:
     def is_ready(self) -> bool:
         return self.state == "ready"
 
+    def of_adapter(self, name: str, folder: str) -> EngineStatus:
+        """The status of an adapter of this model: without what is measured once for both."""
+        return EngineStatus(
+            self.state,
+            name,
+            progress=self.progress,
+            download=self.download,
+            retry_after_seconds=self.retry_after_seconds,
+            model_facts=self.model_facts,
+            error=self.error,
+            expires_at=self.expires_at,
+            base=self.model_name,
+            adapter=folder,
+        )
+
 
 class EngineClient(Protocol):
     """Sends requests to the engine process, across its restarts."""

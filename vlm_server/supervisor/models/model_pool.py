@@ -100,7 +100,7 @@ class ModelPool:
 
     def status(self, name: str) -> EngineStatus:
         status, adapter = self._model(name).status, self._adapters.get(name)
-        return status if adapter is None else _adapter_status(status, name, adapter)
+        return status if adapter is None else status.of_adapter(name, adapter.adapter)
 
     def _model(self, name: str) -> ServedModel:
         """The model of this name, or the base of the adapter of this name."""
@@ -383,22 +383,6 @@ class ModelPool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # else asyncio logs it again
-
-
-def _adapter_status(base: EngineStatus, name: str, adapter: ListedModel) -> EngineStatus:
-    """The status of an adapter: its base's, without what is measured once for both."""
-    return EngineStatus(
-        base.state,
-        name,
-        progress=base.progress,
-        download=base.download,
-        retry_after_seconds=base.retry_after_seconds,
-        model_facts=base.model_facts,
-        error=base.error,
-        expires_at=base.expires_at,
-        base=base.model_name,
-        adapter=adapter.adapter,
-    )
 
 
 def _changed_settings(model: ModelSettings) -> list[str]:

@@ -11,7 +11,7 @@ from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.template.chat import Chat
 from vlm_server.prompt.template.templates import ChatTemplate, load_sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
-from vlm_server.runner.families import FAMILIES as ROWS
+from vlm_server.runner.families.table import FAMILIES as ROWS
 from vlm_server.runner.loading.chat_templates import reasoning_format, tool_parser
 
 __all__ = ["tiny_model"]

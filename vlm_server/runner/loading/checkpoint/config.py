@@ -16,7 +16,8 @@ from typing import Any
 from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import Spelling, row_of, with_module
+from vlm_server.runner.families.family import Spelling
+from vlm_server.runner.families.table import row_of, with_module
 
 logger = logging.getLogger(__name__)
 

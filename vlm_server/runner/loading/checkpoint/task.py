@@ -15,7 +15,7 @@ from mlx_vlm.reranker_loader import is_sequence_classifier_config
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import POOLING, SENTENCE_MODULES, TOKEN_PROJECTION
-from vlm_server.runner.families import FAMILIES, row_of
+from vlm_server.runner.families.table import FAMILIES, row_of
 
 _FAMILIES = {**EMBEDDING_MODEL_REMAPPING, "qwen3_vl": "qwen3_vl_embedding"}
 """Families that make vectors, by the `model_type` of the language model that they are."""

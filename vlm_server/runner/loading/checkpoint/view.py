@@ -22,7 +22,7 @@ from transformers.utils import HF_MODULES_CACHE
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import is_adapters, visible_files
-from vlm_server.runner.families import row_of
+from vlm_server.runner.families.table import row_of
 
 _guarded: set[str] = set()
 """Folders whose code may not run: checkpoints, and transformers' copies of their modules."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.families.table import FAMILIES
 from vlm_server.runner.loading.checkpoint.task import with_task
 
 PLAIN = ("config.json", "model.safetensors", "tokenizer.json")

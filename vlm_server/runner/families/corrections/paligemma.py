@@ -11,6 +11,8 @@ from typing import Any
 
 from mlx_vlm.models.base import create_attention_mask, to_mlx
 
+from vlm_server.runner.families.corrections.correction import Settings, override
+
 TEMPLATE = """\
 {%- for message in messages if message.content is not string %}
 {%- for part in message.content if part.type == 'image' %}{{- '<image>' }}{% endfor %}
@@ -27,15 +29,13 @@ TEMPLATE = """\
 """Images, BOS, texts; each message ends with a newline."""
 
 
-def correct(model: Any, processor: Any) -> None:
+def correct(model: Any, processor: Any, _settings: Settings) -> None:
     """Let the processor expand images where they are, and rows not attend to their padding.
 
     mlx-vlm's processor adds BOS and newline to each text.
     """
-    text, kind = model.language_model, type(processor)
-    processor.__class__ = type(kind.__name__, (kind,), {"__call__": _expand})
-    methods = {"__call__": _call_text, "__module__": type(text).__module__}
-    text.__class__ = type(type(text).__name__, (type(text),), methods)
+    override(processor, __call__=_expand)
+    override(model.language_model, __call__=_call_text)
 
 
 def _expand(self: Any, images: Any = None, text: Any = None, **_: Any) -> Mapping[str, Any]:

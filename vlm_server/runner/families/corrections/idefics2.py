@@ -16,24 +16,21 @@ import numpy as np
 from mlx_vlm.models.base import InputEmbeddingsFeatures, to_mlx
 from numpy.typing import NDArray
 
+from vlm_server.runner.families.corrections.correction import Settings, override
+
 MARK = "<fake_token_around_image>"
 """Around an image; one stands between two images."""
 _BELOW_ONE = np.float32(1.0 - 1e-6)
 _SPLIT_TILES = 5
 
 
-def correct(model: Any, processor: Any) -> None:
+def correct(model: Any, processor: Any, _settings: Settings) -> None:
     """Encode images, and expand them in prompts, as transformers does."""
     for layer in model.vision_model.encoder.layers:
         layer.mlp.activation_fn = nn.GELU(approx="precise")  # type: ignore[attr-defined]
-    for owner, methods in (
-        (model, {"get_input_embeddings": _embed_prompt}),
-        (model.vision_model.embeddings, {"__call__": _embed_patches}),
-        (processor, {"__call__": _expand}),
-    ):
-        kind = type(owner)
-        namespace: dict[str, Any] = {"__module__": kind.__module__, **methods}
-        owner.__class__ = type(kind.__name__, (kind,), namespace)
+    override(model, get_input_embeddings=_embed_prompt)
+    override(model.vision_model.embeddings, __call__=_embed_patches)
+    override(processor, __call__=_expand)
 
 
 def _embed_prompt(

@@ -1,13 +1,20 @@
-"""Molmo's prompts: mlx-vlm's processor puts one image before a text, and repeats the text for each
-further image. Here each image's tokens are in its place."""
+"""Corrections of mlx-vlm's Molmo and Molmo 2: prompts, and the look-up of tokens.
+
+mlx-vlm's processor puts one image before a text, and repeats the text for each further image. Here
+each image's tokens are in its place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.base import to_mlx
+
+from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections.processors import read_settings
 
 IMAGE = "<im_patch>"
 TEMPLATE = """\
@@ -27,10 +34,25 @@ TEMPLATE = """\
 """Images, then turns."""
 
 
-def expand_in_place(processor: Any) -> None:
-    """Let the processor expand images where they are."""
-    kind = type(processor)
-    processor.__class__ = type(kind.__name__, (kind,), {"__call__": _expand})
+def correct(model: Any, processor: Any, settings: Settings) -> None:
+    """Let the processor expand images where they are; also `look_up_both_tables`."""
+    look_up_both_tables(model, processor, settings)
+    override(processor, __call__=_expand)
+
+
+def look_up_both_tables(model: Any, processor: Any, settings: Settings) -> None:
+    """Molmo 2: look up a token in the table that has it: mlx-vlm joins both, by a copy, each time.
+    Also `read_settings`."""
+    read_settings(model, processor, settings)
+    table = model.language_model.model.wte
+
+    def call(self: Any, token_ids: mx.array) -> mx.array:
+        count = len(self.embedding)
+        in_text = self.embedding[mx.minimum(token_ids, count - 1)]
+        further = self.new_embedding[mx.maximum(token_ids, count) - count]
+        return mx.where((token_ids < count)[..., None], in_text, further)
+
+    override(table, __call__=call)
 
 
 def _expand(self: Any, images: Any = None, text: Any = None, **_: Any) -> Mapping[str, Any]:

@@ -15,19 +15,20 @@ from mlx_vlm.models.cache import KVCache
 from PIL import Image
 
 from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
+from vlm_server.runner.families.corrections.correction import Settings, override
 
 _LAYERS_PER_GLOBAL = 4
 """Each fourth layer attends to all tokens, without positions."""
 
 
-def correct(model: Any, processor: Any) -> None:
+def correct(model: Any, processor: Any, _settings: Settings) -> None:
     """Let layers have caches that append, rows their own positions, and images all their tiles."""
     language_model, image_processor = model.language_model, processor.image_processor
-    language_model.__class__ = _with(language_model, make_cache=_make_cache)
-    language_model.model.__class__ = _with(language_model.model, __call__=_call_layers)
+    override(language_model, make_cache=_make_cache)
+    override(language_model.model, __call__=_call_layers)
     for layer in language_model.layers[_LAYERS_PER_GLOBAL - 1 :: _LAYERS_PER_GLOBAL]:
-        layer.self_attn.__class__ = _with(layer.self_attn, __call__=_attend_to_all)
-    model.__class__ = _with(model, _prepare_inputs_for_multimodal=_place_features)
+        override(layer.self_attn, __call__=_attend_to_all)
+    override(model, _prepare_inputs_for_multimodal=_place_features)
     split = image_processor._split_into_tiles
 
     def split_with_copy(image: Any, ratio: tuple[int, int]) -> list[Any]:
@@ -46,11 +47,6 @@ def _place_features(self: Any, features: mx.array, text: mx.array, token_ids: mx
         raise ValueError(f"an image has {num_tokens} tokens and {len(features)} features")
     places = mx.maximum(mx.cumsum(is_image.astype(mx.int32), axis=1) - 1, 0)
     return mx.where(is_image[..., None], features[places], text)
-
-
-def _with(module: Any, **methods: Any) -> type:
-    kind = type(module)
-    return type(kind.__name__, (kind,), methods | {"__module__": kind.__module__})
 
 
 def _make_cache(self: Any) -> list[KVCache]:

@@ -1,0 +1,1 @@
+"""Corrections of mlx-vlm's models and processors of single families, made at load."""
