@@ -32,7 +32,7 @@ _SHARE_OF_FREE = 2
 _FEW_ROWS = 3
 """The number of rows that MLX's quantized product multiplies sooner than it dequantizes weights."""
 _FEW_ROWS_OF_EXPERT = 14
-"""The same of each expert, on an H100: it takes as long for a row as a 14th of the dense product."""
+"""The same of each expert; on an H100, its dense product takes as long as 14 quantized rows."""
 
 
 class DequantizingLinear(QuantizedLinear):  # type: ignore[misc]
@@ -50,9 +50,7 @@ class DequantizingSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
     """A `QuantizedSwitchLinear` that multiplies many rows, sorted by expert, by dequantized
     weights."""
 
-    def __call__(
-        self, x: mx.array, indices: mx.array, sorted_indices: bool = False
-    ) -> mx.array:
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         if not sorted_indices or indices.size <= _FEW_ROWS_OF_EXPERT * self.num_experts:
             return super().__call__(x, indices, sorted_indices)  # type: ignore[no-any-return]
         weights = _dequantize_layer(self).swapaxes(-1, -2)
