@@ -146,7 +146,7 @@ def _openai(generation: Generation) -> list[Route]:
 
 
 def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
-    responses = StoredResponses(store)
+    responses = StoredResponses(store, generation.event_logs)
     make = Endpoint(generation, endpoints.responses_of(store), store)
     count = Endpoint(generation, endpoints.INPUT_TOKENS, store)
     path = "/v1/responses/{response_id}"

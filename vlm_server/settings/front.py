@@ -55,6 +55,14 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share it; the oldest turns of the one with the most are dropped first. 0 keeps none."""
     responses_store_seconds: Annotated[float, Meta(gt=0)] = 3600.0
     """Time for which a turn of `/v1/responses` is kept."""
+    stream_resume_seconds: Annotated[float, Meta(gt=0)] = 60.0
+    """Time for which a resumable stream waits for its client: its answer goes on for as long
+    without a reader, and its events are kept for as long after its end."""
+    stream_resume_bytes: Annotated[int, Meta(ge=0)] = 64 * MIB
+    """Maximum bytes of events that are kept for clients that resume their streams; beyond it, the
+    API key with the most loses its oldest. With 0 no stream can be resumed."""
+    stream_resume_client_bytes: Annotated[int, Meta(ge=0)] = 32 * MIB
+    """The same for each API key, or for all clients together if there are no keys."""
 
     @property
     def needs_key(self) -> bool:

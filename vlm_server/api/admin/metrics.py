@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.http.queue_slots import QueueSlots
@@ -60,6 +61,7 @@ class Metrics:
         families, models = _Families(self.prefix), self.shared.models
         _add_front(families, self.shared.queue_slots, self.answered)
         _add_stored(families, self.stored)
+        _add_streams(families, self.shared.event_logs)
         for name in models.names:
             if models.base(name) is None:
                 _add_engine(families, models.status(name))
@@ -118,6 +120,17 @@ def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
     gauge("stored_responses_size_bytes", size, stored.size_bytes)
     gauge("stored_responses_limit_bytes", limit, stored.limit_bytes)
     families.counter("stored_responses_evictions", evictions, stored.num_evicted)
+
+
+def _add_streams(families: _Families, logs: EventLogs) -> None:
+    gauge, counter = families.gauge, families.counter
+    size, limit = "Size of their events.", "Its limit: `server.stream_resume_bytes`."
+    abandoned = "Resumable streams that were given up: their clients did not come back."
+    gauge("resumable_streams", "Streams that clients may resume.", len(logs))
+    gauge("resumable_streams_size_bytes", size, logs.size_bytes)
+    gauge("resumable_streams_limit_bytes", limit, logs.limit_bytes)
+    counter("resumed_streams", "Streams that clients resumed.", logs.num_resumed)
+    counter("abandoned_streams", abandoned, logs.num_abandoned)
 
 
 def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -130,15 +130,20 @@ async def read_small(
     return json_body.parse_object(data)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client disconnects, cancels it and raises ClientGone.
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], goes_on: Callable[[], bool] = lambda: False
+) -> T:
+    """The result of `work`. If the client disconnects, cancels it, unless it `goes_on()` without.
 
-    The request's body must have been read. On return `work` has ended, clean-up included.
+    Raises ClientGone if it was cancelled. The request's body must have been read. On return `work`
+    has ended, clean-up included.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnect(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and goes_on():
+            await asyncio.wait((working,))
     finally:
         watching.cancel()
         working.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import structs
 
@@ -40,6 +40,26 @@ class Renderer(Protocol):
 
     def empty_chunk(self) -> bytes:
         """A keep-alive as one of the dialect's events, without any content."""
+        ...
+
+
+@runtime_checkable
+class BackgroundRenderer(Renderer, Protocol):
+    """The renderer of a dialect whose answers may be made in the background.
+
+    Such an answer is always rendered as events.
+    """
+
+    def accepted(self) -> bytes:
+        """The whole answer while it is queued."""
+        ...
+
+    def begin(self) -> bytes:
+        """The first events of a stream, once."""
+        ...
+
+    def on_device(self) -> bytes:
+        """The events when the device begins with the request."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -13,13 +14,15 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import access_log, body, sse
+from vlm_server.api.http import access_log, body, event_logs, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, collect_answer
 from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
-from vlm_server.api.http.dialect import Dialect, Renderer
+from vlm_server.api.http.dialect import BackgroundRenderer, Dialect, Renderer
+from vlm_server.api.http.event_log import EventLog, Run
+from vlm_server.api.http.event_logs import Attachment, EventLogs
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
@@ -42,6 +45,8 @@ from vlm_server.supervisor.engine_process.client import EngineRequest, ModelClie
 
 _SMALL_VECTORS_BYTES = 64 << 10
 """Vectors whose JSON takes about a millisecond."""
+_WAITING_FRACTION = 1 / 4
+"""The part of the queue's slots that answers may hold whose clients have left and may resume."""
 
 
 class Generation:
@@ -63,6 +68,9 @@ class Generation:
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self.metrics = no_metrics()
         self.media_urls = MediaUrls(settings.urls, settings.limits)
+        self.event_logs = EventLogs(
+            settings.server, max(1, int(settings.limits.max_requests * _WAITING_FRACTION))
+        )
         self.in_flight: dict[str, Scope] = {}
         """The requests that hold a queue slot, by their id in the engine."""
 
@@ -71,7 +79,8 @@ class Endpoint:
     """A generating endpoint of one dialect, as an ASGI application.
 
     A client that disconnects cancels the work, whose clean-up closes the engine's events and
-    releases the queue slot. `history` has the earlier turns to which requests may refer.
+    releases the queue slot; except for a resumable stream and an answer in the background, whose
+    handler goes on. `history` has the earlier turns to which requests may refer.
     """
 
     def __init__(
@@ -91,9 +100,13 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
         access_log.entry_of(scope).routing_key = routing_key.of_headers(headers)
+        if last_event_id := headers.get(event_logs.LAST_EVENT_HEADER):
+            await self._resume(last_event_id, scope, receive, send)
+            return
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.settings.deadlines)
         sse.keepalive_of(headers, shared.server)  # refuses a bad header before the body
+        event_logs.is_wanted(headers, shared.server)
         shared.models.check_ready()
         client = keys.key_of(scope).name
         shared.queue_slots.check(client, headers)
@@ -102,9 +115,10 @@ class Endpoint:
         request_id = self._request_id(scope)
         with shared.queue_slots.hold(client, len(data)) as slot:
             shared.in_flight[request_id] = scope
+            attachment = Attachment(shared.event_logs)
             try:
-                answering = self._answer(data, clock, slot, scope, receive, send)
-                await until_disconnect(receive, answering)
+                answering = self._answer(data, clock, slot, attachment, scope, receive, send)
+                await until_disconnect(receive, answering, attachment.leave)
             finally:
                 del shared.in_flight[request_id]
 
@@ -113,6 +127,7 @@ class Endpoint:
         data: bytearray,
         clock: RequestClock,
         slot: QueueSlot,
+        attachment: Attachment,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -133,11 +148,17 @@ class Endpoint:
             metrics, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
         events = self._events(request, summary, clock, entry)
-        events = clock.watch(events, partial(_begin, slot, recorder))
+        log = self._log_of(summary, render, scope) if is_answer else None
+        events = clock.watch(events, partial(_begin, slot, recorder, render, log))
         del request, summary  # frees the images during the answer
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
-                if stream_wanted:
+                if log is not None:
+                    async with attachment.to(log, send if stream_wanted else None):
+                        if not stream_wanted:
+                            await _accepted(render)(scope, receive, send)
+                        await self._stream(deltas, render, scope, log.send, recorder, log)
+                elif stream_wanted:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
                     content = await _whole(
@@ -146,6 +167,34 @@ class Endpoint:
                     headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
                     response = Response(content, headers=headers, media_type="application/json")
                     await response(scope, receive, send)
+
+    async def _resume(self, last_event_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the rest of a stream. The body may be that of the first request: it is not used."""
+        shared = self._shared
+        body.discard(await body.read(receive, shared.limits, shared.arriving))
+        owner = keys.key_of(scope).identity
+        rest = shared.event_logs.resume(owner, self._dialect.name, last_event_id)
+        await rest(scope, receive, send)
+
+    def _log_of(self, summary: RequestSummary, render: Renderer, scope: Scope) -> EventLog | None:
+        """A log for an answer in the background, or a stream that its client may resume."""
+        shared, dialect, entry = self._shared, self._dialect, access_log.entry_of(scope)
+        is_stream = summary.stream and dialect.content_type == sse.CONTENT_TYPE
+        if not summary.background and not (
+            is_stream and event_logs.is_wanted(Headers(scope=scope), shared.server)
+        ):
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+        run = Run(
+            keys.key_of(scope).identity,
+            entry.request_id,
+            dialect.name,
+            summary.background,
+            last_words=lambda error: render.error(as_request_error(error, entry)),
+            stop=task.cancel,
+        )
+        return shared.event_logs.open(run)
 
     def _request_id(self, scope: Scope) -> str:
         return f"{self._dialect.id_prefix}{access_log.entry_of(scope).request_id}"
@@ -184,8 +233,15 @@ class Endpoint:
                     yield event
 
     async def _stream(
-        self, deltas: Answer, render: Renderer, scope: Scope, send: Send, recorder: AnswerRecorder
+        self,
+        deltas: Answer,
+        render: Renderer,
+        scope: Scope,
+        send: Send,
+        recorder: AnswerRecorder,
+        log: EventLog | None = None,
     ) -> None:
+        """Send the answer as events; those of a `log` go there by `send`."""
         entry, shared = access_log.entry_of(scope), self._shared
         signs: dict[str, Callable[[], bytes] | None] = {
             "comment": partial(self._comment, render, entry.model),
@@ -199,7 +255,10 @@ class Endpoint:
             shared.server.stream_keepalive_seconds,
         )
         async with stream.kept_alive():
-            await _send_events(deltas, render, stream, entry, recorder)
+            if log is not None and log.run.is_background:
+                assert isinstance(render, BackgroundRenderer)
+                await stream.write(render.begin())
+            await _send_events(deltas, render, stream, entry, recorder, holds_end=log is None)
 
     def _comment(self, render: Renderer, model: str) -> bytes:
         """A keep-alive; in an SSE stream with a comment on the progress of loading the model."""
@@ -251,9 +310,23 @@ async def _whole(render: Renderer, choices: Sequence[Sequence[Delta]], finished:
     return await anyio.to_thread.run_sync(encode)
 
 
-def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
+def _accepted(render: Renderer) -> Response:
+    """The response to a request that goes on in the background."""
+    assert isinstance(render, BackgroundRenderer)
+    return Response(render.accepted(), media_type="application/json")
+
+
+def _begin(
+    slot: QueueSlot, recorder: AnswerRecorder, render: Renderer, log: EventLog | None
+) -> None:
+    """The device begins with the request; later calls do nothing."""
+    if recorder.has_begun:
+        return
     slot.release_body()
     recorder.begin()
+    if log is not None and log.run.is_background:
+        assert isinstance(render, BackgroundRenderer)
+        log.append(render.on_device())
 
 
 async def _send_events(
@@ -262,11 +335,13 @@ async def _send_events(
     stream: EventStream,
     entry: Entry,
     recorder: AnswerRecorder,
+    *,
+    holds_end: bool,
 ) -> None:
     """Send the answer as events; an error is raised before the first event, and sent after it.
 
-    A delta with a finish reason is sent with the next event, so that a client that disconnects on
-    the finish reason interrupts nothing.
+    With `holds_end`, a delta with a finish reason is sent with the next event, so that a client
+    that disconnects on the finish reason interrupts nothing.
     """
     held_events, unsent = b"", list[Delta]()
     try:
@@ -277,7 +352,7 @@ async def _send_events(
                 return
             held_events += render.delta(event)
             unsent.append(event)
-            if held_events and not event.finish_reason:
+            if held_events and not (holds_end and event.finish_reason):
                 await stream.write(held_events)
                 recorder.record_deltas(unsent)
                 held_events, unsent = b"", []

@@ -116,6 +116,9 @@ class Gate:
         key = NO_KEY if is_open else gate.check_key(headers, self.ring)
         keys.attach(scope, key)
         access_log.entry_of(scope).key_name = key.name or None
+        if gate.follows(scope["path"], headers):
+            await self.app(scope, receive, send)
+            return
         with self.slots.hold(key):
             await self.app(scope, receive, send)
 

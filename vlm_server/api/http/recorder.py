@@ -51,7 +51,8 @@ class AnswerRecorder:
         self._image_tokens: int | None = None
         self._metrics = metrics
         self._clock = clock
-        self._has_begun = False
+        self.has_begun = False
+        """Whether the device has begun with the request."""
         self._given_at: dict[int, float] = {}
         self._last_given_at = 0.0
 
@@ -67,7 +68,7 @@ class AnswerRecorder:
             self.reason = "abort"
         elif error is not None:
             self.reason = "error"
-        if self._has_begun:
+        if self.has_begun:
             self._metrics.num_running -= 1
         else:
             self._metrics.num_waiting -= 1
@@ -83,8 +84,8 @@ class AnswerRecorder:
 
     def begin(self) -> None:
         """Note that the device begins with the request; later calls do nothing."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self._metrics.num_waiting -= 1
             self._metrics.num_running += 1
 
@@ -151,7 +152,7 @@ class AnswerRecorder:
 
     def _count_lost(self) -> None:
         """Count the wait of a request without an answer: an overload must not look short."""
-        if not self._has_begun:
+        if not self.has_begun:
             self._metrics.phases["queue"].observe(self.ended_at - self.submitted_at)
         if self.first_at is not None:
             self._record_silence(self.ended_at)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from vlm_server.errors import InvalidRequest
 from vlm_server.settings import Server
@@ -42,6 +42,12 @@ def event(data: bytes, name: str = "") -> bytes:
     return name_line + b"data: " + data + b"\n\n"
 
 
+def response_start(content_type: bytes) -> Message:
+    """ASGI's start of a streaming response."""
+    headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
 def comment(text: str) -> bytes:
     """A comment on the wire: every reader of events skips it."""
     return b": " + text.encode() + b"\n\n"
@@ -61,7 +67,7 @@ class EventStream:
         keepalive_seconds: float,
     ) -> None:
         self._send = send
-        self._headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
+        self._content_type = content_type
         self._make_keep_alive = keep_alive
         self._keepalive_seconds = keepalive_seconds
         self._sending = asyncio.Lock()
@@ -108,7 +114,6 @@ class EventStream:
             self._sent_at = asyncio.get_running_loop().time()
             if not self.started:
                 self.started = True
-                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-                await self._send(start)
+                await self._send(response_start(self._content_type))
             body = b"".join(events)
             await self._send({"type": "http.response.body", "body": body, "more_body": more_body})

@@ -101,6 +101,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """Time for which the model stays loaded afterwards; None is the model's setting."""
     conversation: str = ""
     """The client's name of the conversation, if any."""
+    background: bool = False
+    """Whether the answer is made even if the client leaves."""
 
 
 Parse = Callable[[Body, Context], ParsedRequest]
@@ -148,6 +150,7 @@ class RequestSummary(msgspec.Struct, frozen=True, tag=True):
     generates: bool
     keep_alive_seconds: float | None
     routing_key: str
+    background: bool
 
 
 class Needed(msgspec.Struct, frozen=True, tag=True):
@@ -224,6 +227,7 @@ def _summary(parsed: ParsedRequest) -> RequestSummary:
         generates=parsed.generates,
         keep_alive_seconds=parsed.keep_alive_seconds,
         routing_key=routing_key.of_name(name) if name else routing_key.of_submit(submit),
+        background=parsed.background,
     )
 
 

@@ -15,7 +15,7 @@ class Options(msgspec.Struct, frozen=True):
 
     owner: of the stored response. echo: the fields that the response repeats, as a JSON object.
     items: the request's own items as a JSON list; empty if the response is not stored. namespaces:
-    of tools, by name.
+    of tools, by name. background: whether it is made even if the client leaves.
     """
 
     owner: str
@@ -23,6 +23,7 @@ class Options(msgspec.Struct, frozen=True):
     items: bytes = b""
     previous_response_id: str | None = None
     namespaces: dict[str, str] = {}
+    background: bool = False
 
 
 def encode_echo(parsed_body: schema.ParsedBody) -> bytes:
@@ -32,7 +33,7 @@ def encode_echo(parsed_body: schema.ParsedBody) -> bytes:
     """
     request = parsed_body.request
     echo: dict[str, Any] = {
-        "background": False,
+        "background": bool(request.background),
         "frequency_penalty": request.frequency_penalty or 0.0,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,

@@ -90,6 +90,8 @@ def _parsed_request(
     model = model_wanted(request.model, context)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
+    if request.background and request.store is False:
+        raise InvalidRequest("`background` requires `store`.", "background")
     conversation = Conversation(context.limits, context.given, "input", context.on_thread)
     definitions = tool_definitions(request.tools or (), "tools[{}]")
     tools = read_tools(definitions, _choice(request), conversation)
@@ -124,6 +126,7 @@ def _parsed_request(
         _options(parsed, context),
         parsed.ignored.names,
         conversation=name if isinstance(name := parsed.echoed["prompt_cache_key"], str) else "",
+        background=bool(request.background),
     )
 
 
@@ -142,6 +145,7 @@ def _options(parsed: schema.ParsedBody, context: Context) -> bytes:
             stored_input,
             request.previous_response_id,
             namespaces,
+            bool(request.background),
         )
     )
 

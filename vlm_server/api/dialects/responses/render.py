@@ -14,16 +14,21 @@ from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http import sse
 from vlm_server.api.http.answer import token_logprob
-from vlm_server.errors import RequestError
+from vlm_server.api.http.dialect import BackgroundRenderer
+from vlm_server.errors import Conflict, RequestCancelled, RequestError
 from vlm_server.protocol import Delta, Finished, FinishReason, ToolCallDelta
 
 _encode = msgspec.json.Encoder().encode
 
 
-class ResponsesRenderer:
-    """The JSON of one response, or its events; stored responses go to `store`."""
+class ResponsesRenderer(BackgroundRenderer):
+    """The JSON of one response, or its events; stored responses go to `store`.
+
+    A response in the background stays there if it fails or is cancelled.
+    """
 
     def __init__(self, store: ResponseStore, request_id: str, model: str, encoded: bytes) -> None:
+        """Raises Conflict if there is no room for a response in the background."""
         options = msgspec.msgpack.decode(encoded, type=Options)
         self._id = request_id
         self._model = model
@@ -32,6 +37,8 @@ class ResponsesRenderer:
         self._owner = options.owner
         self._output = Output(request_id.removeprefix(ID_PREFIX), options.namespaces)
         self._num_events = 0
+        self._is_background = options.background
+        self._state = "queued" if options.background else "in_progress"
         self._echo: dict[str, Any] = msgspec.json.decode(options.echo, type=dict[str, msgspec.Raw])
         self._echo["store"] = True
         self._echo["store"] = bool(options.items) and store.begin(
@@ -39,8 +46,25 @@ class ResponsesRenderer:
             request_id,
             options.previous_response_id,
             options.items,
-            _encode(self._response("in_progress")),
+            self.accepted(),
         )
+        if options.background and not self._echo["store"]:
+            raise Conflict(
+                "A response in the background must be stored, and there is no room for it "
+                "(`server.responses_store_bytes`).",
+                "background",
+            )
+
+    def accepted(self) -> bytes:
+        return _encode(self._response(self._state))
+
+    def on_device(self) -> bytes:
+        """The event `response.in_progress` of a response that was queued."""
+        if self._state != "queued":
+            return b""
+        self._state = "in_progress"
+        self._store.update(self._owner, self._id, self.accepted())
+        return self._state_event()
 
     def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
         for delta in choices[0]:
@@ -49,7 +73,7 @@ class ResponsesRenderer:
 
     def delta(self, delta: Delta) -> bytes:
         """The events of a delta, after those that begin the stream."""
-        return self._begin() + self._events(self._output.add(delta))
+        return self.begin() + self.on_device() + self._events(self._output.add(delta))
 
     def end(self, finished: Finished) -> bytes:
         """The event with the whole response, and `[DONE]`."""
@@ -61,11 +85,14 @@ class ResponsesRenderer:
 
         The error comes last: OpenAI's clients raise it and read no further. They look for
         an object `error`, which OpenAI sends although it documents the fields at the top level.
+        OpenAI has no event for a cancelled response: it is `response.incomplete`, without an error.
         """
-        events = self._begin() + self._events(self._output.end_item("incomplete"))
+        events = self.begin() + self._events(self._output.end_item("incomplete"))
+        if self._is_background and isinstance(error, RequestCancelled):
+            response = self._failed("cancelled", None)
+            return events + self._event("response.incomplete", {"response": response}) + sse.DONE
         reason = {"code": error.code, "message": error.message}
-        self._echo["store"] = False
-        response = self._response("failed") | {"error": reason, "output": self._output.items}
+        response = self._failed("failed", reason)
         details = reason | {"param": error.param}
         return (
             events
@@ -78,23 +105,24 @@ class ResponsesRenderer:
         return sse.KEEP_ALIVE
 
     def empty_chunk(self) -> bytes:
-        """An event `response.in_progress`; empty after the response's end."""
+        """An event `response.in_progress` or `queued`; empty after the response's end."""
         if self._output.finish_reason is not None:
             return b""
-        response = {"response": self._response("in_progress")}
-        return self._begin() or self._event("response.in_progress", response)
+        return self.begin() or self._state_event()
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._output.finish_reason == "length" else "completed"
 
-    def _begin(self) -> bytes:
+    def begin(self) -> bytes:
         if self._num_events:
             return b""
-        response = {"response": self._response("in_progress")}
-        return self._event("response.created", response) + self._event(
-            "response.in_progress", response
-        )
+        response = {"response": self._response(self._state)}
+        return self._event("response.created", response) + self._state_event()
+
+    def _state_event(self) -> bytes:
+        response = {"response": self._response(self._state)}
+        return self._event(f"response.{self._state}", response)
 
     def _end(self, finished: Finished) -> bytes:
         """The whole response, stored if there is room; its field `store` says whether it is."""
@@ -106,6 +134,13 @@ class ResponsesRenderer:
         ):
             encoded = _encode(response | {"store": False})
         return encoded
+
+    def _failed(self, status: str, reason: dict[str, str] | None) -> dict[str, Any]:
+        """The response of an answer that failed or was cancelled, stored if in the background."""
+        response = self._response(status) | {"error": reason, "output": self._output.items}
+        if self._is_background and self._store.fail(self._owner, self._id, _encode(response)):
+            return response
+        return response | {"store": False}
 
     def _response(self, status: str) -> dict[str, Any]:
         is_cut = status == "incomplete"

@@ -47,7 +47,6 @@ HARMLESS = ECHOED | {
 """Fields that do not change the answer: accepted with any value, ignored and reported."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "background": (None, False),
     "context_management": (None, []),
     "conversation": (None,),
     "min_p": (None, 0),
@@ -156,6 +155,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
+    background: bool | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

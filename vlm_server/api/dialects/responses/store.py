@@ -46,6 +46,8 @@ class _Entry:
     turn: _Turn
     expires: float
     is_pending: bool = True
+    is_complete: bool = False
+    """Whether the turn can be continued: neither pending nor failed."""
 
     @property
     def needed_bytes(self) -> int:
@@ -122,15 +124,33 @@ class ResponseStore:
         self._evict()
         return True
 
+    def update(self, owner: str, response_id: str, response: bytes) -> None:
+        """Replace a response that is not finished, if it is still there."""
+        entry = self._get(owner, response_id)
+        if entry is not None and entry.is_pending:
+            self._by_owner[owner].size_bytes += len(response) - len(entry.response)
+            entry.response = response
+            self._evict()
+
     def finish(self, owner: str, response_id: str, response: bytes, output: bytes) -> bool:
-        """Keep the `response` and the items of its `output`.
+        """Keep the `response` and the items of its `output`, for later turns to continue.
 
         Returns whether they are kept: not without room, nor if the response is gone.
         """
+        return self._finish(owner, response_id, response, output, is_complete=True)
+
+    def fail(self, owner: str, response_id: str, response: bytes) -> bool:
+        """As `finish`, for a failed response, which can't be continued."""
+        return self._finish(owner, response_id, response, b"", is_complete=False)
+
+    def _finish(
+        self, owner: str, response_id: str, response: bytes, output: bytes, *, is_complete: bool
+    ) -> bool:
         entry = self._get(owner, response_id)
         if entry is None or not entry.is_pending:
             return False
         owned = self._by_owner[owner]
+        entry.is_complete = is_complete
         owned.size_bytes += len(output) + len(response) - len(entry.response)
         entry.turn.output, entry.response, entry.is_pending = output, response, False
         entry.expires = self._clock() + self._seconds
@@ -194,7 +214,7 @@ class ResponseStore:
     def _finished_turn(self, owner: str, response_id: str) -> _Turn | None:
         self.drop_expired()
         entry = self._get(owner, response_id)
-        return None if entry is None or entry.is_pending else entry.turn
+        return entry.turn if entry is not None and entry.is_complete else None
 
     def _get(self, owner: str, response_id: str) -> _Entry | None:
         owned = self._by_owner.get(owner)
@@ -233,7 +253,9 @@ class ResponseStore:
     def _evict(self) -> None:
         while self.size_bytes > self.limit_bytes:
             owner = max(self._by_owner, key=lambda each: self._by_owner[each].size_bytes)
-            self._drop(owner, next(iter(self._by_owner[owner].entries)))
+            entries = self._by_owner[owner].entries
+            finished = (each for each, entry in entries.items() if not entry.is_pending)
+            self._drop(owner, next(finished, next(iter(entries))))
             self.num_evicted += 1
 
     def _drop(self, owner: str, response_id: str) -> None:

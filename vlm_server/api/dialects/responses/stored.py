@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgspec
 from anyio import to_thread
@@ -15,13 +16,16 @@ from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
+from vlm_server.api.http.event_log import EventLog
+from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.generation import Endpoint
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
-from vlm_server.errors import InvalidRequest, NotSupported
+from vlm_server.errors import InvalidRequest, NotFound, NotSupported, RequestCancelled
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
 _MAX_DIGITS = 9
+_CANCELLED = RequestCancelled("The response was cancelled by its client.")
 
 
 async def refuse_conversation(request: Request) -> Response:
@@ -33,7 +37,10 @@ async def refuse_conversation(request: Request) -> Response:
 
 
 class ResponsesEndpoint:
-    """The endpoint that makes responses, as an ASGI application. Failed ones are not stored."""
+    """The endpoint that makes responses, as an ASGI application.
+
+    Failed ones are not stored, unless they are in the background.
+    """
 
     def __init__(self, endpoint: Endpoint, store: ResponseStore) -> None:
         self._endpoint = endpoint
@@ -61,30 +68,65 @@ class ResponsesEndpoint:
 
 
 class StoredResponses:
-    """The routes for stored responses. All raise NotFound for other clients' responses."""
+    """The routes for stored responses. All raise NotFound for other clients' responses.
 
-    def __init__(self, store: ResponseStore) -> None:
+    Those in the background have their events in `logs`.
+    """
+
+    def __init__(self, store: ResponseStore, logs: EventLogs) -> None:
         self._store = store
+        self._logs = logs
 
     async def retrieve(self, request: Request) -> Response:
-        if request.query_params.get("stream", "false") != "false":
-            raise InvalidRequest("A stored response is not streamed again.", "stream")
-        _ignore_all_but(request, "stream")
-        return _json(self._store.response(*_of(request)))
+        """A response, or the rest of its stream after the event `starting_after`."""
+        query = request.query_params
+        response = self._store.response(*_of(request))
+        wanted = query.get("stream", "false")
+        if wanted not in ("true", "false"):
+            raise InvalidRequest("`stream` must be true or false.", "stream")
+        if wanted == "false":
+            _ignore_all_but(request, "stream")
+            return _json(response)
+        _ignore_all_but(request, "stream", "starting_after")
+        position = _position(query.get("starting_after"))
+        return self._logs.follow(self._log_of(request), position, "starting_after")
 
     async def delete(self, request: Request) -> Response:
+        """Delete a response; one in the background that is being made is cancelled."""
         owner, response_id = _of(request)
+        self._store.response(owner, response_id)
+        with contextlib.suppress(InvalidRequest):
+            if (log := self._log_of(request)).run.is_background:
+                log.cancel(_CANCELLED)
         self._store.delete(owner, response_id)
         deleted = {"id": response_id, "object": "response", "deleted": True}
         return _json(msgspec.json.encode(deleted))
 
     async def cancel(self, request: Request) -> Response:
-        self._store.response(*_of(request))
-        raise InvalidRequest(
-            "Only a response made with `background` can be cancelled, and this server makes none; "
-            "close the connection of one that is being answered.",
-            "response_id",
-        )
+        """Cancel a response in the background; one that has ended stays as it is."""
+        owner, response_id = _of(request)
+        if not _backgrounds.decode(self._store.response(owner, response_id)).background:
+            raise InvalidRequest(
+                "Only a response made with `background` can be cancelled; close the connection of "
+                "another that is being answered.",
+                "response_id",
+            )
+        with contextlib.suppress(InvalidRequest):  # it has ended long ago
+            self._log_of(request).cancel(_CANCELLED)
+        return _json(self._store.response(owner, response_id))
+
+    def _log_of(self, request: Request) -> EventLog:
+        """The events of a response. Raises InvalidRequest."""
+        owner, response_id = _of(request)
+        try:
+            return self._logs.find(owner, response_id.removeprefix(ID_PREFIX))
+        except NotFound:
+            raise InvalidRequest(
+                "Only a response made with `background` can be streamed again, until "
+                "`server.stream_resume_seconds` after its end, and if there is room for its events "
+                "(`server.stream_resume_bytes`).",
+                "stream",
+            ) from None
 
     async def input_items(self, request: Request) -> Response:
         """The items that a response was made from, by default the last ones first."""
@@ -123,6 +165,22 @@ def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
         "has_more": len(page) > limit,
     }
     return msgspec.json.encode(page_json)
+
+
+def _position(starting_after: str | None) -> int:
+    """The number of the first event after that one. Raises InvalidRequest."""
+    if starting_after is None:
+        return 0
+    if not (starting_after.isascii() and starting_after.isdecimal()):
+        raise InvalidRequest("`starting_after` must be a whole number, from 0.", "starting_after")
+    return int(starting_after[:_MAX_DIGITS]) + 1
+
+
+class _Background(msgspec.Struct):
+    background: bool = False
+
+
+_backgrounds = msgspec.json.Decoder(_Background)
 
 
 class _Identified(msgspec.Struct):

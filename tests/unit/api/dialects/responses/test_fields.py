@@ -365,7 +365,7 @@ HOSTED = {"type": "file_search"}
     ("body", "param", "code"),
     [
         (asking(made_up=1), "made_up", "unsupported_parameter"),
-        (asking(background=True), "background", "unsupported_parameter"),
+        (asking(background=True, store=False), "background", "invalid_value"),
         (asking(conversation="c"), "conversation", "unsupported_parameter"),
         (asking(prompt={"id": "p"}), "prompt", "unsupported_parameter"),
         (asking(context_management=[{}]), "context_management", "unsupported_parameter"),
