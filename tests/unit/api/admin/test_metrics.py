@@ -69,6 +69,13 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
         sample("stored_responses_limit_bytes"): Server().responses_store_bytes,
         sample("stored_responses_evictions_total"): 0,
     },
+    "resumable streams": {
+        sample("resumable_streams"): 0,
+        sample("resumable_streams_size_bytes"): 0,
+        sample("resumable_streams_limit_bytes"): Server().stream_resume_bytes,
+        sample("resumed_streams_total"): 0,
+        sample("abandoned_streams_total"): 0,
+    },
     "engine process": {
         of_model("engine_up"): 1,
         of_model("engine_ready"): 1,
@@ -180,6 +187,7 @@ async def test_metrics_have_documentation_and_right_types(
                      "cache_misses", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
                      "spec_decode_num_accepted_tokens",
                      "tool_calls", "broken_tool_calls", "stored_responses_evictions",
+                     "resumed_streams", "abandoned_streams",
                      "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip
 
