@@ -73,3 +73,18 @@ async def test_until_disconnect_leaves_no_task() -> None:
     before = asyncio.all_tasks()
     await until_disconnect(Client().receive, finish(5))
     assert asyncio.all_tasks() == before
+
+
+async def test_work_that_goes_on_outlives_its_client() -> None:
+    client, gate = Client(), asyncio.Event()
+    client.left.set()
+
+    async def work() -> int:
+        await gate.wait()
+        return 5
+
+    task = asyncio.create_task(until_disconnect(client.receive, work(), lambda: True))
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    gate.set()
+    assert await task == 5

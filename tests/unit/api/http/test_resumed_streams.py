@@ -179,7 +179,7 @@ async def test_plain_stream_is_aborted_at_once(
     assert b"id:" not in content
 
 
-async def test_stream_without_a_byte_is_aborted_at_once(
+async def test_resumable_stream_without_bytes_is_aborted_at_once(
     http: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Its client has no id to resume it with."""
@@ -274,7 +274,7 @@ async def test_kept_events_are_bounded(engine: ScriptedEngine) -> None:
         assert content.endswith(without_comments(after))
 
 
-async def test_one_reader_more_takes_place_of_oldest(
+async def test_fifth_reader_takes_place_of_oldest(
     http: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     gate = asyncio.Event()

@@ -189,3 +189,40 @@ def test_store_size_is_exact_and_bounded_after_random_operations(
     with pytest.raises(NotFound):
         store.response("", "none")
     assert (len(store), store.size_bytes) == (0, 0)
+
+
+# ---- in the background -----------------------------------------------------------------
+
+
+def test_updated_response_counts_its_new_bytes(store: ResponseStore) -> None:
+    store.begin("", "a", None, b"a", b"queued")
+    before = store.size_bytes
+    store.update("", "a", b"in progress")
+    assert store.response("", "a") == b"in progress"
+    assert store.size_bytes - before == len(b"in progress") - len(b"queued")
+    answer(store, "b")
+    store.update("", "b", b"too late")
+    store.update("", "c", b"never there")
+    assert store.response("", "b") == b"Rb"
+
+
+def test_failed_response_is_kept_but_not_continuable(store: ResponseStore) -> None:
+    store.begin("", "a", None, b"a", b"so far")
+    assert store.fail("", "a", b"failed")
+    assert store.response("", "a") == b"failed"
+    with pytest.raises(PreviousResponseNotFound):
+        store.recall("", "a")
+    assert not store.begin("", "b", "c", b"b", b"")
+    store.abandon("", "a")
+    assert not store.finish("", "a", b"late", b"late")
+    assert store.response("", "a") == b"failed"
+
+
+def test_unfinished_responses_are_evicted_last(store: ResponseStore) -> None:
+    store.begin("", "running", None, b"r", b"in progress")
+    for name in "abcdefghijkl":
+        assert answer(store, name)
+    assert store.response("", "running") == b"in progress"
+    assert store.num_evicted
+    assert store.finish("", "running", b"done", b"[]")
+    assert store.size_bytes <= store.limit_bytes
