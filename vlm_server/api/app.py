@@ -38,7 +38,8 @@ def create_app(
 ) -> Starlette:
     """The ASGI application that serves `models` as `settings` say.
 
-    The caller warms up and closes `parsing_pool`, which applications may share.
+    The caller warms up and closes `parsing_pool`, which applications may share. Its
+    `state.event_logs` knows the answers that are made without a connection.
     `sources` say where settings were given. `tracer` records the requests that have ended. Raises
     ConfigError if the file of API keys can't be used.
     """
@@ -58,6 +59,7 @@ def create_app(
         exception_handlers={HTTPException: _routing_error},
     )
     app.router.redirect_slashes = False
+    app.state.event_logs = generation.event_logs
     return app
 
 

@@ -11,7 +11,7 @@ from vlm_server.api.admin.administration import Administration, CachesOf, ModelN
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
-from vlm_server.api.admin.openapi import RouteBody, constant_endpoint, document
+from vlm_server.api.admin.openapi import Parameter, RouteBody, constant_endpoint, document
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
@@ -33,6 +33,7 @@ from vlm_server.api.dialects.responses.stored import (
 )
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.page.page import StartPage
 from vlm_server.settings import Settings, Sources, describe_settings
@@ -70,6 +71,21 @@ BODIES = {
     "/v1/caches/clear": RouteBody((CachesOf,)),
 }
 """The bodies of routes, for `/openapi.json`."""
+_RESUMING = (
+    Parameter(RESUMABLE_HEADER, "header", "boolean", "POST"),
+    Parameter(LAST_EVENT_HEADER, "header", "string", "POST"),
+)
+PARAMETERS = {
+    "/v1/chat/completions": _RESUMING,
+    "/v1/completions": _RESUMING,
+    MESSAGES: _RESUMING,
+    "/v1/responses": _RESUMING,
+    "/v1/responses/{response_id}": (
+        Parameter("stream", "query", "boolean"),
+        Parameter("starting_after", "query", "integer"),
+    ),
+}
+"""The parameters of routes besides their paths, for `/openapi.json`."""
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/api/v0/chat/completions": "chat",
@@ -115,7 +131,10 @@ def all_routes(
         *_operations(generation, settings, sources),
         _admin("/metrics", Metrics(settings.metrics.prefix, generation, answered, stored).scrape),
     ]
-    return [*routes, Route("/openapi.json", constant_endpoint(lambda: document(routes, BODIES)))]
+    return [
+        *routes,
+        Route("/openapi.json", constant_endpoint(lambda: document(routes, BODIES, PARAMETERS))),
+    ]
 
 
 def _post(path: str, endpoint: Callable[..., Any]) -> Route:

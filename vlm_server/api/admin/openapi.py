@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -37,6 +37,19 @@ class RouteBody:
     neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter in the query or the headers of a route; `kind` is its type in JSON Schema."""
+
+    name: str
+    place: Literal["query", "header"]
+    kind: str
+    method: str = "GET"
+
+    def described(self) -> Json:
+        return {"name": self.name, "in": self.place, "schema": {"type": self.kind}}
+
+
 def constant_endpoint(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint of a constant JSON value, made at the first request."""
     body = cache(lambda: msgspec.json.encode(make()))
@@ -47,7 +60,11 @@ def constant_endpoint(make: Callable[[], Any]) -> Callable[[Request], Awaitable[
     return show
 
 
-def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
+def document(
+    routes: Sequence[Route],
+    bodies: Mapping[str, RouteBody],
+    parameters: Mapping[str, Sequence[Parameter]],
+) -> Json:
     """The description of an application, as OpenAPI 3.1 has it."""
     structs = list(dict.fromkeys(struct for body in bodies.values() for struct in body.structs))
     schemas, components = msgspec.json.schema_components([ErrorBody, *structs], ref_template=_REF)
@@ -62,6 +79,11 @@ def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
             operation = _operation(route, method, schemas[0])
             if body is not None and method == "POST":
                 operation["requestBody"] = _request_body([refs[struct] for struct in body.structs])
+            described = [
+                each.described() for each in parameters.get(route.path, ()) if each.method == method
+            ]
+            if described:
+                operation["parameters"] = operation.get("parameters", []) + described
             paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",

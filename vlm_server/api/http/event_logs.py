@@ -66,6 +66,12 @@ class EventLogs:
     def size_bytes(self) -> int:
         return self._sizes.total()
 
+    @property
+    def num_detached(self) -> int:
+        """The number of answers being made, less that of their readers' connections."""
+        logs = (log for logs in self._by_owner.values() for log in logs.values())
+        return sum(1 - log.num_readers for log in logs if not log.is_ended)
+
     def open(self, run: Run) -> EventLog:
         """A new log, which `close` removes at the latest."""
         log = EventLog(run, self._grow, self._watch)

@@ -15,6 +15,7 @@ import msgspec
 
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer
+from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS
@@ -122,7 +123,8 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     looking.cancel()
     announcement.cancel()
     if listener.is_inherited:  # new connections are for the next process
-        await server.last_call(lambda: models.num_in_flight)
+        logs: EventLogs = app.state.event_logs
+        await server.last_call(lambda: models.num_in_flight - logs.num_detached)
         server.should_exit = True
     else:
         server.drain()

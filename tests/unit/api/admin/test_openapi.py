@@ -100,6 +100,16 @@ async def test_openapi_describes_every_route(client: httpx.AsyncClient) -> None:
     assert all("requestBody" in post for post in posts)
 
 
+async def test_openapi_describes_parameters_of_resumed_streams(client: httpx.AsyncClient) -> None:
+    paths: Any = (await document(client))["paths"]
+    chat_route, response = paths["/v1/chat/completions"], paths["/v1/responses/{response_id}"]
+    headers = [each["name"] for each in chat_route["post"]["parameters"]]
+    assert headers == ["X-VLM-Resumable", "Last-Event-ID"]
+    names = [each["name"] for each in response["get"]["parameters"]]
+    assert names == ["response_id", "stream", "starting_after"]
+    assert [each["name"] for each in response["delete"]["parameters"]] == ["response_id"]
+
+
 @pytest.mark.parametrize(
     ("name", "body", "is_valid"),
     [

@@ -139,6 +139,20 @@ async def test_background_log_waits_for_its_end_without_reader() -> None:
     assert (len(logs), logs.size_bytes, logs.num_abandoned) == (0, 0, 0)
 
 
+async def test_answers_without_connections_are_counted() -> None:
+    logs = logs_of()
+    first, second = Stream(logs, "a", in_background=True), Stream(logs, "b", in_background=True)
+    assert logs.num_detached == 2
+    readers = [Reader(first.log) for _ in range(3)]
+    await turns()
+    assert logs.num_detached == -1
+    await first.write(is_last=True)
+    assert logs.num_detached == 1
+    await asyncio.gather(*(reader.task for reader in readers))
+    await second.write(is_last=True)
+    assert logs.num_detached == 0
+
+
 # ---- room ------------------------------------------------------------------------------
 
 
