@@ -209,7 +209,7 @@ def test_wrong_numbers_and_ids_are_refused(daemon: Daemon) -> None:
     until_empty(daemon)
 
 
-def test_other_key_reads_cancels_and_deletes_nothing(daemon: Daemon) -> None:
+def test_foreign_key_reads_cancels_and_deletes_nothing(daemon: Daemon) -> None:
     async def attack() -> None:
         async with client_of(daemon, USER_KEY) as mine, client_of(daemon) as other:
             body = {"input": "wait", "background": True}

@@ -161,11 +161,7 @@ class Endpoint:
                 elif stream_wanted:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
-                    content = await _whole(
-                        render, *await collect_answer(deltas, num_choices, recorder)
-                    )
-                    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
-                    response = Response(content, headers=headers, media_type="application/json")
+                    response = await _whole_response(deltas, render, num_choices, recorder)
                     await response(scope, receive, send)
 
     async def _resume(self, last_event_id: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -300,6 +296,14 @@ class Endpoint:
                 "input" if response_id is None else "previous_response_id",
             )
         return msgspec.structs.replace(context, previous=previous, others=other_items)
+
+
+async def _whole_response(
+    deltas: Answer, render: Renderer, num_choices: int, recorder: AnswerRecorder
+) -> Response:
+    content = await _whole(render, *await collect_answer(deltas, num_choices, recorder))
+    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
+    return Response(content, headers=headers, media_type="application/json")
 
 
 async def _whole(render: Renderer, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:

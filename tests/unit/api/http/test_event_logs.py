@@ -84,7 +84,7 @@ async def test_readers_get_events_from_their_position_once() -> None:
     assert late.is_over
 
 
-async def test_nothing_is_written_after_end() -> None:
+async def test_ended_log_takes_no_events() -> None:
     stream = Stream(logs_of(), "a")
     stream.log.cancel(RequestCancelled("Enough."))
     await stream.write()

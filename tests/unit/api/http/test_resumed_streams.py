@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -229,6 +231,45 @@ async def test_silent_stream_tells_its_id_with_first_sign_of_life(engine: Script
         content = await following
     assert content.startswith(b": resumed\n: keep-alive\n")
     assert content.count(b"[DONE]") == 1
+
+
+async def test_official_clients_read_resumable_streams_with_comments(
+    engine: ScriptedEngine,
+) -> None:
+    """They take a comment and a blank line after an `id` for an event without data."""
+
+    async def pause(gate: asyncio.Event) -> None:
+        await asyncio.sleep(0.2)
+        gate.set()
+
+    async with connected(engine, stream_keepalive_seconds=0.03) as http:
+        fields: Any = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 9,
+            "stream": True,
+            "extra_headers": RESUMABLE,
+        }
+        url = str(http.base_url)
+        texts = []
+        for name in ("openai", "anthropic"):
+            gate = asyncio.Event()
+            engine.script = answer_of(text("one "), gate, text("two"))
+            pausing = asyncio.create_task(pause(gate))
+            if name == "openai":
+                async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEYS[0]) as client:
+                    chunks = [
+                        chunk async for chunk in await client.chat.completions.create(**fields)
+                    ]
+                texts.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+            else:
+                async with anthropic.AsyncAnthropic(base_url=url, api_key=KEYS[0]) as other:
+                    events = [event async for event in await other.messages.create(**fields)]
+                texts.append(
+                    "".join(e.delta.text for e in events if e.type == "content_block_delta")
+                )
+            await pausing
+    assert texts == ["one two"] * 2
 
 
 # ---- refusals --------------------------------------------------------------------------
