@@ -96,9 +96,8 @@ class EventLog:
         self.has_begun, num_bytes = True, 0
         for piece in data.split(b"\n\n")[:-1]:
             if piece.startswith(b":"):
-                self._comment(
-                    piece + b"\n"
-                )  # no blank line: OpenAI's client fails at one after ids
+                # without a blank line, which OpenAI's client takes for an event once there are ids
+                self._comment(piece + b"\n")
                 continue
             event_id = f"{self.run.stream_id}:{self.num_events}"
             self._events.append(b"%s\nid: %s\n\n" % (piece, event_id.encode()))

@@ -44,7 +44,7 @@ class EventLogs:
 
     Beyond a limit, the owner with the most bytes loses a log that has ended and is not being read,
     the oldest first, or else the oldest events of its largest log. `max_waiting` bounds the
-    answers without a reader: with one more, that of the client that left first is given up.
+    answers without a reader: with one more, the owner with the most loses the one left first.
     """
 
     def __init__(self, server: Server, max_waiting: int) -> None:
@@ -129,9 +129,15 @@ class EventLogs:
             return
         loop = asyncio.get_running_loop()
         self._timers[log] = loop.call_later(self._seconds, self._expire, log)
+        self._give_up_some()
+
+    def _give_up_some(self) -> None:
+        """Give up the answer that has waited longest of the owner with the most, if necessary."""
         waiting = [log for log in self._timers if not log.is_ended]
         if len(waiting) > self._max_waiting:
-            self._expire(waiting[0])
+            counts = Counter(log.run.owner for log in waiting)
+            owner = max(counts, key=lambda each: counts[each])
+            self._expire(next(log for log in waiting if log.run.owner == owner))
 
     def _expire(self, log: EventLog) -> None:
         if not log.is_ended:

@@ -139,6 +139,18 @@ async def test_background_log_waits_for_its_end_without_reader() -> None:
     assert (len(logs), logs.size_bytes, logs.num_abandoned) == (0, 0, 0)
 
 
+async def test_owner_with_most_waiting_answers_loses_its_first() -> None:
+    logs = EventLogs(Server(), max_waiting=4)
+    streams = [Stream(logs, str(number), owner) for number, owner in enumerate("youuuuuu")]
+    for stream in streams:
+        reader = Reader(stream.log)
+        await turns()
+        reader.task.cancel()
+        await turns()
+    assert [stream.is_stopped for stream in streams] == [False] * 2 + [True] * 4 + [False] * 2
+    assert logs.num_abandoned == 4
+
+
 async def test_answers_without_connections_are_counted() -> None:
     logs = logs_of()
     first, second = Stream(logs, "a", in_background=True), Stream(logs, "b", in_background=True)
