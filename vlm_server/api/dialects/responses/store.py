@@ -5,9 +5,11 @@ Each belongs to one owner and is invisible to other clients. Handles bytes only,
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from vlm_server.errors import NotFound, PreviousResponseNotFound
 from vlm_server.settings import Server
@@ -44,7 +46,7 @@ class _Turn:
 class _Entry:
     response: bytes
     turn: _Turn
-    expires: float
+    expires: float = math.inf
     is_pending: bool = True
     is_complete: bool = False
     """Whether the turn can be continued: neither pending nor failed."""
@@ -61,6 +63,10 @@ class _OwnerResponses:
 
     entries: dict[str, _Entry] = field(default_factory=dict)
     size_bytes: int = 0
+
+    def finished(self) -> Iterator[tuple[str, _Entry]]:
+        """The responses that are not pending, the next to expire first."""
+        return (item for item in self.entries.items() if not item[1].is_pending)
 
     def drop(self, response_id: str) -> None:
         """Remove a response, and the turns that no other response needs."""
@@ -113,7 +119,7 @@ class ResponseStore:
         if previous_id is not None and previous is None:
             return False
         turn = _Turn(items, previous.turn if previous else None)
-        entry = _Entry(response, turn, self._clock() + self._seconds)
+        entry = _Entry(response, turn)
         if not self._has_room_for(owner, entry):
             return False
         if turn.parent is not None:
@@ -223,19 +229,17 @@ class ResponseStore:
     # ---- time --------------------------------------------------------------------------
 
     def drop_expired(self) -> None:
-        """Remove responses that are too old."""
+        """Remove responses that are too old; the time of pending ones has not begun."""
         now = self._clock()
         for owner, owned in list(self._by_owner.items()):
-            while owned.entries:
-                response_id, entry = next(iter(owned.entries.items()))
-                if entry.expires > now:
-                    break
+            expired = takewhile(lambda item: item[1].expires <= now, owned.finished())
+            for response_id, _ in list(expired):
                 self._drop(owner, response_id)
 
     def seconds_left(self) -> float | None:
-        """Seconds until the next response expires; None if none is stored."""
-        oldest = (next(iter(owned.entries.values())) for owned in self._by_owner.values())
-        expires = min((entry.expires for entry in oldest), default=None)
+        """Seconds until the next response expires; None if none does."""
+        oldest = (next(owned.finished(), None) for owned in self._by_owner.values())
+        expires = min((item[1].expires for item in oldest if item is not None), default=None)
         return None if expires is None else max(0.0, expires - self._clock())
 
     # ---- room --------------------------------------------------------------------------
@@ -253,9 +257,9 @@ class ResponseStore:
     def _evict(self) -> None:
         while self.size_bytes > self.limit_bytes:
             owner = max(self._by_owner, key=lambda each: self._by_owner[each].size_bytes)
-            entries = self._by_owner[owner].entries
-            finished = (each for each, entry in entries.items() if not entry.is_pending)
-            self._drop(owner, next(finished, next(iter(entries))))
+            owned = self._by_owner[owner]
+            oldest = next(owned.finished(), next(iter(owned.entries.items())))
+            self._drop(owner, oldest[0])
             self.num_evicted += 1
 
     def _drop(self, owner: str, response_id: str) -> None:

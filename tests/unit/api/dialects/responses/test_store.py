@@ -170,7 +170,7 @@ def test_store_size_is_exact_and_bounded_after_random_operations(
         name, other = f"r{step}", f"r{rng.randrange(max(step - 12, 0), step + 1)}"
         owner = f"o{rng.randrange(3)}"
         clock.now += rng.choice((0, 0, 1, 20))
-        kind = rng.randrange(5)
+        kind = rng.randrange(7)
         if kind == 0:
             store.begin(owner, name, None, b"i" * rng.randrange(3000), b"so far")
         elif kind == 1:
@@ -179,12 +179,19 @@ def test_store_size_is_exact_and_bounded_after_random_operations(
             store.finish(owner, other, b"r" * rng.randrange(500), b"o" * rng.randrange(3000))
         elif kind == 3:
             store.abandon(owner, other)
+        elif kind == 4:
+            store.update(owner, other, b"u" * rng.randrange(500))
+        elif kind == 5:
+            store.fail(owner, other, b"f" * rng.randrange(500))
         else:
             try:
                 store.delete(owner, other)
             except NotFound:
                 continue
         assert 0 <= store.size_bytes <= 10 * OVERHEAD_BYTES
+    for step in range(3000):  # as the end of each request does
+        for owner in ("o0", "o1", "o2"):
+            store.abandon(owner, f"r{step}")
     clock.now += 1000
     with pytest.raises(NotFound):
         store.response("", "none")
@@ -216,6 +223,20 @@ def test_failed_response_is_kept_but_not_continuable(store: ResponseStore) -> No
     store.abandon("", "a")
     assert not store.finish("", "a", b"late", b"late")
     assert store.response("", "a") == b"failed"
+
+
+def test_unfinished_response_does_not_expire(store: ResponseStore, clock: Clock) -> None:
+    store.begin("", "running", None, b"r", b"in progress")
+    assert store.seconds_left() is None
+    answer(store, "a")
+    clock.now = 100
+    assert store.seconds_left() == 0
+    assert store.response("", "running") == b"in progress"
+    with pytest.raises(NotFound):
+        store.response("", "a")
+    assert store.seconds_left() is None
+    assert store.finish("", "running", b"done", b"[]")
+    assert store.seconds_left() == 60
 
 
 def test_unfinished_responses_are_evicted_last(store: ResponseStore) -> None:
