@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.test_cut_streams import kept_streams
 from tests.support.daemons import (
     ADMIN_KEY,
     SCRIPTED,
@@ -96,7 +95,7 @@ def until_empty(daemon: Daemon) -> None:
     """Wait until neither a slot nor a byte is in use."""
 
     def is_empty() -> bool:
-        kept = kept_streams(daemon)
+        kept = daemon.stream_metrics()
         return daemon.num_in_flight() == 0 and not any(
             kept[name] for name in ("resumable_streams", "resumable_streams_size_bytes")
         )
@@ -125,7 +124,7 @@ def test_abandoned_streams_leave_slots_memory_and_answers_to_others(
                     answer = await other.post(CHAT, json=chat(max_tokens=2))
                     assert answer.status_code == 200, answer.text
                     times.append(time.monotonic() - began)
-                    kept = await asyncio.to_thread(kept_streams, daemon)
+                    kept = await asyncio.to_thread(daemon.stream_metrics)
                     sizes.append(kept["resumable_streams_size_bytes"])
                     await asyncio.sleep(0.05)
 

@@ -202,13 +202,6 @@ def check_equal(dialect: Dialect, cut: Received, uncut: Received) -> None:
     assert "".join(texts[0])
 
 
-def kept_streams(daemon: Daemon) -> dict[str, float]:
-    with daemon._open("/metrics") as response:
-        lines = response.read().decode().splitlines()
-    pairs = (line.split() for line in lines if "_streams" in line and line[0] != "#")
-    return {name.removeprefix("vlm_server_"): float(value) for name, value in pairs}
-
-
 async def cut_streams(port: int, num_cuts: int, seed: int) -> tuple[int, int]:
     """Cut streams until there were `num_cuts`; returns the cuts, and the streams read."""
     done, num_streams = 0, 0
@@ -233,9 +226,9 @@ async def cut_streams(port: int, num_cuts: int, seed: int) -> tuple[int, int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_cuts", [50, pytest.param(1000, marks=pytest.mark.whole)])
 def test_randomly_cut_streams_lose_and_double_nothing(tiny_daemon: Daemon, num_cuts: int) -> None:
-    before = kept_streams(tiny_daemon)["resumed_streams_total"]
+    before = tiny_daemon.stream_metrics()["resumed_streams_total"]
     done, num_streams = asyncio.run(cut_streams(tiny_daemon.port, num_cuts, seed=num_cuts))
-    resumed = kept_streams(tiny_daemon)["resumed_streams_total"] - before
+    resumed = tiny_daemon.stream_metrics()["resumed_streams_total"] - before
     print(f"{done} cuts of {num_streams} streams, {resumed:.0f} times resumed")
     assert done >= num_cuts
     assert resumed > 0.7 * done

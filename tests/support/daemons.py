@@ -85,6 +85,13 @@ class Daemon:
         counts = (line for line in lines if line.startswith("vlm_server_requests_total{"))
         return sum(int(float(line.split()[-1])) for line in counts if 'status="499"' in line)
 
+    def stream_metrics(self) -> dict[str, float]:
+        """The metrics of resumable streams, by name."""
+        with self._open("/metrics") as response:
+            lines = response.read().decode().splitlines()
+        pairs = (line.split() for line in lines if "_streams" in line and line[0] != "#")
+        return {name.removeprefix("vlm_server_"): float(value) for name, value in pairs}
+
     def engine_pid(self) -> int:
         return int(self.status()["engine"]["pid"])
 

@@ -111,18 +111,18 @@ async def test_fifth_reader_dismisses_first() -> None:
 
 
 async def test_log_lasts_while_read_and_its_time_after() -> None:
-    logs = logs_of(stream_resume_seconds=0.05)
+    logs = logs_of(stream_resume_seconds=0.5)
     stream = Stream(logs, "a")
     reader = Reader(stream.log)
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.7)
     assert not stream.is_stopped
     reader.task.cancel()
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.05)
     again = Reader(stream.log)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.7)
     assert not stream.is_stopped
     again.task.cancel()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.7)
     assert stream.is_stopped
     assert (len(logs), logs.size_bytes, logs.num_abandoned) == (0, 0, 1)
 

@@ -27,7 +27,7 @@ from tests.unit.api.scripted_engine import (
 )
 from vlm_server.settings import Limits, Server, Settings
 
-SECONDS = 0.4
+SECONDS = 1.5
 KEYS = ("correct-horse-battery", "another-horse-battery")
 WORDS = tuple(f"word {number} " for number in range(20))
 BODIES: dict[str, dict[str, Any]] = {
@@ -112,7 +112,7 @@ async def gauge(http: httpx.AsyncClient, name: str) -> float:
 async def until_empty(http: httpx.AsyncClient) -> None:
     """Wait until no log, byte or queue slot is in use."""
     names = ("resumable_streams", "resumable_streams_size_bytes", "requests_in_flight")
-    for _ in range(250):
+    for _ in range(500):
         values = [await gauge(http, name) for name in names]
         if not any(values):
             return

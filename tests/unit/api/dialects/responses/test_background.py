@@ -19,7 +19,8 @@ from vlm_server.protocol import OnDevice
 from vlm_server.settings import Server, Settings
 
 KEYS = ("correct-horse-battery", "another-horse-battery")
-SECONDS = 0.3
+SECONDS = 0.2
+"""The time for which events are kept, in tests of their end."""
 
 
 def begins() -> Step:
@@ -42,8 +43,7 @@ async def base_url(
     engine: ScriptedEngine, gates: tuple[asyncio.Event, asyncio.Event]
 ) -> AsyncIterator[str]:
     engine.script = gated(*gates)
-    server = Server(api_keys=KEYS, stream_resume_seconds=SECONDS)
-    async with listening(engine, Settings(server=server)) as port:
+    async with listening(engine, Settings(server=Server(api_keys=KEYS))) as port:
         yield f"http://127.0.0.1:{port}/v1"
 
 
@@ -51,6 +51,16 @@ async def base_url(
 async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=base_url, api_key=KEYS[0], max_retries=0) as sdk:
         yield sdk
+
+
+@pytest.fixture
+async def brief_client(engine: ScriptedEngine) -> AsyncIterator[AsyncOpenAI]:
+    """A client of a front that keeps events for `SECONDS`."""
+    settings = Settings(server=Server(stream_resume_seconds=SECONDS))
+    async with listening(engine, settings) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk:
+            yield sdk
 
 
 async def created(client: AsyncOpenAI, **fields: Any) -> Any:
@@ -175,14 +185,14 @@ async def test_cancelled_response_aborts_and_ends_its_stream(
 
 
 async def test_cancelling_completed_response_changes_nothing(
-    client: AsyncOpenAI, engine: ScriptedEngine
+    brief_client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("one"), ended(), finished())
-    response = await created(client)
-    answered = await polled(client, response.id, "completed")
-    assert await client.responses.cancel(response.id) == answered
+    response = await created(brief_client)
+    answered = await polled(brief_client, response.id, "completed")
+    assert await brief_client.responses.cancel(response.id) == answered
     await asyncio.sleep(2 * SECONDS)  # its events are gone
-    assert await client.responses.cancel(response.id) == answered
+    assert await brief_client.responses.cancel(response.id) == answered
 
 
 async def test_deleted_background_response_is_cancelled(
@@ -221,14 +231,16 @@ async def test_stream_of_another_key_is_not_found(client: AsyncOpenAI, base_url:
     assert (await client.responses.retrieve(response.id)).status == "queued"
 
 
-async def test_stream_is_gone_after_its_time(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_stream_is_gone_after_its_time(
+    brief_client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     engine.script = (says("one"), ended(), finished())
-    response = await created(client)
-    await polled(client, response.id, "completed")
+    response = await created(brief_client)
+    await polled(brief_client, response.id, "completed")
     await asyncio.sleep(2 * SECONDS)
     with pytest.raises(openai.BadRequestError, match="stream_resume_seconds"):
-        await client.responses.retrieve(response.id, stream=True, starting_after=0)
-    assert (await client.responses.retrieve(response.id)).output_text == "one"
+        await brief_client.responses.retrieve(response.id, stream=True, starting_after=0)
+    assert (await brief_client.responses.retrieve(response.id)).output_text == "one"
 
 
 async def test_response_that_is_not_in_background_is_not_streamed_again(
