@@ -363,6 +363,7 @@ class EngineHarness:
             max_prompts_per_prefill=self.max_prompts_per_prefill,
             family=self.loaded.spec.family,
             writes=self.loaded.spec.writes,
+            batches_options=self.loaded.spec.can_batch,
             vectors=self.loaded.spec.vectors,
             scores_pairs=self.loaded.spec.scores is not None,
             batches_lengths=self.loaded.family.embeds is None

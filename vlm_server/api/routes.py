@@ -17,8 +17,16 @@ from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
 from vlm_server.api.dialects.ollama.models import Catalog, ModelRequest
 from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
-from vlm_server.api.dialects.openai import completions, embeddings, rerank, schema, tokenize
+from vlm_server.api.dialects.openai import (
+    completions,
+    decisions,
+    embeddings,
+    rerank,
+    schema,
+    tokenize,
+)
 from vlm_server.api.dialects.openai.completions import CompletionRequest
+from vlm_server.api.dialects.openai.decisions import DecisionRequest
 from vlm_server.api.dialects.openai.embeddings import EmbeddingRequest
 from vlm_server.api.dialects.openai.rerank import RerankRequest
 from vlm_server.api.dialects.openai.schema import ChatRequest
@@ -49,6 +57,7 @@ BODIES = {
     "/api/v0/chat/completions": _CHAT,
     "/v1/completions": RouteBody((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
     "/v1/embeddings": RouteBody((EmbeddingRequest,), schema.HARMLESS, embeddings.NEUTRAL),
+    "/v1/decisions": RouteBody((DecisionRequest,), schema.HARMLESS, decisions.NEUTRAL),
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
     "/rerank": _RERANK,
@@ -91,6 +100,7 @@ OPERATIONS = {
     "/api/v0/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v1/decisions": "decisions",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
@@ -156,6 +166,7 @@ def _openai(generation: Generation) -> list[Route]:
         _post("/api/v0/chat/completions", chat),
         _post("/v1/completions", Endpoint(generation, endpoints.COMPLETIONS)),
         _post("/v1/embeddings", Endpoint(generation, endpoints.EMBEDDINGS)),
+        _post("/v1/decisions", Endpoint(generation, endpoints.DECISIONS)),
         *(_post(path, ranking) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
         _post("/v1/tokenize", tokens),
         _post("/tokenize", tokens),

@@ -162,10 +162,12 @@ class EngineLoop:
 
     def _record_step(self, plan: SchedulerOutput, result: StepResult) -> None:
         if plan.prefills:
-            is_last = plan.prefills[0].is_last
-            joined_running = is_last and bool(plan.decode or plan.is_batched_prefill)
+            first = plan.prefills[0]
+            joined_running = first.is_last and bool(plan.decode or plan.is_batched_prefill)
             self.governor.after_chunk(
-                plan.num_prefill_tokens, is_last=is_last, joined_running=joined_running
+                plan.num_prefill_tokens,
+                is_last=first.is_last,
+                made_copies=joined_running or bool(first.num_branch_tokens),
             )
         self.governor.after_decode(len(plan.decode), awaits_first_token=plan.waits_for_first_token)
         self._handle_device_limits(result.failures.values())
@@ -180,13 +182,13 @@ class EngineLoop:
             self.governor.free_unused_memory()
 
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Count failed steps since the last token or vector, which shows that the model works.
+        """Count failed steps since the last token or result, which shows that the model works.
 
         A step that was too much for the device does not count, unless sequences decoded in it.
         """
         failures = result.failures.values()
         only_too_much = failures and all(isinstance(error, DeviceLimit) for error in failures)
-        if result.tokens or result.pooled:
+        if result.tokens or result.pooled or result.decisions:
             self._num_failed_steps = 0
         elif result.error is not None and (plan.decode or not only_too_much):
             self._num_failed_steps += 1

@@ -165,6 +165,7 @@ def build_engine(
         ),
         family=loaded.spec.family,
         writes=loaded.spec.writes,
+        batches_options=loaded.spec.can_batch,
         vectors=loaded.spec.vectors,
         scores_pairs=loaded.spec.scores is not None,
         batches_lengths=loaded.family.embeds is None or loaded.family.embeds.batches_lengths,

@@ -15,6 +15,9 @@ from vlm_server.cache.references import CacheReferences
 from vlm_server.interfaces.grammar import Grammar
 from vlm_server.protocol import ImageUse, VideoUse
 
+MAX_OPTION_TOKENS = 256
+"""The most tokens of an option, and of all options that are scored in one step: each has logits of
+the whole vocabulary, in float32."""
 MediaInputs = Mapping[str, NDArray[Any]]
 """The vision tower's inputs of one span: `pixel_values`, grids and the like."""
 
@@ -78,6 +81,10 @@ class PreparedPrompt:
 
     vector_key: str = ""
     """The key of its vectors or its score in their cache; empty for a prompt to be answered."""
+    options: tuple[tuple[int, ...], ...] = ()
+    """Token ids of the options of a question, the shortest first, each once."""
+    option_places: tuple[int, ...] = ()
+    """For each option of the request, its place in `options`."""
 
     @property
     def num_tokens(self) -> int:

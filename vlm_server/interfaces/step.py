@@ -15,7 +15,7 @@ from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import RequestError
 from vlm_server.interfaces.prompts import MediaInputs, PreparedPrompt
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.protocol import OnDevice, SamplingParams, Submit
+from vlm_server.protocol import Decision, OnDevice, SamplingParams, Submit
 
 
 class SeqId(NamedTuple):
@@ -109,19 +109,30 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """The prefill of tokens `start` to `end` of a prompt.
+    """The prefill of tokens `start` to `end` of a prompt, and then of some of its options.
 
-    If it `is_last`, all sequences of the request are sampled and join the decode batch.
+    If it `is_last`, all sequences of the request are sampled and join the decode batch, or its
+    result is complete. The options are those from `first_option` to `end_option`, each as a branch
+    of the whole prompt, padded to `option_tokens`.
     """
 
     request_id: str
     start: int
     end: int
     is_last: bool
+    first_option: int = 0
+    end_option: int = 0
+    option_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of the prompt."""
         return self.end - self.start
+
+    @property
+    def num_branch_tokens(self) -> int:
+        """Tokens of all branches, with padding."""
+        return (self.end_option - self.first_option) * self.option_tokens
 
 
 _NO_DEVICE_WORK = OnDevice(())
@@ -222,6 +233,9 @@ class StepResult:
     pooled: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """(vectors, dimensions) of requests that want vectors, each with its prompt's last chunk; a
     score is one number."""
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    """The results of questions, each with the last of its options; in the order of
+    `PreparedPrompt.options`."""
     prefill_seconds: float | None = 0.0
     """The time of the prefill; None in a mixed step."""
     error: str | None = None

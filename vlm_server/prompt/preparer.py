@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.cache.references import CacheReferences
-from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidRequest
+from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
@@ -27,22 +25,32 @@ from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
 from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
-from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
+from vlm_server.prompt.media.processor import (
+    MediaItem,
+    MediaProcessor,
+    expand,
+    image_uses,
+    video_uses,
+)
 from vlm_server.prompt.pooling import pooling_chat, texts_of, vector_key
 from vlm_server.prompt.positions import prompt_positions
+from vlm_server.prompt.questions import (
+    as_last_turn,
+    shared_tokens,
+    with_options,
+    with_snapshot,
+)
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.template.chat import Chat, field_of, read_chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import (
     ContentPart,
     ImagePart,
-    ImageUse,
     Message,
     Pooling,
     Submit,
     TextPart,
     VideoPart,
-    VideoUse,
 )
 
 _TAIL_TOKENS = 32
@@ -85,6 +93,8 @@ class MultimodalPreparer:
         """
         cancellation.check()
         self._check_media(submit)
+        if submit.pooling is not None and submit.pooling.task == "decide":
+            return self._prepare_question(submit, cancellation, use_disk=use_disk)
         if submit.pooling is not None and not submit.count_only:
             return self._prepare_input(submit, submit.pooling, cancellation, use_disk=use_disk)
         if submit.prompt is not None:
@@ -100,8 +110,8 @@ class MultimodalPreparer:
         prompt = replace(
             self._build(token_ids, media, chat, submit),
             answer_format=answer_format,
-            images=_images(media),
-            videos=_videos(media),
+            images=image_uses(media),
+            videos=video_uses(media),
             param=field_of(submit.messages),
         )
         if submit.count_only:
@@ -169,8 +179,8 @@ class MultimodalPreparer:
             prompt,
             token_types=token_types,
             answer_format=None,
-            images=_images(media),
-            videos=_videos(media),
+            images=image_uses(media),
+            videos=video_uses(media),
             param=given.param,
         )
         prompt = replace(prompt, vector_key=vector_key(prompt))
@@ -178,6 +188,36 @@ class MultimodalPreparer:
         if vectors is not None:
             return Prepared(prompt, self._references(prompt), vectors=vectors)
         return self._look_up(prompt, media, use_disk=use_disk)
+
+    def _prepare_question(
+        self, submit: Submit, cancellation: Cancellation, *, use_disk: bool
+    ) -> Prepared:
+        """The preparation of a question about a conversation, and of its options.
+
+        The options follow where an answer without reasoning begins.
+        """
+        (given,) = submit.inputs
+        arranged, _ = self._arrange(as_last_turn(submit))
+        chat, media = self._lay_out(submit, arranged, self._media.begin(cancellation))
+        layouts = [item.layout for item in media]
+        cancellation.check()
+        token_ids = self._prompts.tokenize(chat, layouts)
+        if self._marks is not None and self._starts_in_reasoning(chat, token_ids):
+            token_ids += self._marks.closing_ids
+        prompt = self._build(token_ids, media, chat, submit)
+        if self._caches.prefixes.needs_snapshots:
+            shared = shared_tokens(self._prompts, chat, layouts, token_ids)
+            point = shared + prompt.num_tokens - len(token_ids)
+            prompt = with_snapshot(prompt, point, has_states=self._spec.has_states)
+        prompt = replace(
+            prompt,
+            answer_format=None,
+            images=image_uses(media),
+            videos=video_uses(media),
+            param=given.param,
+        )
+        option_ids = self._prompts.tokenize_options(given.options, token_ids, given.param)
+        return self._look_up(with_options(prompt, option_ids), media, use_disk=use_disk)
 
     def _checked_ids(self, token_ids: str | tuple[int, ...], param: str) -> list[int]:
         assert not isinstance(token_ids, str)
@@ -278,7 +318,7 @@ class MultimodalPreparer:
     def _build(
         self, prompt_ids: list[int], media: list[MediaItem], chat: Chat, submit: Submit
     ) -> PreparedPrompt:
-        token_ids, spans, media_positions = _expand(prompt_ids, media)
+        token_ids, spans, media_positions = expand(prompt_ids, media)
         positions, rope_delta = None, 0
         if self._spec.mrope is not None:
             positions, rope_delta = prompt_positions(len(token_ids), media_positions)
@@ -336,50 +376,6 @@ class MultimodalPreparer:
             references.release()
             raise
         return Prepared(prompt, references, inputs, disk_read)
-
-
-def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
-    """Size and tokens of each image among `media`, as the model sees it."""
-    return tuple(
-        ImageUse(*item.layout.size, len(item.layout.token_ids))
-        for item in media
-        if item.is_image and item.layout.size is not None
-    )
-
-
-def _videos(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
-    """Frames and tokens of each video among `media`; a video may be several items."""
-    uses = []
-    for (_, sampled), items in groupby(media, lambda item: (item.param, item.layout.sampled)):
-        if sampled is not None:
-            num_tokens = sum(len(item.layout.token_ids) for item in items)
-            num_frames, last_seconds = len(sampled.seconds), round(sampled.seconds[-1], 3)
-            uses.append(VideoUse(num_frames, last_seconds, num_tokens, sampled.is_cut))
-    return tuple(uses)
-
-
-def _expand(
-    token_ids: list[int], media: list[MediaItem]
-) -> tuple[NDArray[np.int32], tuple[MediaSpan, ...], list[tuple[int, NDArray[np.int32]]]]:
-    """The token ids of a prompt with all tokens of its media, (tokens,), and its spans in order.
-
-    Also the first token and the M-RoPE positions, (3, tokens), of each media item that has any.
-    """
-    ids = np.array(token_ids, dtype=np.int32)
-    kinds = [item.layout.token_id for item in media]
-    indices = np.flatnonzero(np.isin(ids, kinds))
-    if ids[indices].tolist() != kinds:
-        raise InternalError(f"{len(media)} images have {len(indices)} tokens in the prompt.")
-    parts, spans, placed, cursor, length = [], list[MediaSpan](), [], 0, 0
-    for index, item in zip(indices, media, strict=True):
-        text, layout = ids[cursor:index], item.layout
-        start = length + len(text)
-        cursor, length = int(index) + 1, start + len(layout.token_ids)
-        parts += [text, layout.token_ids]
-        placed += [(start, layout.positions)] if layout.positions is not None else []
-        for (first, end), mm_hash in zip(layout.units, item.mm_hashes, strict=True):
-            spans.append(MediaSpan(start + first, start + end, mm_hash))
-    return np.concatenate([*parts, ids[cursor:]]), tuple(spans), placed
 
 
 def atomic_prefill_tokens(policy: ChunkPolicy, token_types: NDArray[np.int32]) -> int:

@@ -17,11 +17,16 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
+from vlm_server.interfaces.prompts import MAX_OPTION_TOKENS
 from vlm_server.prompt.media.processing import TokenLayout
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.template.chat import Chat, field_of, join_texts
 from vlm_server.prompt.template.templates import ChatTemplate, template_of
 
+_TAIL_TOKENS = 8
+"""The end of a prompt with which an option is tokenized."""
+_SHOWN = 40
+"""Characters of an option in errors."""
 _NOTHING = r"(?!)"
 """A pattern that matches nowhere."""
 
@@ -108,6 +113,39 @@ class PromptTokenizer:
         """Ids of the expected text of the answer."""
         self._check_length(text, "prediction")
         return tuple(self._ids(text, "prediction", adds_special=False))
+
+    def tokenize_options(
+        self, options: Sequence[str], prompt_ids: Sequence[int], param: str
+    ) -> list[tuple[int, ...]]:
+        """Ids of each option as the text that follows `prompt_ids`.
+
+        Raises InvalidRequest for control tokens, and for an option of no tokens or too many.
+        """
+        tail = self.text_of(prompt_ids[-_TAIL_TOKENS:])
+        texts = [tail, *(tail + option for option in options), *options]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            raise _no_text(param) from None
+        (tail_ids, *ids), count = (encoding.ids for encoding in encodings), len(options)
+        tokenized = list[tuple[int, ...]]()
+        for option, after_tail, alone in zip(options, ids[:count], ids[count:], strict=True):
+            is_after = after_tail[: len(tail_ids)] == tail_ids
+            option_ids = tuple(after_tail[len(tail_ids) :] if is_after else alone)
+            self._check_option(option, option_ids, param)
+            tokenized.append(option_ids)
+        return tokenized
+
+    def _check_option(self, option: str, token_ids: tuple[int, ...], param: str) -> None:
+        shown = repr(option if len(option) <= _SHOWN else option[:_SHOWN] + "…")
+        if self._special.count(option):
+            raise InvalidRequest(f"The option {shown} has a control token.", param)
+        if not 1 <= len(token_ids) <= MAX_OPTION_TOKENS:
+            raise InvalidRequest(
+                f"The option {shown} has {len(token_ids)} tokens; an option has 1 to "
+                f"{MAX_OPTION_TOKENS}.",
+                param,
+            )
 
     def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
         """The ids of a prompt given as ids, checked. Raises InvalidRequest."""

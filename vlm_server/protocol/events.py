@@ -226,12 +226,24 @@ class Vectors(msgspec.Struct, frozen=True):
     is_multi: bool = False
 
 
+class Decision(msgspec.Struct, frozen=True):
+    """How likely each option of a question is as its answer, in the order of the options.
+
+    `logprobs`: of the whole option and the answer's end after it. `greedy`: the number of the
+    option that greedy sampling of their tokens would choose.
+    """
+
+    logprobs: tuple[float, ...]
+    greedy: int
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """All choices have ended, or the request was aborted, or it was not to be answered in words.
 
     `images` and `videos` are those of the messages, in order. A prompt that was counted comes with
     its `token_ids`, and with its `text` if it was given as ids; a pooling request with the
-    `vectors` of its inputs, or the `scores` of all but the first. The front fills in `times`.
+    `vectors` of its inputs, the `scores` of all but the first, or the `decisions` of its
+    questions. The front fills in `times`.
     """
 
     request_id: str
@@ -245,6 +257,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     timeline: Timeline = Timeline()
     vectors: tuple[Vectors, ...] = ()
     scores: tuple[float, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

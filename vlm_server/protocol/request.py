@@ -174,11 +174,13 @@ class Pooling(msgspec.Struct, frozen=True):
 
     With "embed", the vectors of each of its inputs, cut to `dimensions` numbers and normalized
     again; None is all numbers that the model has. With "score", how well each input but the first,
-    the query, suits that one. `input_type` names a prompt of the checkpoint's, such as "query" or
-    "document", that stands before every input; `instruction` is a text in its place.
+    the query, suits that one. With "decide", how likely each of an input's options is as the answer
+    to that input, a question about the request's messages. `input_type` names a prompt of the
+    checkpoint's, such as "query" or "document", that stands before every input; `instruction` is a
+    text in its place.
     """
 
-    task: Literal["embed", "score"] = "embed"
+    task: Literal["embed", "score", "decide"] = "embed"
     dimensions: int | None = None
     input_type: str = ""
     instruction: str = ""
@@ -187,12 +189,14 @@ class Pooling(msgspec.Struct, frozen=True):
 class PoolingInput(msgspec.Struct, frozen=True):
     """One input of a pooling request: a conversation, of one message mostly, or token ids.
 
-    `param` names the field that it came from, for errors.
+    `param` names the field that it came from, for errors. `options`: the answers that a question
+    may have.
     """
 
     messages: tuple[Message, ...] = ()
     prompt: tuple[int, ...] | None = None
     param: str = ""
+    options: tuple[str, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -230,6 +234,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     def texts(self) -> Iterator[str]:
         """All texts of the request, JSON as it is, in no order of the prompt."""
+        for each in self.inputs:
+            yield from each.options
         for message in self.all_messages:
             yield from (part.text for part in message.content if isinstance(part, TextPart))
             yield from (message.reasoning, message.name, message.tool_call_id)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.protocol import Decision
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.decode.speculation import Speculation
@@ -73,6 +74,8 @@ class ModelRunner:
         """Prompts whose sequences have joined since the last launch; the next plan stores them."""
         self._scores: dict[str, NDArray[np.float32]] = {}
         """Scores of documents whose prefill ended in this step, (1, 1), by request."""
+        self._decisions: dict[str, Decision] = {}
+        """Results of questions whose last options were scored in this step, by request."""
         self._state_size: StateSize | None = None
         self._groups = DecodeGroups(loaded, speculation or Speculation())
         self._errors = LateErrors(loaded.errors, self._groups)
@@ -134,6 +137,7 @@ class ModelRunner:
         elif step.plan.prefills:
             sampled.add(self._finish_chunk(step.plan.prefills[0], step.logits, step.failures))
         pooled, self._scores = self._scores, {}
+        decisions, self._decisions = self._decisions, {}
         seconds = time.perf_counter() - step.prefill_started - decode_seconds
         return StepResult(
             sampled.tokens,
@@ -141,6 +145,7 @@ class ModelRunner:
             sampled.logprobs,
             sampled.drafts,
             pooled=pooled,
+            decisions=decisions,
             prefill_seconds=None if step.is_mixed else seconds,
             error=step.failures.last_error,
         )
@@ -186,6 +191,8 @@ class ModelRunner:
         if plan.is_batched_prefill or not (plan.prefills and plan.decode):
             return None
         (chunk,) = plan.prefills
+        if chunk.num_branch_tokens:
+            return None
         prompts = {request.request_id: request.prompt for request in plan.new}
         prompt = prompts.get(chunk.request_id) or self._prefills[chunk.request_id].kv.prompt
         if chunk.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
@@ -241,7 +248,10 @@ class ModelRunner:
         if chunk.request_id not in failures.by_request:
             with self._fail_on_chunk_error(chunk, failures):
                 prefill = self._prefill_of(plan, chunk)
-                logits = prefill.launch(chunk.start, chunk.end, mixed_logits)
+                if chunk.num_tokens:
+                    logits = prefill.launch(chunk.start, chunk.end, mixed_logits)
+                if chunk.num_branch_tokens:
+                    logits = prefill.launch_options(chunk.first_option, chunk.end_option)
         return logits
 
     def _prefill_of(self, plan: SchedulerOutput, chunk: PrefillWork) -> Prefill:
@@ -263,13 +273,18 @@ class ModelRunner:
         prefill = self._prefills[chunk.request_id]
         kv = prefill.kv
         with self._fail_on_chunk_error(chunk, failures):
-            if chunk.is_last and kv.prompt.is_pooled:
+            if chunk.num_branch_tokens:
+                prefill.options.result()
+            if chunk.is_last and kv.prompt.options:
+                self._decisions[chunk.request_id] = prefill.options.decision()
+                sampled = Sampled()
+            elif chunk.is_last and kv.prompt.is_pooled:
                 self._scores[chunk.request_id] = self._score(logits)
                 sampled = Sampled()
             elif chunk.is_last:
                 sampled = self._groups.join({chunk.request_id: kv}, logits)
                 self._state_size = self._state_size or StateSize(kv.cache, kv.prompt.num_tokens)
-            elif not prefill.is_piggybacked:
+            elif not (prefill.is_piggybacked or chunk.num_branch_tokens):
                 prefill.wait()
         if sampled is None:
             return Sampled()

@@ -79,6 +79,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum content parts in a request, over all its messages."""
     max_inputs: Annotated[int, Meta(ge=1)] = 2048
     """Maximum inputs in a request for vectors, and documents in one for scores."""
+    max_options: Annotated[int, Meta(ge=1)] = 4096
+    """Maximum options in a request for decisions, over all its questions."""
     max_images: Annotated[int, Meta(ge=0)] = 64
     """Maximum images in a request."""
     max_image_bytes: Annotated[int, Meta(ge=1)] = 20 * MIB

@@ -9,7 +9,7 @@ from vlm_server.api.dialects.anthropic import parse as anthropic
 from vlm_server.api.dialects.anthropic.render import MessageRenderer, encode_count
 from vlm_server.api.dialects.ollama import parse as ollama
 from vlm_server.api.dialects.ollama import render as ollama_render
-from vlm_server.api.dialects.openai import completions, embeddings, rerank, tokenize
+from vlm_server.api.dialects.openai import completions, decisions, embeddings, rerank, tokenize
 from vlm_server.api.dialects.openai import parse as openai
 from vlm_server.api.dialects.openai.render import ChatRenderer, CompletionRenderer
 from vlm_server.api.dialects.responses import parse as responses
@@ -43,6 +43,14 @@ RERANK = Dialect(
     rerank.parse_rerank,
     lambda request_id, model, options: WordlessRenderer(
         partial(rerank.encode_ranking, request_id, model, options)
+    ),
+)
+DECISIONS = Dialect(
+    decisions.DIALECT,
+    "decision-",
+    decisions.parse_decisions,
+    lambda request_id, model, options: WordlessRenderer(
+        partial(decisions.encode_decisions, model, options)
     ),
 )
 DETOKENIZE = Dialect(

@@ -7,7 +7,7 @@ import sys
 
 from vlm_server.api.dialects.anthropic import parse as anthropic
 from vlm_server.api.dialects.ollama import parse as ollama
-from vlm_server.api.dialects.openai import completions, embeddings, rerank, tokenize
+from vlm_server.api.dialects.openai import completions, decisions, embeddings, rerank, tokenize
 from vlm_server.api.dialects.openai import parse as openai
 from vlm_server.api.dialects.responses import parse as responses
 from vlm_server.api.parsing.media.external import BytesNeeded
@@ -30,6 +30,7 @@ _PARSERS: dict[str, Parse] = {
     anthropic.COUNT_DIALECT: anthropic.parse_count,
     completions.DIALECT: completions.parse_completion,
     embeddings.DIALECT: embeddings.parse_embeddings,
+    decisions.DIALECT: decisions.parse_decisions,
     rerank.DIALECT: rerank.parse_rerank,
     tokenize.TOKENIZE: tokenize.parse_prompt,
     tokenize.DETOKENIZE: tokenize.parse_tokens,

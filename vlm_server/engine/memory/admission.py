@@ -129,8 +129,24 @@ class Admission:
         needed_bytes += max(r.transient_bytes for r in requests)
         return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
+    def fits_branches(
+        self, request: Request, count: int, width: int, admitted: Sequence[Request]
+    ) -> bool:
+        """Whether `count` options of `request` may be scored in one call, `width` tokens each.
+
+        The request was admitted for one of the longest.
+        """
+        needed_bytes = self._branch_bytes(request, count, width)
+        return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
+
+    def _branch_bytes(self, request: Request, count: int, width: int) -> int:
+        """Bytes of `count` branches: copies of the prompt's KV, and what their tokens need."""
+        kv_bytes = self._kv_bytes(request.prompt.num_tokens + width)
+        prefill_bytes = self._governor.estimator.bytes_for("prefill", count * width)
+        return count * (kv_bytes + width * request.logit_bytes) + prefill_bytes
+
     def _transient_bytes(self, request: Request, admitted: Sequence[Request]) -> int:
-        """Bytes at its peak: during a disk read, an encode, a chunk, or joining the others.
+        """Bytes at its peak: in a disk read, an encode, a chunk, a branch, or joining the others.
 
         Joining copies all sequences once. The features of its media come on top, and a second time
         as part of the prompt's embeddings.
@@ -143,11 +159,13 @@ class Admission:
             prompt.atomic_prefill_tokens - num_cached,
         )
         estimator = self._governor.estimator
+        longest = max(map(len, prompt.options), default=0)
         join_bytes = self._batch_bytes(batch, _length_when_joined) if _num_seqs(batch) > 1 else 0
         peak_bytes = max(
             estimator.bytes_for("encode", max(encode_lengths, default=0)),
             estimator.bytes_for("prefill", chunk),
             join_bytes,
+            self._branch_bytes(request, 1, longest) if longest else 0,
             0 if request.disk_read is None else request.disk_read.transient_bytes,
         )
         feature_tokens = request.num_media_tokens + sum(encode_lengths)

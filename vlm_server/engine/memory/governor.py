@@ -217,13 +217,13 @@ class Governor:
         """Prepare for a prefill chunk."""
         self.estimator.begin("prefill")
 
-    def after_chunk(self, num_tokens: int, *, is_last: bool, joined_running: bool) -> None:
+    def after_chunk(self, num_tokens: int, *, is_last: bool, made_copies: bool) -> None:
         """Learn from a prefilled chunk of `num_tokens`; clear the pool by `prefill_keep_alloc`.
 
-        joined_running: whether the prompt joined running sequences, which were copied: its peak is
-        no measure for other chunks.
+        made_copies: whether running sequences were copied, which the prompt joined, or the prompt,
+        for its options: the peak is no measure for other chunks.
         """
-        self.estimator.end("prefill", num_tokens, is_typical=not joined_running)
+        self.estimator.end("prefill", num_tokens, is_typical=not made_copies)
         policy = self._settings.prefill_keep_alloc
         needed_bytes = self.estimator.bytes_for("prefill", num_tokens)
         if policy == "never" or (policy == "auto" and self._must_clear(needed_bytes)):

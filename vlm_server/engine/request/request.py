@@ -73,6 +73,10 @@ class Request:
         self.max_tokens = sampling.max_tokens or 0
         """The maximum length of each choice; 0 while the length of the prompt is unknown."""
         self.num_prefilled = 0
+        self.num_scored = 0
+        """The number of its prompt's options that are scored."""
+        self.logit_bytes = 0
+        """Device memory for the logits of one token of its options."""
         self.num_cached_tokens = 0
         self.num_encoded = 0
         """The number of media that the device has encoded for it."""
@@ -236,7 +240,7 @@ class Request:
         self.num_cached_tokens = prepared.prompt.num_tokens
 
     def finish_pooled(self) -> None:
-        """End a request whose vectors were made."""
+        """End a request whose vectors, score or decision were made."""
         self.move_to(State.FINISHED_ANSWERED)
 
     def admit(self, transient_bytes: int) -> None:
@@ -270,7 +274,7 @@ class Request:
         self.release_references()
         self.may_use_disk &= use_disk
         self.disk_read, self.transient_bytes, self.is_known_to_runner = None, 0, False
-        self.num_prefilled = self.num_cached_tokens = 0
+        self.num_prefilled = self.num_cached_tokens = self.num_scored = 0
         self.move_to(State.WAITING)
 
     def start_decode(self) -> None:

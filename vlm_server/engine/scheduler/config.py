@@ -18,6 +18,7 @@ INPUT_TYPES = ("query", "document")
 """Input types that every embedding model takes, whether it has prompts for them or not."""
 TYPICAL_TOKENS = 4096
 """Tokens of a typical prompt and its answer: a conversation with some images."""
+_FLOAT_BYTES = 4
 _MIN_SEQS = 16
 """Applies however little memory there is: prompts may be short, and admission knows their size."""
 _MAX_SEQS = 256
@@ -61,6 +62,8 @@ class SchedulerConfig:
     """The vectors of a model that embeds; None for one that does not."""
     scores_pairs: bool = False
     """Whether the model scores documents with their query, and not by vectors."""
+    batches_options: bool = True
+    """Whether several options of a question may be scored in one call."""
     batches_lengths: bool = True
     """Whether inputs of different lengths may be embedded in one batch."""
 
@@ -80,8 +83,21 @@ class SchedulerConfig:
                 "model",
             )
 
+    @property
+    def logit_bytes(self) -> int:
+        """Device memory for the logits of one token, as the model makes them and in float32."""
+        return 3 * _FLOAT_BYTES * self.vocabulary_size
+
     def _check_pooling(self, pooling: Pooling) -> None:
         vectors = self.vectors
+        if pooling.task == "decide":
+            if self.writes:
+                return
+            raise InvalidRequest(
+                f"This model ({self.family}) writes no answers, so that it can't decide: name a "
+                "model that writes.",
+                "model",
+            )
         if vectors is None:
             if pooling.task == "score" and self.scores_pairs:
                 return

@@ -17,6 +17,7 @@ from vlm_server.engine.scheduler.batching import EncodeBatcher, PoolingBatcher, 
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.live_requests import LiveRequests
+from vlm_server.engine.scheduler.option_batcher import OptionBatcher
 from vlm_server.engine.scheduler.preparer_order import PreparerOrder
 from vlm_server.engine.scheduler.sizing.chunk_sizer import ChunkSizer
 from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
@@ -66,6 +67,7 @@ class Planner:
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
         self._pooling_batcher = PoolingBatcher(config, requests, admission)
+        self._option_batcher = OptionBatcher(config, requests, admission)
         self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
         self._finished_seqs: list[SeqId] = []
@@ -119,13 +121,20 @@ class Planner:
         for chunk in plan.prefills:
             failure = result.failures.get(chunk.request_id)
             if isinstance(failure, DeviceLimit):
-                self._chunk_sizer.record_failure(chunk.num_tokens)
+                self._record_failure(chunk)
             elif chunk.is_last and failure is None:
                 request = self._requests[chunk.request_id]
                 self._stored_prompts += [request.request_id] if self._can_reuse(request) else []
         prefills = [chunk for chunk in plan.prefills if chunk.request_id in self._requests]
         if prefills and result.prefill_seconds is not None:
             self._record_prefill_time(plan, result, prefills, result.prefill_seconds)
+
+    def _record_failure(self, chunk: PrefillWork) -> None:
+        """Learn smaller sizes from a chunk that was too much for the device."""
+        if chunk.num_tokens:
+            self._chunk_sizer.record_failure(chunk.num_tokens)
+        if chunk.num_branch_tokens:
+            self._option_batcher.record_failure(chunk.num_branch_tokens)
 
     def _record_prefill_time(
         self,
@@ -140,6 +149,9 @@ class Planner:
             if not result.error:
                 self._chunk_sizer.record(plan.num_prefill_tokens, seconds)
             return
+        if prefills[0].num_branch_tokens:
+            self._record_branch_time(prefills[0], result, seconds)
+            return
         if len(prefills) == 1 and prefills[0].request_id not in result.failures:
             self._chunk_sizer.record(prefills[0].num_tokens, seconds, prefills[0].start)
         are_whole_prompts = bool(plan.new) and prefills[0].is_last
@@ -149,6 +161,11 @@ class Planner:
                 None if result.error else seconds,
                 others_decode=bool(plan.decode),
             )
+
+    def _record_branch_time(self, chunk: PrefillWork, result: StepResult, seconds: float) -> None:
+        """Learn from a step that scored options, if it did nothing else."""
+        if not chunk.num_tokens and chunk.request_id not in result.failures:
+            self._option_batcher.record(chunk.num_branch_tokens, seconds, chunk.start)
 
     def drop_seqs(self, request: Request, seqs: Sequence[SeqId], *, kv_is_valid: bool) -> None:
         """Have the runner drop sequences of `request` in the next plan.
@@ -166,7 +183,8 @@ class Planner:
     def _can_reuse(self, request: Request) -> bool:
         """Whether other prompts can begin with the KV of `request`.
 
-        Of the documents of one query, which share its tokens, the first one is enough.
+        Of the documents of one query, or the questions about one conversation, which share its
+        tokens, the first one is enough.
         """
         if request.pooling is not None and input_index(request.request_id) > 1:
             return False
@@ -323,10 +341,35 @@ class Planner:
         """
         self._device_order.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
-        end = self._chunk_sizer.chunk_end(
-            prompt,
+        end = start
+        if start < prompt.num_tokens:
+            end = self._chunk_sizer.chunk_end(
+                prompt,
+                start,
+                piggyback_tokens=self._piggyback_tokens(prompt, num_beside) if num_beside else 0,
+                others_decode=num_beside > 0,
+            )
+        options = self._next_options(request, start, end, others_decode=num_beside > 0)
+        is_last = end == prompt.num_tokens and options.stop == len(prompt.options)
+        lengths = (len(option) for option in prompt.options[options.start : options.stop])
+        return PrefillWork(
+            request.request_id,
             start,
-            piggyback_tokens=self._piggyback_tokens(prompt, num_beside) if num_beside else 0,
-            others_decode=num_beside > 0,
+            end,
+            is_last,
+            first_option=options.start,
+            end_option=options.stop,
+            option_tokens=max(lengths, default=0),
         )
-        return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
+
+    def _next_options(
+        self, request: Request, start: int, end: int, *, others_decode: bool
+    ) -> range:
+        """The options to score after tokens `start` to `end`.
+
+        They share a step with tokens of the prompt only if no other sequence waits for its end.
+        """
+        is_prefilled = end == request.prompt.num_tokens
+        if not (request.prompt.options and is_prefilled) or (start < end and others_decode):
+            return range(request.num_scored, request.num_scored)
+        return self._option_batcher.next_options(request, others_decode=others_decode)

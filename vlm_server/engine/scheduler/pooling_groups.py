@@ -6,7 +6,7 @@ few of each request are live at a time, so that a request with thousands stays c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,6 +15,7 @@ from vlm_server.engine.output.vectors import Rows, cut, similarity
 from vlm_server.engine.request.request import Request, group_id_of, input_id, input_index
 from vlm_server.protocol import (
     ContentPart,
+    Decision,
     Finished,
     ImagePart,
     ImageUse,
@@ -32,6 +33,10 @@ _MAX_LIVE = 128
 """The most inputs that are live at a time, which all requests share: a batch or two of short texts.
 Each request has one at least."""
 
+Result = Rows | Decision
+"""The vectors of an input, its score, or the decision of a question; that in the order of
+`PreparedPrompt.options`."""
+
 
 @dataclass(slots=True)
 class _Group:
@@ -43,7 +48,7 @@ class _Group:
     first_index: int
     next_index: int
     live: set[str] = field(default_factory=set)
-    rows: dict[int, Rows] = field(default_factory=dict)
+    results: dict[int, Result] = field(default_factory=dict)
     images: dict[int, tuple[ImageUse, ...]] = field(default_factory=dict)
     videos: dict[int, tuple[VideoUse, ...]] = field(default_factory=dict)
     prompt_tokens: int = 0
@@ -76,30 +81,36 @@ class PoolingGroups:
     def open(self, submit: Submit) -> None:
         """Take over a pooling request; `next_inputs` has its inputs."""
         assert submit.pooling is not None
-        first = 1 if self._of_pairs else 0
+        first = 1 if self._has_query(submit.pooling) else 0
         group = _Group(submit, submit.pooling, self._clock(), first, next_index=first)
         self._groups[submit.request_id] = group
 
     def next_inputs(self, group_id: str) -> Iterator[Submit]:
         """The inputs to enqueue now, each as a request of its own."""
         group, share = self._groups[group_id], max(1, _MAX_LIVE // len(self._groups))
+        if group.pooling.task == "decide" and not group.results:
+            share = 1  # the others find its conversation in the prefix cache
+        of_pairs = self._has_query(group.pooling)
         while len(group.live) < share and group.next_index < len(group.submit.inputs):
             seconds = self._clock() - group.began_at
-            part = _input_of(group.submit, group.next_index, seconds, of_pairs=self._of_pairs)
+            part = _input_of(group.submit, group.next_index, seconds, of_pairs=of_pairs)
             group.next_index += 1
             group.live.add(part.request_id)
             yield part
 
-    def finish(self, request: Request, rows: Rows) -> Finished | None:
-        """Record the vectors of an input; returns the group's end if it was the last one."""
+    def finish(self, request: Request, result: Result) -> Finished | None:
+        """Record the result of an input; returns the group's end if it was the last one."""
         group_id, index = group_id_of(request.request_id), input_index(request.request_id)
         group = self._groups[group_id]
         group.live.remove(request.request_id)
-        group.rows[index] = cut(rows, group.pooling.dimensions)
+        if isinstance(result, Decision):
+            group.results[index] = _of_request(result, request.prompt.option_places)
+        else:
+            group.results[index] = cut(result, group.pooling.dimensions)
         group.images[index], group.videos[index] = request.prompt.images, request.prompt.videos
         group.prompt_tokens += request.prompt.num_tokens
         group.cached_tokens += request.num_cached_tokens
-        if len(group.rows) < len(group.indices):
+        if len(group.results) < len(group.indices):
             return None
         del self._groups[group_id]
         return self._finished(group, request)
@@ -112,18 +123,28 @@ class PoolingGroups:
     def progress(self) -> Iterator[RequestProgress]:
         """The progress of each group, in inputs."""
         for group_id, group in self._groups.items():
-            yield RequestProgress(group_id, "prefill", len(group.rows), len(group.indices))
+            yield RequestProgress(group_id, "prefill", len(group.results), len(group.indices))
+
+    def _has_query(self, pooling: Pooling | None) -> bool:
+        """Whether the first input is a query that is scored with each of the others."""
+        return self._of_pairs and pooling is not None and pooling.task == "score"
 
     def _finished(self, group: _Group, last: Request) -> Finished:
         indices = group.indices
-        finished = Finished(
-            group.submit.request_id,
-            group.usage,
-            images=tuple(image for index in indices for image in group.images[index]),
-            videos=tuple(video for index in indices for video in group.videos[index]),
-            timeline=last.timeline,
+        finished = Finished(group.submit.request_id, group.usage, timeline=last.timeline)
+        results = [group.results[index] for index in indices]
+        decisions = tuple(each for each in results if isinstance(each, Decision))
+        # Questions share their conversation, which comes first.
+        shown = indices[:1] if decisions else indices
+        finished = msgspec.structs.replace(
+            finished,
+            images=tuple(image for index in shown for image in group.images[index]),
+            videos=tuple(video for index in shown for video in group.videos[index]),
+            decisions=decisions,
         )
-        rows = [group.rows[index] for index in indices]
+        rows = [each for each in results if not isinstance(each, Decision)]
+        if decisions:
+            return finished
         if self._of_pairs:
             return msgspec.structs.replace(finished, scores=tuple(each.item() for each in rows))
         if group.pooling.task == "score":
@@ -136,10 +157,16 @@ class PoolingGroups:
         return msgspec.structs.replace(finished, vectors=vectors)
 
 
+def _of_request(decision: Decision, places: Sequence[int]) -> Decision:
+    """`decision` in the order of the request's options; `places`: see `PreparedPrompt`."""
+    logprobs = tuple(decision.logprobs[place] for place in places)
+    return Decision(logprobs, places.index(decision.greedy))
+
+
 def _input_of(submit: Submit, index: int, seconds: float, *, of_pairs: bool) -> Submit:
     """Input `index` of a pooling request as a request, `seconds` after that one began.
 
-    With `of_pairs`, it has the query's message before its own.
+    It has the request's messages before its own; with `of_pairs`, those of the query.
     """
     given, pooling = submit.inputs[index], submit.pooling
     assert pooling is not None
@@ -153,7 +180,7 @@ def _input_of(submit: Submit, index: int, seconds: float, *, of_pairs: bool) -> 
     part = msgspec.structs.replace(
         submit,
         request_id=input_id(submit.request_id, index),
-        messages=(*submit.inputs[0].messages, *given.messages) if of_pairs else given.messages,
+        messages=(*(submit.inputs[0] if of_pairs else submit).messages, *given.messages),
         prompt=given.prompt,
         pooling=pooling,
         inputs=(msgspec.structs.replace(given, messages=()),),

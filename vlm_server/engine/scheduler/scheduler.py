@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from vlm_server.cache.caches import Caches, EncodedImage
@@ -24,7 +22,7 @@ from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
-from vlm_server.engine.scheduler.pooling_groups import PoolingGroups
+from vlm_server.engine.scheduler.pooling_groups import PoolingGroups, Result
 from vlm_server.engine.scheduler.stats import SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
@@ -132,6 +130,7 @@ class Scheduler:
         try:
             if request.pooling is not None:
                 self._config.check_length(outcome.prompt)
+                request.logit_bytes = self._config.logit_bytes
                 request.on_prepared(outcome, max_tokens=0)
                 return []
             max_tokens = self._config.max_answer_tokens(outcome.prompt, request.sampling.max_tokens)
@@ -226,6 +225,10 @@ class Scheduler:
                 request.finish_pooled()
                 stored = self._caches.store_vectors(request.prompt.vector_key, rows)
                 events += self._end_input(request, stored)
+        for request_id, decision in result.decisions.items():
+            if request := self._requests.get(request_id):
+                request.finish_pooled()
+                events += self._end_input(request, decision)
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail_or_retry(request, error)
@@ -272,7 +275,7 @@ class Scheduler:
             request = self._requests.get(chunk.request_id)
             if request is None or request.request_id in result.failures:
                 continue
-            request.num_prefilled = chunk.end
+            request.num_prefilled, request.num_scored = chunk.end, chunk.end_option
             if chunk.is_last and request.pooling is None:
                 request.start_decode()
 
@@ -312,10 +315,10 @@ class Scheduler:
         for submit in self._groups.next_inputs(group_id):
             self._enqueue(submit)
 
-    def _end_input(self, request: Request, rows: NDArray[np.float32]) -> list[Event]:
-        """End an input with its vectors; returns the end of its group, if it was the last one."""
+    def _end_input(self, request: Request, result: Result) -> list[Event]:
+        """End an input with its result; returns the end of its group, if it was the last one."""
         self._end(request, request.state)
-        finished = self._groups.finish(request, rows)
+        finished = self._groups.finish(request, result)
         if finished is not None:
             return [finished]
         self._enqueue_inputs(group_id_of(request.request_id))

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import groupby
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
+from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.errors import InternalError
 from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
@@ -25,7 +28,7 @@ from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampl
 from vlm_server.prompt.media.image_sizes import ImageSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.template.templates import ChatTemplate
-from vlm_server.protocol import Image, Submit, Video
+from vlm_server.protocol import Image, ImageUse, Submit, Video, VideoUse
 from vlm_server.settings import VideoSettings
 
 _MAX_FRAMES_AS_IMAGES = 16
@@ -231,3 +234,47 @@ class _KeyLocks:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def image_uses(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
+    """Size and tokens of each image among `media`, as the model sees it."""
+    return tuple(
+        ImageUse(*item.layout.size, len(item.layout.token_ids))
+        for item in media
+        if item.is_image and item.layout.size is not None
+    )
+
+
+def video_uses(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
+    """Frames and tokens of each video among `media`; a video may be several items."""
+    uses = []
+    for (_, sampled), items in groupby(media, lambda item: (item.param, item.layout.sampled)):
+        if sampled is not None:
+            num_tokens = sum(len(item.layout.token_ids) for item in items)
+            num_frames, last_seconds = len(sampled.seconds), round(sampled.seconds[-1], 3)
+            uses.append(VideoUse(num_frames, last_seconds, num_tokens, sampled.is_cut))
+    return tuple(uses)
+
+
+def expand(
+    token_ids: list[int], media: list[MediaItem]
+) -> tuple[NDArray[np.int32], tuple[MediaSpan, ...], list[tuple[int, NDArray[np.int32]]]]:
+    """The token ids of a prompt with all tokens of its media, (tokens,), and its spans in order.
+
+    Also the first token and the M-RoPE positions, (3, tokens), of each media item that has any.
+    """
+    ids = np.array(token_ids, dtype=np.int32)
+    kinds = [item.layout.token_id for item in media]
+    indices = np.flatnonzero(np.isin(ids, kinds))
+    if ids[indices].tolist() != kinds:
+        raise InternalError(f"{len(media)} images have {len(indices)} tokens in the prompt.")
+    parts, spans, placed, cursor, length = [], list[MediaSpan](), [], 0, 0
+    for index, item in zip(indices, media, strict=True):
+        text, layout = ids[cursor:index], item.layout
+        start = length + len(text)
+        cursor, length = int(index) + 1, start + len(layout.token_ids)
+        parts += [text, layout.token_ids]
+        placed += [(start, layout.positions)] if layout.positions is not None else []
+        for (first, end), mm_hash in zip(layout.units, item.mm_hashes, strict=True):
+            spans.append(MediaSpan(start + first, start + end, mm_hash))
+    return np.concatenate([*parts, ids[cursor:]]), tuple(spans), placed

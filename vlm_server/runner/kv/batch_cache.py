@@ -15,6 +15,7 @@ from mlx_vlm.models.cache import BatchKVCache, KVCache
 
 from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.kv.layers import can_batch
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 SequenceLayer: TypeAlias = KVCache | WindowKVCache
@@ -30,6 +31,19 @@ def join(running: list[Any], num_running: int, prompt: list[Any], count: int) ->
         return prompt
     new_rows = [_as_rows(layer, count) for layer in prompt]
     return new_rows if num_running == 0 else _extend(running, num_running, new_rows)
+
+
+def branch(prompt: list[Any], count: int) -> list[Any]:
+    """`count` rows of one prompt's layers, which are copied; one at a time if `can_batch` fails."""
+    if not can_batch(prompt):
+        assert count == 1
+        return copy.deepcopy(prompt)
+    return [
+        RowsKVCache.copies(layer, count)
+        if isinstance(layer, SequenceLayer)
+        else type(layer).merge([layer] * count)
+        for layer in prompt
+    ]
 
 
 def join_rows(

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer
 from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.model.adapters import applied
@@ -56,6 +57,13 @@ class TextModel:
             if layer is not layer_cache:
                 layer.give_back(layer_cache)
         return output.logits[:, -count:], None
+
+    def step_once(
+        self, token_ids: mx.array, cache: list[Any], inputs: dict[str, mx.array]
+    ) -> mx.array:
+        """The logits of `step`, never compiled: for shapes that hardly come again."""
+        forget_columns(cache)
+        return TextModel.step(self, token_ids, cache, inputs)[0]
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
         """Prefill `chunk` in a step of its own.

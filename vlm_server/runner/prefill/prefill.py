@@ -22,6 +22,7 @@ from vlm_server.runner.model.adapters import ADAPTERS, adapters_of_rows, applied
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
+from vlm_server.runner.prefill.branches import OptionBranches
 
 
 class Prefill:
@@ -54,6 +55,7 @@ class Prefill:
         if request.prefix.length:
             restore(self._cache, request.prefix, request.prompt.num_tokens)
         self._inputs: PromptInputs | None = PromptInputs(loaded, request)
+        self.options = OptionBranches(loaded, request.prompt)
 
     def chunk(self, start: int, end: int) -> PromptChunk | None:
         """Tokens `start` to `end` for a mixed step; None if they need a step of their own."""
@@ -82,6 +84,16 @@ class Prefill:
                 if isinstance(layer, WindowKVCache):
                     layer.shrink()
         self._logits = logits[:, -1]
+        return self._logits
+
+    def launch_options(self, first: int, end: int) -> mx.array:
+        """Begin to score options `first` to `end`, after the whole prompt.
+
+        Returns the logits of the prompt's last token, (1, vocabulary), lazy.
+        """
+        assert self._logits is not None
+        self.is_piggybacked = False
+        self.options.launch(self._cache, self._logits, first, end)
         return self._logits
 
     def wait(self) -> None:

@@ -231,7 +231,7 @@ def test_self_trimming_pool_is_cleared_only_for_encodes():
     harness.hold(active=500, pool=350)
     assert harness.admit(300) == "admit"
     harness.governor.before_chunk()
-    harness.governor.after_chunk(512, is_last=False, joined_running=False)
+    harness.governor.after_chunk(512, is_last=False, made_copies=False)
     assert harness.decisions == {}
     harness.governor.before_encode(200)
     assert harness.decisions == {"clear_guard": 1}
@@ -265,7 +265,7 @@ def serve(harness: GovernorHarness, seconds: int) -> None:
         governor.before_encode(1131)
         governor.after_encode(1131, 5 * MIB, tokens_per_call=1131)
         governor.before_chunk()
-        governor.after_chunk(1200, is_last=True, joined_running=True)
+        governor.after_chunk(1200, is_last=True, made_copies=True)
         for _ in range(40):
             governor.make_room_for_reserved(GIB * MIB)
             governor.after_decode(8, awaits_first_token=False)
@@ -407,14 +407,14 @@ def test_pool_is_cleared_between_chunks_by_policy(policy: str, pool: int, cleare
     harness.hold(active=500, pool=pool)
     harness.governor.before_chunk()
     harness.memory.peak_bytes = 700 * MIB
-    harness.governor.after_chunk(512, is_last=False, joined_running=False)
+    harness.governor.after_chunk(512, is_last=False, made_copies=False)
     assert harness.decisions == cleared
 
 
 def test_pool_is_cleared_after_last_chunk_by_policy():
     harness = GovernorHarness(prefill_keep_alloc="never")
     harness.governor.before_chunk()
-    harness.governor.after_chunk(512, is_last=True, joined_running=False)
+    harness.governor.after_chunk(512, is_last=True, made_copies=False)
     assert harness.decisions == {"clear_prefill": 1}
 
 
@@ -534,7 +534,7 @@ def test_estimator_ignores_chunk_that_joined_running_sequences(harness: Governor
     learn(harness, "prefill", 100, 10)
     harness.governor.before_chunk()
     harness.memory.peak_bytes = harness.memory.active_bytes + 800 * MIB
-    harness.governor.after_chunk(100, is_last=True, joined_running=True)
+    harness.governor.after_chunk(100, is_last=True, made_copies=True)
     assert harness.governor.estimator.bytes_for("prefill", 100) == 10 * MIB
 
 

@@ -1,0 +1,156 @@
+"""The options of a question, scored as branches: rows that begin with copies of its prompt's KV.
+
+The tokens of each option are input, and the log probability of each is read after the one before
+it; that of the end of the answer is read after the last. Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from vlm_server.errors import InternalError
+from vlm_server.interfaces import PreparedPrompt
+from vlm_server.protocol import Decision
+from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.kv.batch_cache import branch
+from vlm_server.runner.kv.layers import can_store
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.adapters import adapters_of_rows
+from vlm_server.runner.model.mrope import next_position_ids
+
+Options = Sequence[tuple[int, ...]]
+"""Token ids of each option; no two are equal."""
+
+
+class _Launched(NamedTuple):
+    """Log probabilities of branches, lazy, but for the first token of each.
+
+    first: (branches,), of first tokens. later: (branches, width), at column i of token i + 1. ends:
+    (branches, width), of the end after token i; best_ends: those of the likeliest end token.
+    """
+
+    options: Options
+    first: mx.array
+    later: mx.array
+    ends: mx.array
+    best_ends: mx.array
+
+
+class OptionScore(NamedTuple):
+    """Log probabilities of an option's tokens, and of the end after them: of any end token, and of
+    the likeliest."""
+
+    tokens: tuple[float, ...]
+    end: float
+    best_end: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.tokens) + self.end
+
+
+class OptionBranches:
+    """The options of one prompt, scored in groups: one `result` follows each `launch`."""
+
+    def __init__(self, loaded: LoadedModel, prompt: PreparedPrompt) -> None:
+        self._loaded = loaded
+        self._prompt = prompt
+        self._scores: list[OptionScore] = []
+        """Of the options so far, in order."""
+        self._launched: _Launched | None = None
+
+    def launch(self, cache: list[Any], logits: mx.array, first: int, end: int) -> None:
+        """Begin options `first` to `end`.
+
+        cache: the layers of the whole prompt, which are not changed. logits: after its last token,
+        (1, vocabulary).
+        """
+        assert first == len(self._scores)
+        options = self._prompt.options[first:end]
+        width = max(map(len, options))
+        token_ids = np.zeros((len(options), width + 1), dtype=np.int32)
+        for row, option in enumerate(options):
+            token_ids[row, : len(option)] = option
+        ids = mx.array(token_ids)
+        branch_logits = self._append(ids[:, :width], branch(cache, len(options)))
+        logits = logits.astype(mx.float32)
+        first_logprobs = logits[0, ids[:, 0]] - mx.logsumexp(logits, axis=-1)
+        launched = _Launched(options, first_logprobs, *self._logprobs(branch_logits, ids[:, 1:]))
+        mx.async_eval(launched[1:])  # type: ignore[no-untyped-call]
+        self._launched = launched
+
+    def result(self) -> None:
+        """Wait for the options that were launched. Raises InternalError for NaN."""
+        launched, self._launched = self._launched, None
+        assert launched is not None
+        first, later, ends, best_ends = map(to_numpy, launched[1:])
+        for row, option in enumerate(launched.options):
+            last = len(option) - 1
+            tokens = (first[row], *later[row, :last])
+            end, best_end = float(ends[row, last]), float(best_ends[row, last])
+            score = OptionScore(tuple(map(float, tokens)), end, best_end)
+            if np.isnan(score.total):
+                raise InternalError("The model's scores for the next token are NaN.")
+            self._scores.append(score)
+
+    def decision(self) -> Decision:
+        """The result, after the last option."""
+        scores = self._scores
+        greedy = greedy_option(self._prompt.options, scores)
+        return Decision(tuple(score.total for score in scores), greedy)
+
+    def _append(self, token_ids: mx.array, cache: list[Any]) -> mx.array:
+        """Logits after each of `token_ids`, (branches, width, vocabulary), lazy.
+
+        Token by token where mlx-vlm's own batched caches may not take several tokens of a row.
+        """
+        loaded, prompt = self._loaded, self._prompt
+        rows, width = token_ids.shape
+        size = width if can_store(loaded.language_model) else 1
+        steps = []
+        for start in range(0, width, size):
+            position = prompt.num_tokens + prompt.rope_delta + start
+            inputs = next_position_ids(loaded.decode_positions, [position] * rows, size)
+            inputs |= adapters_of_rows([prompt.adapter] * rows)
+            step = token_ids[:, start : start + size]
+            steps.append(loaded.text.step_once(step, cache, inputs))
+        loaded.forget_positions()
+        return mx.concatenate(steps, axis=1)
+
+    def _logprobs(self, logits: mx.array, next_ids: mx.array) -> tuple[mx.array, ...]:
+        """Log probabilities of `next_ids`, of any end token and of the likeliest one."""
+        logits = logits.astype(mx.float32)
+        total = mx.logsumexp(logits, axis=-1)
+        later = mx.take_along_axis(logits, next_ids[..., None], axis=-1)[..., 0] - total
+        size = logits.shape[-1]
+        end_ids = [i for i in sorted(self._loaded.spec.eos_token_ids) if i < size]
+        if not end_ids:
+            return later, mx.zeros_like(later), mx.zeros_like(later)
+        ends = logits[..., mx.array(end_ids)]
+        return later, mx.logsumexp(ends, axis=-1) - total, ends.max(axis=-1) - total
+
+
+def greedy_option(options: Options, scores: Sequence[OptionScore]) -> int:
+    """The option that greedy sampling would choose, if only tokens of options were allowed.
+
+    Token by token, the likeliest that continues an option; or the end, where one is complete.
+    """
+    alive, depth = list(range(len(options))), 0
+    while len(alive) > 1:
+        logprobs: dict[int | None, float] = {}
+        for index in alive:
+            tokens = scores[index].tokens
+            if depth == len(tokens):
+                logprobs[None] = scores[index].best_end
+            else:
+                logprobs.setdefault(options[index][depth], tokens[depth])
+        best = max(logprobs, key=lambda token: logprobs[token])
+        if best is None:
+            return next(i for i in alive if len(options[i]) == depth)
+        alive = [i for i in alive if options[i][depth : depth + 1] == (best,)]
+        depth += 1
+    return alive[0]
