@@ -23,6 +23,7 @@ from vlm_server.protocol import (
     Pooling,
     RequestProgress,
     Submit,
+    Timeline,
     Usage,
     Vectors,
     VideoPart,
@@ -53,6 +54,8 @@ class _Group:
     videos: dict[int, tuple[VideoUse, ...]] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
+    """The phases of the first input that ended."""
 
     @property
     def indices(self) -> range:
@@ -103,6 +106,8 @@ class PoolingGroups:
         group_id, index = group_id_of(request.request_id), input_index(request.request_id)
         group = self._groups[group_id]
         group.live.remove(request.request_id)
+        if not group.results:
+            group.timeline = request.timeline
         if isinstance(result, Decision):
             group.results[index] = _of_request(result, request.prompt.option_places)
         else:
@@ -113,7 +118,7 @@ class PoolingGroups:
         if len(group.results) < len(group.indices):
             return None
         del self._groups[group_id]
-        return self._finished(group, request)
+        return self._finished(group)
 
     def close(self, group_id: str) -> tuple[Usage, set[str]]:
         """End a group early; returns its usage so far, and the requests of its live inputs."""
@@ -129,9 +134,16 @@ class PoolingGroups:
         """Whether the first input is a query that is scored with each of the others."""
         return self._of_pairs and pooling is not None and pooling.task == "score"
 
-    def _finished(self, group: _Group, last: Request) -> Finished:
+    def _timeline(self, group: _Group) -> Timeline:
+        """The phases of the first input; its last one lasts until now."""
+        *phases, last = group.timeline.phases
+        end = group.timeline.began_at + sum(phase.seconds for phase in phases)
+        now = msgspec.structs.replace(last, seconds=self._clock() - end)
+        return Timeline(group.timeline.began_at, (*phases, now))
+
+    def _finished(self, group: _Group) -> Finished:
         indices = group.indices
-        finished = Finished(group.submit.request_id, group.usage, timeline=last.timeline)
+        finished = Finished(group.submit.request_id, group.usage, timeline=self._timeline(group))
         results = [group.results[index] for index in indices]
         decisions = tuple(each for each in results if isinstance(each, Decision))
         # Questions share their conversation, which comes first.

@@ -19,16 +19,20 @@ Kind = Literal["choice", "bool", "score", "multi_label", "ranking"]
 TYPE_RULE = "must be 'choice', 'bool', 'score', 'multi_label' or 'ranking'"
 _MIN_CRITERIA: dict[Kind, int] = {"choice": 2, "score": 2, "multi_label": 1, "ranking": 2}
 _YES, _NO = ("yes", "Yes"), ("no", "No")
-_YES_OR_NO = "Reply with yes or no alone."
+_LABEL = "{label}"
 
 
 class Question(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A question, as mlx-vlm has it; `criteria` are labels, or map labels to descriptions."""
+    """A question, as mlx-vlm has it; `criteria` are labels, or map labels to descriptions.
+
+    Without `list_options` the model is asked the instructions as they are.
+    """
 
     instructions: Annotated[str, Meta(min_length=1)]
     type: Kind = "choice"
     criteria: list[str] | dict[str, str | None] | None = None
     threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    list_options: bool | None = None
 
 
 prepare(Question)
@@ -59,6 +63,15 @@ def read_question(name: str, question: Question, param: str) -> tuple[Asked, tup
     """A question, and what the model is asked. Raises InvalidRequest."""
     labels = _labels(question, param)
     threshold = 0.5 if question.threshold is None else question.threshold
+    if (
+        question.type == "multi_label"
+        and question.list_options is False
+        and _LABEL not in question.instructions
+    ):
+        raise InvalidRequest(
+            f"`{param}.instructions` must name the label as `{_LABEL}` if it is not listed.",
+            f"{param}.instructions",
+        )
     asked = Asked(name, question.type, labels, threshold)
     return asked, tuple(_inputs(question, labels))
 
@@ -86,25 +99,33 @@ def _labels(question: Question, param: str) -> tuple[str, ...]:
 
 
 def _inputs(question: Question, labels: Sequence[str]) -> Iterator[Input]:
-    instructions, criteria = question.instructions, question.criteria
+    options = (*_YES, *_NO) if question.type in ("bool", "multi_label") else tuple(labels)
+    for label in labels if question.type == "multi_label" else ("",):
+        if question.list_options is False:
+            yield Input(question.instructions.replace(_LABEL, label), options)
+        else:
+            lines = [question.instructions, *_explained(question, label)]
+            yield Input("\n".join(lines), options)
+
+
+def _explained(question: Question, label: str) -> Iterator[str]:
+    """The lines after the instructions: the options and the form of the answer."""
+    criteria = question.criteria or ()
     described = criteria if isinstance(criteria, Mapping) else {}
     match question.type:
         case "bool":
             meanings = (("true", "Yes"), ("false", "No"))
-            lines = [f"{word}: {described[key]}" for key, word in meanings if described.get(key)]
-            yield Input("\n".join([instructions, *lines, "", _YES_OR_NO]), (*_YES, *_NO))
+            yield from (f"{word}: {described[key]}" for key, word in meanings if key in described)
+            yield from ("", "Reply with yes or no alone.")
         case "score":
-            levels = [f"{i}: {text}" for i, text in enumerate(criteria or ())]
-            text = [instructions, "", *levels, "", "Reply with the number alone."]
-            yield Input("\n".join(text), tuple(labels))
+            levels = (f"{i}: {text}" for i, text in enumerate(criteria))
+            yield from ("", *levels, "", "Reply with the number alone.")
         case "multi_label":
-            for label in labels:
-                line = f"Does this apply: {_described(label, described)}"
-                yield Input("\n".join([instructions, "", line, "", _YES_OR_NO]), (*_YES, *_NO))
+            applies = f"Does this apply: {_described(label, described)}"
+            yield from ("", applies, "", "Reply with yes or no alone.")
         case _:
-            lines = [f"- {_described(label, described)}" for label in sorted(labels)]
-            text = [instructions, "", "Options:", *lines, "", "Reply with one option alone."]
-            yield Input("\n".join(text), tuple(labels))
+            lines = (f"- {_described(each, described)}" for each in sorted(criteria))
+            yield from ("", "Options:", *lines, "", "Reply with one option alone.")
 
 
 def _described(label: str, descriptions: Mapping[str, str | None]) -> str:
