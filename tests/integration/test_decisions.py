@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.integration.decisions import OPTIONS, Asked, decide, decisions_of, logprobs_in_chunks
-from tests.integration.harness import EngineHarness, Load, NewEngine, Part
+from tests.integration.harness import (
+    EngineHarness,
+    Load,
+    NewEngine,
+    Part,
+    Served,
+    ask,
+    caches_of,
+)
+from tests.integration.prompts import LONGER
+from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.support.selection import CORE_TEXTS
-from vlm_server.protocol import Decision
+from vlm_server.interfaces import SchedulerOutput
+from vlm_server.interfaces.prompts import MAX_OPTION_TOKENS
+from vlm_server.protocol import Deadlines, Decision, Failed, Finished
+from vlm_server.runner.kv.layers import can_store
+from vlm_server.runner.model_runner import LaunchedStep
 from vlm_server.runner.prefill.branches import OptionScore, greedy_option
 
 RTOL, ATOL = 1e-4, 1e-4
@@ -47,3 +62,187 @@ def test_options_of_text_models_have_logprobs_of_longer_prompts(
     (decision,) = decisions_of(engine, decide("text", ("A red apple.",), QUESTION))
     assert len(decision.logprobs) == len(OPTIONS)
     check(engine, "text/0", (), decision)
+
+
+# ---- whatever runs beside it -------------------------------------------------------------
+
+QUESTIONS = (QUESTION, Asked("Is it round?", ("yes", "no")), Asked("And how many?", "0123"))
+
+
+def assert_equal(decisions: Sequence[Decision], expected: Sequence[Decision]) -> None:
+    for one, other in zip(decisions, expected, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=RTOL, atol=ATOL)
+        assert one.greedy == other.greedy
+
+
+@pytest.fixture
+def alone(new_engine: NewEngine) -> list[Decision]:
+    """The decisions of QUESTIONS, each in a request and an engine of its own."""
+    return [decisions_of(new_engine(), decide(asked.text, PARTS, asked))[0] for asked in QUESTIONS]
+
+
+@pytest.mark.families("caches", "prompts")
+def test_decisions_are_equal_beside_answers_and_cached(
+    new_engine: NewEngine, served: Served, alone: list[Decision]
+) -> None:
+    expected_tokens = new_engine().answer(ask("answer", "Hello", sampling=LONGER))
+    engine = new_engine(chunk_tokens=16, caches=caches_of(served))
+    engine.add(ask("answer", "Hello", sampling=LONGER))
+    engine.step(4)
+    engine.add(decide("other", ("Some text",), *QUESTIONS))
+    assert_equal(decisions_of(engine, decide("first", PARTS, *QUESTIONS)), alone)
+    assert engine.tokens["answer"] == expected_tokens
+    assert_equal(decisions_of(engine, decide("again", PARTS, *QUESTIONS)), alone)
+    engine.caches.check_integrity()
+    assert engine.caches.num_references == 0
+
+
+@pytest.mark.families("caches")
+@pytest.mark.parametrize("parts", [PARTS, ("A text about many things. " * 8,)])
+def test_questions_share_their_conversation(
+    parts: tuple[Part, ...], new_engine: NewEngine, served: Served
+) -> None:
+    engine = new_engine(caches=caches_of(served))
+    decisions_of(engine, decide("many", parts, *QUESTIONS))
+    prompts = [engine.prompts[f"many/{i}"] for i in range(len(QUESTIONS))]
+    usage = engine.ends["many"].usage
+    assert usage.prompt_tokens == sum(each.num_tokens for each in prompts)
+    if can_store(engine.loaded.language_model) and not prompts[0].is_atomic:
+        first, *later = (each.token_ids for each in prompts)
+        same = (np.flatnonzero(first[: len(ids)] != ids[: len(first)])[0] for ids in later)
+        assert usage.cached_tokens >= sum(same) - len(later) > 40
+
+
+def test_order_of_options_and_their_number_change_no_bit(load_tiny: Load) -> None:
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
+    options = [*OPTIONS, *(f"option {i}" for i in range(40))]
+    (forwards,) = decisions_of(engine, decide("a", PARTS, Asked("Which?", options)))
+    (backwards,) = decisions_of(engine, decide("b", PARTS, Asked("Which?", options[::-1])))
+    assert forwards.logprobs == backwards.logprobs[::-1]
+    assert forwards.greedy == len(options) - 1 - backwards.greedy
+    (few,) = decisions_of(engine, decide("c", PARTS, Asked("Which?", OPTIONS)))
+    np.testing.assert_allclose(few.logprobs, forwards.logprobs[: len(OPTIONS)], rtol=RTOL)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "lfm2_vl"])
+def test_many_options_are_scored_in_groups_between_tokens_of_answers(
+    family: str, load_tiny: Load
+) -> None:
+    """A step of a running answer has a bounded number of branches, and none is left out."""
+    engine = EngineHarness(*load_tiny(family), chunk_tokens=64)
+    options = [f"{i}" for i in range(400)]
+    (expected,) = decisions_of(engine, decide("alone", ("Hi",), Asked("Which number?", options)))
+    engine.add(ask("answer", "Hello", sampling=structs.replace(LONGER, max_tokens=60)))
+    engine.step_until(lambda: bool(engine.tokens.get("answer")))
+    sizes, tokens = list[int](), len(engine.tokens["answer"])
+    launch = engine.runner.launch
+
+    def recording(plan: SchedulerOutput) -> LaunchedStep:
+        sizes.extend(chunk.num_branch_tokens for chunk in plan.prefills)
+        return launch(plan)
+
+    engine.runner.launch = recording
+    engine.add(decide("many", ("Hi",), Asked("Which number?", options)))
+    engine.step_until(lambda: "many" in engine.ends)
+    steps = [size for size in sizes if size]
+    assert len(steps) >= 4
+    assert max(steps) <= MAX_OPTION_TOKENS
+    assert len(engine.tokens["answer"]) >= tokens + len(steps) - 1
+    engine.run()
+    (decision,) = engine.ends["many"].decisions
+    np.testing.assert_allclose(decision.logprobs, expected.logprobs, rtol=RTOL, atol=ATOL)
+    assert len(set(decision.logprobs)) == 400
+
+
+# ---- ends --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "lfm2_vl"])
+def test_abort_ends_request_once_in_any_state(family: str, load_tiny: Load) -> None:
+    served = load_tiny(family)
+    options = [f"{i}" for i in range(300)]
+    for num_steps in range(14):
+        engine = EngineHarness(*served, caches=caches_of(served), chunk_tokens=32)
+        engine.add(decide("aborted", PARTS, Asked("Which?", options), *QUESTIONS))
+        engine.step(num_steps)
+        engine.abort("aborted")
+        engine.abort("aborted")
+        engine.run()
+        end = engine.ends["aborted"]
+        assert isinstance(end, Finished)
+        assert end.is_aborted
+        engine.caches.check_integrity()
+        assert engine.caches.num_references == 0
+
+
+def test_memory_of_branches_returns_to_baseline(load_tiny: Load) -> None:
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
+    options = [f"{i}" for i in range(200)]
+    decisions_of(engine, decide("first", PARTS, Asked("Which?", options)))
+    before = active_bytes()
+    for i in range(4):
+        decisions_of(engine, decide(f"{i}", PARTS, Asked("Which?", options)))
+    assert active_bytes() <= before
+
+
+def test_failed_branches_are_tried_again_in_smaller_groups(load_tiny: Load) -> None:
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
+    (expected,) = decisions_of(engine, decide("alone", ("Hi",), QUESTION))
+    engine.runner.launch = _failing_once(engine)
+    assert_equal(decisions_of(engine, decide("again", ("Hi",), QUESTION)), [expected])
+
+
+def _failing_once(engine: EngineHarness) -> Callable[[SchedulerOutput], LaunchedStep]:
+    launch, left = engine.runner.launch, [MemoryError()]
+
+    def failing(plan: SchedulerOutput) -> LaunchedStep:
+        step = launch(plan)
+        chunks = [chunk for chunk in plan.prefills if chunk.num_branch_tokens]
+        if chunks and left:
+            left.clear()
+            engine.runner._end_prefill(
+                chunks[0].request_id, RuntimeError("[malloc] Unable to allocate"), step.failures
+            )
+        return step
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("", "a"), "0 tokens"),
+        (("a", "long " * 400), "1 to 256"),
+        (("a", "<|im_end|>"), "control token"),
+        (("a", "\ud800"), "Unicode"),
+    ],
+)
+def test_invalid_option_is_refused_by_its_question(
+    options: tuple[str, ...], part: str, load_tiny: Load
+) -> None:
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
+    engine.add(decide("bad", ("Hi",), QUESTION, Asked("Which?", options)))
+    engine.run()
+    end = engine.ends["bad"]
+    assert isinstance(end, Failed)
+    assert end.param == "questions.1"
+    assert part in end.message
+
+
+def test_model_that_writes_nothing_decides_nothing(load_tiny: Load) -> None:
+    engine = EngineHarness(*load_tiny("qwen3_embedding"))
+    engine.add(decide("bad", ("Hi",), QUESTION))
+    engine.run()
+    end = engine.ends["bad"]
+    assert isinstance(end, Failed)
+    assert (end.code, end.param) == ("invalid_value", "model")
+
+
+def test_deadline_ends_request_with_its_error(load_tiny: Load) -> None:
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
+    late = structs.replace(decide("late", PARTS, *QUESTIONS), deadlines=Deadlines(total_seconds=0))
+    engine.add(late)
+    engine.run()
+    end = engine.ends["late"]
+    assert isinstance(end, Failed)
+    assert end.code == "total_timeout"

@@ -183,7 +183,8 @@ class SchedulerOutput:
 
     @property
     def has_runner_work(self) -> bool:
-        return bool(self.finished_seqs or self.new or self.decode or self.prefills)
+        has_steps = self.new or self.decode or self.prefills
+        return bool(has_steps or self.finished_seqs or self.stored_prompts)
 
     @property
     def is_batched_prefill(self) -> bool:

@@ -171,7 +171,10 @@ class Planner:
         """Have the runner drop sequences of `request` in the next plan.
 
         If `kv_is_valid`, their KV is stored first; of a cancelled prefill, up to its last chunk.
+        A prompt whose result is no answer has no sequence, and is dropped as its first.
         """
+        if request.state is State.PREFILL:
+            seqs = seqs or (SeqId(request.request_id),)
         self._finished_seqs += seqs
         if not (kv_is_valid and self._can_reuse(request)):
             return
