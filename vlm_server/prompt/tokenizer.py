@@ -25,8 +25,6 @@ from vlm_server.prompt.template.templates import ChatTemplate, template_of
 
 _TAIL_TOKENS = 8
 """The end of a prompt with which an option is tokenized."""
-_SHOWN = 40
-"""Characters of an option in errors."""
 _NOTHING = r"(?!)"
 """A pattern that matches nowhere."""
 
@@ -129,23 +127,19 @@ class PromptTokenizer:
             raise _no_text(param) from None
         (tail_ids, *ids), count = (encoding.ids for encoding in encodings), len(options)
         tokenized = list[tuple[int, ...]]()
-        for option, after_tail, alone in zip(options, ids[:count], ids[count:], strict=True):
+        for number, (after_tail, alone) in enumerate(zip(ids[:count], ids[count:], strict=True)):
             is_after = after_tail[: len(tail_ids)] == tail_ids
             option_ids = tuple(after_tail[len(tail_ids) :] if is_after else alone)
-            self._check_option(option, option_ids, param)
+            if self._special.count(options[number]):
+                raise InvalidRequest(f"Option {number} has a control token.", param)
+            if not 1 <= len(option_ids) <= MAX_OPTION_TOKENS:
+                raise InvalidRequest(
+                    f"Option {number} has {len(option_ids)} tokens; an option has 1 to "
+                    f"{MAX_OPTION_TOKENS}.",
+                    param,
+                )
             tokenized.append(option_ids)
         return tokenized
-
-    def _check_option(self, option: str, token_ids: tuple[int, ...], param: str) -> None:
-        shown = repr(option if len(option) <= _SHOWN else option[:_SHOWN] + "…")
-        if self._special.count(option):
-            raise InvalidRequest(f"The option {shown} has a control token.", param)
-        if not 1 <= len(token_ids) <= MAX_OPTION_TOKENS:
-            raise InvalidRequest(
-                f"The option {shown} has {len(token_ids)} tokens; an option has 1 to "
-                f"{MAX_OPTION_TOKENS}.",
-                param,
-            )
 
     def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
         """The ids of a prompt given as ids, checked. Raises InvalidRequest."""

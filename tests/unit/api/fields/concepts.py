@@ -6,6 +6,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Request": (
         "model",
         "conversation or prompt",
+        "questions",
         "system prompt",
         "earlier turns",
         "text after the answer",

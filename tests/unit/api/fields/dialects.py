@@ -26,5 +26,9 @@ COUNTING: tuple[Dialect, ...] = (
     count_fields.DETOKENIZE,
     anthropic_fields.COUNT_TOKENS,
 )
-POOLING: tuple[Dialect, ...] = (vector_fields.EMBEDDINGS, vector_fields.RERANK)
+POOLING: tuple[Dialect, ...] = (
+    vector_fields.EMBEDDINGS,
+    vector_fields.RERANK,
+    vector_fields.DECISIONS,
+)
 DIALECTS = (*ANSWERING, *COUNTING, *POOLING)

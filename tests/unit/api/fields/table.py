@@ -19,8 +19,8 @@ _IN_MESSAGES = re.compile(r"^(messages|input)\[\]\.")
 HEAD = """# Fields
 
 Which fields each dialect has, concept by concept. What they mean is described in [api.md](api.md),
-[responses.md](responses.md), [anthropic.md](anthropic.md), [ollama.md](ollama.md) and
-[embeddings.md](embeddings.md).
+[responses.md](responses.md), [anthropic.md](anthropic.md), [ollama.md](ollama.md),
+[embeddings.md](embeddings.md) and [decisions-api.md](decisions-api.md).
 
 - A field without a note has an effect.
 - *ignored*: it is accepted, has no effect, and is named in the header `X-VLM-Ignored`, *unless* it
@@ -63,7 +63,7 @@ def page() -> str:
     sections = [
         *(_section(title, concepts, ANSWERING) for title, concepts in SECTIONS.items()),
         _section("Counting", everything, COUNTING),
-        _section("Vectors and scores", everything, POOLING),
+        _section("Vectors, scores and decisions", everything, POOLING),
     ]
     return "\n".join([HEAD, *sections])
 

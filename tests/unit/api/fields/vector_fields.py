@@ -1,4 +1,4 @@
-"""Fields of `/v1/embeddings` and `/v1/rerank`."""
+"""Fields of `/v1/embeddings`, `/v1/rerank` and `/v1/decisions`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ from tests.unit.api.fields.openai_fields import (
 )
 from tests.unit.api.requests import image_part, text
 from tests.unit.api.scripted_engine import Step
-from vlm_server.api.dialects.openai import embeddings, rerank
+from vlm_server.api.dialects.openai import decisions, embeddings, rerank
+from vlm_server.api.dialects.openai.decisions import DecisionRequest
 from vlm_server.api.dialects.openai.embeddings import EmbeddingRequest
 from vlm_server.api.dialects.openai.rerank import RerankRequest
 from vlm_server.api.dialects.openai.schema import HARMLESS
-from vlm_server.protocol import Finished, Usage, Vectors
+from vlm_server.protocol import Decision, Finished, Usage, Vectors
 
 USUAL: dict[str, Any] = {"model": "demo", "input": "hi"}
 RANKED: dict[str, Any] = {"model": "demo", "query": "hi", "documents": ["ho", "ha"]}
+DECIDED: dict[str, Any] = {
+    "model": "demo",
+    "state": "hi",
+    "questions": {"q": {"instructions": "Which?", "criteria": ["a", "b"]}},
+}
+_ABOUT_MESSAGES = {key: DECIDED[key] for key in ("model", "questions")} | {
+    "messages": CHAT.usual["messages"]
+}
 _OF_CONVERSATIONS = {"model", "messages"}
 PIXELS = "mm_processor_kwargs"
 
@@ -32,6 +41,9 @@ VECTORS: tuple[Step, ...] = (
 )
 SCORES: tuple[Step, ...] = (
     lambda request_id: Finished(request_id, Usage(3, 0, 2), scores=(0.25, 0.5)),
+)
+DECISION: tuple[Step, ...] = (
+    lambda request_id: Finished(request_id, Usage(3, 0, 2), decisions=(Decision((-0.5, -1.5), 0),)),
 )
 
 
@@ -96,4 +108,27 @@ RERANK = Dialect(
     ),
     more=HARMLESS | rerank.NEUTRAL.keys(),
     script=SCORES,
+)
+DECISIONS = Dialect(
+    title="`/v1/decisions`",
+    route="/v1/decisions",
+    structs=(DecisionRequest,),
+    usual=DECIDED,
+    fields=(
+        works("model", "model", "other", fails=404),
+        works("conversation or prompt", "state", {"a": ["ho"]}),
+        works("questions", "questions", {"q": {"instructions": "Which?", "criteria": ["c", "d"]}}),
+        works("image", "images", [OTHER_PNG]),
+        *(
+            replace(f, on={**_ABOUT_MESSAGES, **(f.on or {})})
+            for f in CHAT.fields
+            if _of_messages(f)
+        ),
+        *_bounds({**DECIDED, "images": [OTHER_PNG]}),
+        *HARMLESS_FIELDS,
+        UNKNOWN_AT_THE_TOP,
+        refused("audio, modalities", "audio", "UklGRg==", neutral=(None,)),
+    ),
+    more=HARMLESS | decisions.NEUTRAL.keys(),
+    script=DECISION,
 )

@@ -27,7 +27,7 @@ from vlm_server.api.dialects.openai.questions import (
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation, Counts
-from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields, safe_name
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
@@ -73,6 +73,7 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
         harmless=schema.HARMLESS,
         neutral=NEUTRAL,
     )
+    _check_questions(fields.get("questions"))
     request = json_body.convert(fields, DecisionRequest, RULES)
     ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
@@ -98,6 +99,21 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
     return ParsedRequest(model.name, submit, stream=False, options=options, ignored=ignored.names)
 
 
+def _check_questions(questions: Any) -> None:
+    """Raises InvalidRequest with the name of the question at fault."""
+    for name, question in questions.items() if isinstance(questions, dict) else ():
+        try:
+            json_body.convert(question, Question, RULES)
+        except InvalidRequest as error:
+            param = ".".join(filter(None, (_param_of(name), error.param)))
+            message = error.message.replace(f"`{error.param}`", f"`{param}`")
+            raise type(error)(message, param) from None
+
+
+def _param_of(name: str) -> str:
+    return safe_name(f"questions.{name}")
+
+
 def _questions(
     questions: dict[str, Question], conversation: Conversation
 ) -> tuple[list[Asked], tuple[PoolingInput, ...]]:
@@ -105,7 +121,7 @@ def _questions(
     asked, inputs, limits = list[Asked](), list[PoolingInput](), conversation.limits
     num_options = 0
     for name, question in questions.items():
-        param = f"questions.{name}"
+        param = _param_of(name)
         read, its_inputs = read_question(name, question, param)
         num_options += sum(len(each.options) for each in its_inputs)
         _check_number(num_options, limits)
