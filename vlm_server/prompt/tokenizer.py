@@ -53,6 +53,7 @@ class PromptTokenizer:
         self._bos: str | None = spec.tokenizer.bos_token
         self._adds_special = spec.adds_special_tokens
         longest = max(map(len, self._tokenizer.get_vocab()))
+        self._max_option_characters = MAX_OPTION_TOKENS * longest
         self._context_tokens = spec.context_tokens
         self._vocabulary_size = spec.vocabulary_size
         self._max_characters = spec.context_tokens * longest
@@ -119,6 +120,9 @@ class PromptTokenizer:
 
         Raises InvalidRequest for control tokens, and for an option of no tokens or too many.
         """
+        if any(len(option) > self._max_option_characters for option in options):
+            message = f"An option has more than {MAX_OPTION_TOKENS} tokens."
+            raise InvalidRequest(message, param)
         tail = self.text_of(prompt_ids[-_TAIL_TOKENS:])
         texts = [tail, *(tail + option for option in options), *options]
         try:
