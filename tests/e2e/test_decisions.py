@@ -121,13 +121,10 @@ def test_usage_counts_and_nothing_is_left(daemon: Daemon) -> None:
 
 
 def test_client_that_leaves_ends_all_questions(tiny_daemon: Daemon) -> None:
-    options = [f"option {i}" for i in range(4000)]
+    question = {"type": "bool", "instructions": "Is it?"}
+    body = {"state": "hi " * 500, "questions": {f"{i}": question for i in range(1000)}}
     with pytest.raises(httpx.TimeoutException):
-        httpx.post(
-            f"{tiny_daemon.url}/v1/decisions",
-            json={"state": "hi", "questions": {"q": {"instructions": "?", "criteria": options}}},
-            timeout=0.7,
-        )
+        httpx.post(f"{tiny_daemon.url}/v1/decisions", json=body, timeout=0.7)
     tiny_daemon.wait_idle()
     assert tiny_daemon.num_in_flight() == 0
 
@@ -176,7 +173,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"q": choice("?", ["a", "x" * 1_000_000])}, "256"),
     ({"q": choice("?", ["a", "🙂" * 300])}, "256"),
     ({"q": choice("x" * 5_000_000, ["a", "b"])}, "bytes of text"),
-    ({"q" * 100_000: choice("?", ["a"])}, "at least 2"),
+    ({"q" * 100_000: choice("?", ["a"])}, "1024 characters"),
+    ({"q": choice("?", ["a"])}, "at least 2"),
     ({"q": choice("?", ["a", "<|im_end|>"])}, "control token"),
     ({"q": choice("?", ["a", "b", "c"], "poem")}, "must be"),
 ]
