@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -24,7 +25,7 @@ from tests.support.daemons import (
     running_daemon,
     wait_until,
 )
-from tests.support.images import noise, user
+from tests.support.images import image_part, noise, user
 from tests.support.ports import free_ports
 from vlm_server.platform.child import launch
 from vlm_server.settings import Log
@@ -119,6 +120,23 @@ def test_two_ranks_answer_as_one_process(
 ) -> None:
     one, two = one_and_two_ranks
     assert WORK[name](two) == WORK[name](one)
+
+
+def test_two_ranks_decide_as_one_process(one_and_two_ranks: tuple[Daemon, Daemon]) -> None:
+    options = [f"option {i}" for i in range(90)]
+    questions = {name: {"instructions": name, "criteria": options} for name in ("Which?", "And?")}
+    picture = image_part(noise(5, (84, 60)))["image_url"]["url"]
+    logprobs = []
+    for daemon in one_and_two_ranks:
+        answer = httpx.post(
+            f"{daemon.url}/v1/decisions",
+            json={"images": [picture], "questions": questions},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        logprobs.append([each["logprobs"] for each in answer.json()["answers"].values()])
+    for one, two in zip(*logprobs, strict=True):
+        assert one == pytest.approx(two, rel=1e-4)
 
 
 def test_two_ranks_verify_same_drafts(one_and_two_ranks: tuple[Daemon, Daemon]) -> None:

@@ -103,6 +103,9 @@ class ReasoningFormat:
     """Marks around messages of other kinds, which are not part of the answer's text."""
     end_tokens: tuple[str, ...] = ()
     """Tokens that end an answer, besides the checkpoint's own."""
+    answer_header: str = ""
+    """The mark before the text of an answer without reasoning, if the template does not write
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,8 +202,9 @@ class MultimodalPreparer:
         layouts = [item.layout for item in media]
         cancellation.check()
         token_ids = self._prompts.tokenize(chat, layouts)
-        if self._marks is not None and self._starts_in_reasoning(chat, token_ids):
-            token_ids += self._marks.closing_ids
+        if self._marks is not None:
+            starts = self._starts_in_reasoning(chat, token_ids)
+            token_ids += self._marks.ids_before_text(starts=starts)
         prompt = self._build(token_ids, media, chat, submit)
         if self._caches.prefixes.needs_snapshots:
             shared = shared_tokens(self._prompts, chat, layouts, token_ids)

@@ -30,11 +30,19 @@ class ReasoningMarks:
         self.start_ids = self._ids(marks.start)
         self.closing_ids = self._ids(marks.end + blanks)
         self.blank_ids = self._ids(blanks)
+        self._header_ids = self._ids(marks.answer_header)
         self.window = max(len(marks.start), len(marks.end)) + 1
         self.everything = self._without(())
         self._no_ends = self._without(spec.eos_token_ids)
         self.only = lru_cache(64)(self._only)
         self._not_beyond = self._masks_within_the_mark()
+
+    def ids_before_text(self, *, starts: bool) -> list[int]:
+        """Ids between a prompt and the text of an answer without reasoning.
+
+        starts: whether the prompt ends inside reasoning.
+        """
+        return self.closing_ids if starts else self._header_ids
 
     def may_start_in(self, token_ids: Sequence[int]) -> bool | None:
         """Whether the answer `token_ids` has begun reasoning; None if it still may."""

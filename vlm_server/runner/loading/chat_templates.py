@@ -37,6 +37,7 @@ _REASONING = {
             "<|channel|>commentary<|message|>",
         ),
         end_tokens=("<|return|>", "<|call|>"),
+        answer_header="<|channel|>final<|message|>",
     ),
     ("<|START_THINKING|>",): ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<mm:think>",): ReasoningFormat("<mm:think>", "</mm:think>"),
