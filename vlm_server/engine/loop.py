@@ -167,7 +167,7 @@ class EngineLoop:
             self.governor.after_chunk(
                 plan.num_prefill_tokens,
                 is_last=first.is_last,
-                made_copies=joined_running or bool(first.num_branch_tokens),
+                made_copies=joined_running or bool(first.branches),
             )
         self.governor.after_decode(len(plan.decode), awaits_first_token=plan.waits_for_first_token)
         self._handle_device_limits(result.failures.values())

@@ -107,22 +107,32 @@ class NewRequest:
     """The features of the spans after `prefix`, in order; may be evicted after the step."""
 
 
+class Branches(NamedTuple):
+    """Options `first` to `end` of a prompt, as branches in one call, padded to `width` tokens."""
+
+    first: int
+    end: int
+    width: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all, with padding."""
+        return (self.end - self.first) * self.width
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
     """The prefill of tokens `start` to `end` of a prompt, and then of some of its options.
 
     If it `is_last`, all sequences of the request are sampled and join the decode batch, or its
-    result is complete. The options are those from `first_option` to `end_option`, each as a branch
-    of the whole prompt, padded to `option_tokens`.
+    result is complete.
     """
 
     request_id: str
     start: int
     end: int
     is_last: bool
-    first_option: int = 0
-    end_option: int = 0
-    option_tokens: int = 0
+    branches: tuple[Branches, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -132,7 +142,7 @@ class PrefillWork:
     @property
     def num_branch_tokens(self) -> int:
         """Tokens of all branches, with padding."""
-        return (self.end_option - self.first_option) * self.option_tokens
+        return sum(branches.num_tokens for branches in self.branches)
 
 
 _NO_DEVICE_WORK = OnDevice(())

@@ -191,7 +191,7 @@ class ModelRunner:
         if plan.is_batched_prefill or not (plan.prefills and plan.decode):
             return None
         (chunk,) = plan.prefills
-        if chunk.num_branch_tokens:
+        if chunk.branches:
             return None
         prompts = {request.request_id: request.prompt for request in plan.new}
         prompt = prompts.get(chunk.request_id) or self._prefills[chunk.request_id].kv.prompt
@@ -250,8 +250,8 @@ class ModelRunner:
                 prefill = self._prefill_of(plan, chunk)
                 if chunk.num_tokens:
                     logits = prefill.launch(chunk.start, chunk.end, mixed_logits)
-                if chunk.num_branch_tokens:
-                    logits = prefill.launch_options(chunk.first_option, chunk.end_option)
+                if chunk.branches:
+                    logits = prefill.launch_options(chunk.branches)
         return logits
 
     def _prefill_of(self, plan: SchedulerOutput, chunk: PrefillWork) -> Prefill:
@@ -273,7 +273,7 @@ class ModelRunner:
         prefill = self._prefills[chunk.request_id]
         kv = prefill.kv
         with self._fail_on_chunk_error(chunk, failures):
-            if chunk.num_branch_tokens:
+            if chunk.branches:
                 prefill.options.result()
             if chunk.is_last and kv.prompt.options:
                 self._decisions[chunk.request_id] = prefill.options.decision()
@@ -284,7 +284,7 @@ class ModelRunner:
             elif chunk.is_last:
                 sampled = self._groups.join({chunk.request_id: kv}, logits)
                 self._state_size = self._state_size or StateSize(kv.cache, kv.prompt.num_tokens)
-            elif not (prefill.is_piggybacked or chunk.num_branch_tokens):
+            elif not (prefill.is_piggybacked or chunk.branches):
                 prefill.wait()
         if sampled is None:
             return Sampled()

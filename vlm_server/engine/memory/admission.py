@@ -130,20 +130,21 @@ class Admission:
         return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
     def fits_branches(
-        self, request: Request, count: int, width: int, admitted: Sequence[Request]
+        self, request: Request, count: int, num_tokens: int, admitted: Sequence[Request]
     ) -> bool:
-        """Whether `count` options of `request` may be scored in one call, `width` tokens each.
+        """Whether `count` options of `request`, of `num_tokens` in all, may be scored in one step.
 
         The request was admitted for one of the longest.
         """
-        needed_bytes = self._branch_bytes(request, count, width)
+        needed_bytes = self._branch_bytes(request, count, num_tokens)
         return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
-    def _branch_bytes(self, request: Request, count: int, width: int) -> int:
+    def _branch_bytes(self, request: Request, count: int, num_tokens: int) -> int:
         """Bytes of `count` branches: copies of the prompt's KV, and what their tokens need."""
-        kv_bytes = self._kv_bytes(request.prompt.num_tokens + width)
-        prefill_bytes = self._governor.estimator.bytes_for("prefill", count * width)
-        return count * (kv_bytes + width * request.logit_bytes) + prefill_bytes
+        longest = max(map(len, request.prompt.options))
+        kv_bytes = self._kv_bytes(request.prompt.num_tokens + longest)
+        prefill_bytes = self._governor.estimator.bytes_for("prefill", num_tokens)
+        return count * kv_bytes + num_tokens * request.logit_bytes + prefill_bytes
 
     def _transient_bytes(self, request: Request, admitted: Sequence[Request]) -> int:
         """Bytes at its peak: in a disk read, an encode, a chunk, a branch, or joining the others.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.sizing.chunk_sizer import ChunkSizer
+from vlm_server.interfaces import Branches
 from vlm_server.interfaces.prompts import MAX_OPTION_TOKENS
+
+_FEW_TOKENS = 32
+"""Tokens of a call that may be padding for the most part: fewer calls are better then."""
 
 
 class OptionBatcher:
@@ -33,25 +39,40 @@ class OptionBatcher:
         """Take half as many tokens after a step that was too much for the device."""
         self._sizer.record_failure(num_tokens)
 
-    def next_options(self, request: Request, *, others_decode: bool) -> range:
-        """The options of `request` to score in the next step."""
+    def next_branches(self, request: Request, *, others_decode: bool) -> tuple[Branches, ...]:
+        """The options of `request` to score in the next step: those of each call."""
         prompt, first = request.prompt, request.num_scored
         lengths = [len(option) for option in prompt.options]
-        num_left = sum(lengths[first:])
         max_tokens = self._sizer.chunk_tokens(
-            num_left, prompt.num_tokens, others_decode=others_decode
+            sum(lengths[first:]), prompt.num_tokens, others_decode=others_decode
         )
-        end = first + 1
-        while (
-            self._can_batch
-            and end < len(lengths)
-            and (end + 1 - first) * lengths[end] <= max_tokens
-        ):
-            end += 1
-        while end - first > 1 and not self._fit(request, end - first, lengths[end - 1]):
-            end = first + (end - first) // 2
-        return range(first, end)
+        max_options = len(lengths) if self._can_batch else 1
+        branches = branches_of(lengths, first, max_tokens, max_options)
+        while (count := branches[-1].end - first) > 1 and not self._fit(request, branches):
+            branches = branches_of(lengths, first, max_tokens, count // 2)
+        return branches
 
-    def _fit(self, request: Request, count: int, width: int) -> bool:
-        """Whether there is memory for `count` branches; it is reserved for one."""
-        return self._admission.fits_branches(request, count, width, self._requests.admitted)
+    def _fit(self, request: Request, branches: Sequence[Branches]) -> bool:
+        """Whether there is memory for `branches`; it is reserved for one option."""
+        count = branches[-1].end - branches[0].first
+        num_tokens = sum(each.num_tokens for each in branches)
+        return self._admission.fits_branches(request, count, num_tokens, self._requests.admitted)
+
+
+def branches_of(
+    lengths: Sequence[int], first: int, max_tokens: int, max_options: int
+) -> tuple[Branches, ...]:
+    """As many options from `first` on as fit, one at least; a call has little padding.
+
+    lengths: of all options, ascending.
+    """
+    calls = [Branches(first, first + 1, lengths[first])]
+    for index in range(first + 1, min(len(lengths), first + max_options)):
+        *earlier, last = calls
+        longer = last._replace(end=index + 1, width=lengths[index])
+        if longer.num_tokens > max(_FEW_TOKENS, 2 * sum(lengths[longer.first : longer.end])):
+            earlier, longer = calls, Branches(index, index + 1, lengths[index])
+        if sum(each.num_tokens for each in (*earlier, longer)) > max_tokens:
+            break
+        calls = [*earlier, longer]
+    return tuple(calls)

@@ -22,6 +22,7 @@ from vlm_server.engine.scheduler.preparer_order import PreparerOrder
 from vlm_server.engine.scheduler.sizing.chunk_sizer import ChunkSizer
 from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
 from vlm_server.interfaces import (
+    Branches,
     DiskReadWork,
     EncodeWork,
     NewRequest,
@@ -149,7 +150,7 @@ class Planner:
             if not result.error:
                 self._chunk_sizer.record(plan.num_prefill_tokens, seconds)
             return
-        if prefills[0].num_branch_tokens:
+        if prefills[0].branches:
             self._record_branch_time(prefills[0], result, seconds)
             return
         if len(prefills) == 1 and prefills[0].request_id not in result.failures:
@@ -352,27 +353,19 @@ class Planner:
                 piggyback_tokens=self._piggyback_tokens(prompt, num_beside) if num_beside else 0,
                 others_decode=num_beside > 0,
             )
-        options = self._next_options(request, start, end, others_decode=num_beside > 0)
-        is_last = end == prompt.num_tokens and options.stop == len(prompt.options)
-        lengths = (len(option) for option in prompt.options[options.start : options.stop])
-        return PrefillWork(
-            request.request_id,
-            start,
-            end,
-            is_last,
-            first_option=options.start,
-            end_option=options.stop,
-            option_tokens=max(lengths, default=0),
-        )
+        branches = self._next_branches(request, start, end, others_decode=num_beside > 0)
+        num_scored = branches[-1].end if branches else request.num_scored
+        is_last = end == prompt.num_tokens and num_scored == len(prompt.options)
+        return PrefillWork(request.request_id, start, end, is_last, branches)
 
-    def _next_options(
+    def _next_branches(
         self, request: Request, start: int, end: int, *, others_decode: bool
-    ) -> range:
+    ) -> tuple[Branches, ...]:
         """The options to score after tokens `start` to `end`.
 
         They share a step with tokens of the prompt only if no other sequence waits for its end.
         """
         is_prefilled = end == request.prompt.num_tokens
         if not (request.prompt.options and is_prefilled) or (start < end and others_decode):
-            return range(request.num_scored, request.num_scored)
-        return self._option_batcher.next_options(request, others_decode=others_decode)
+            return ()
+        return self._option_batcher.next_branches(request, others_decode=others_decode)

@@ -275,7 +275,9 @@ class Scheduler:
             request = self._requests.get(chunk.request_id)
             if request is None or request.request_id in result.failures:
                 continue
-            request.num_prefilled, request.num_scored = chunk.end, chunk.end_option
+            request.num_prefilled = chunk.end
+            if chunk.branches:
+                request.num_scored = chunk.branches[-1].end
             if chunk.is_last and request.pooling is None:
                 request.start_decode()
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from vlm_server.errors import InternalError
-from vlm_server.interfaces import PreparedPrompt
+from vlm_server.interfaces import Branches, PreparedPrompt
 from vlm_server.protocol import Decision
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.batch_cache import branch
@@ -61,32 +61,38 @@ class OptionBranches:
         self._prompt = prompt
         self._scores: list[OptionScore] = []
         """Of the options so far, in order."""
-        self._launched: _Launched | None = None
+        self._launched: list[_Launched] = []
+        """The calls under way."""
 
-    def launch(self, cache: list[Any], logits: mx.array, first: int, end: int) -> None:
-        """Begin options `first` to `end`.
+    def launch(self, cache: list[Any], logits: mx.array, branches: Sequence[Branches]) -> None:
+        """Begin the options of `branches`.
 
         cache: the layers of the whole prompt, which are not changed. logits: after its last token,
         (1, vocabulary).
         """
-        assert first == len(self._scores)
-        options = self._prompt.options[first:end]
-        width = max(map(len, options))
+        assert branches[0].first == len(self._scores)
+        logits = logits.astype(mx.float32)
+        logprobs = (logits - mx.logsumexp(logits, axis=-1, keepdims=True))[0]
+        self._launched = [self._launch(cache, logprobs, each) for each in branches]
+
+    def _launch(self, cache: list[Any], logprobs: mx.array, branches: Branches) -> _Launched:
+        options, width = self._prompt.options[branches.first : branches.end], branches.width
         token_ids = np.zeros((len(options), width + 1), dtype=np.int32)
         for row, option in enumerate(options):
             token_ids[row, : len(option)] = option
         ids = mx.array(token_ids)
-        branch_logits = self._append(ids[:, :width], branch(cache, len(options)))
-        logits = logits.astype(mx.float32)
-        first_logprobs = logits[0, ids[:, 0]] - mx.logsumexp(logits, axis=-1)
-        launched = _Launched(options, first_logprobs, *self._logprobs(branch_logits, ids[:, 1:]))
+        logits = self._append(ids[:, :width], branch(cache, len(options)))
+        launched = _Launched(options, logprobs[ids[:, 0]], *self._logprobs(logits, ids[:, 1:]))
         mx.async_eval(launched[1:])  # type: ignore[no-untyped-call]
-        self._launched = launched
+        return launched
 
     def result(self) -> None:
         """Wait for the options that were launched. Raises InternalError for NaN."""
-        launched, self._launched = self._launched, None
-        assert launched is not None
+        launched, self._launched = self._launched, []
+        for each in launched:
+            self._read(each)
+
+    def _read(self, launched: _Launched) -> None:
         first, later, ends, best_ends = map(to_numpy, launched[1:])
         for row, option in enumerate(launched.options):
             last = len(option) - 1

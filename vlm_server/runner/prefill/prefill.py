@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +10,7 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache
 from numpy.typing import NDArray
 
-from vlm_server.interfaces import NewRequest
+from vlm_server.interfaces import Branches, NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
@@ -86,14 +87,14 @@ class Prefill:
         self._logits = logits[:, -1]
         return self._logits
 
-    def launch_options(self, first: int, end: int) -> mx.array:
-        """Begin to score options `first` to `end`, after the whole prompt.
+    def launch_options(self, branches: Sequence[Branches]) -> mx.array:
+        """Begin to score the options of `branches`, after the whole prompt.
 
         Returns the logits of the prompt's last token, (1, vocabulary), lazy.
         """
         assert self._logits is not None
         self.is_piggybacked = False
-        self.options.launch(self._cache, self._logits, first, end)
+        self.options.launch(self._cache, self._logits, branches)
         return self._logits
 
     def wait(self) -> None:
