@@ -21,6 +21,7 @@ from tests.integration.harness import (
     new_preparer,
 )
 from tests.integration.prompts import LONGER
+from tests.integration.test_compiled_model import compiled
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.support.selection import CORE_TEXTS
@@ -98,6 +99,20 @@ def test_decisions_are_equal_beside_answers_and_cached(
     assert_equal(decisions_of(engine, decide("again", PARTS, *QUESTIONS)), alone)
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "lfm2_vl", "gemma3"])
+def test_decisions_of_compiled_models_are_equal(family: str, load_tiny: Load) -> None:
+    """The prompt's chunks are parts of the steps of a running answer, where that is possible."""
+    served = load_tiny(family)
+    expected = decisions_of(EngineHarness(*served), decide("alone", PARTS, *QUESTIONS))
+    engine, model = compiled(served, 24)
+    expected_tokens = EngineHarness(*served).answer(ask("answer", "Hello", sampling=LONGER))
+    engine.add(ask("answer", "Hello", sampling=LONGER))
+    engine.step(6)
+    assert_equal(decisions_of(engine, decide("beside", PARTS, *QUESTIONS)), expected)
+    assert engine.tokens["answer"] == expected_tokens
+    assert model.num_steps
 
 
 @pytest.mark.families("caches")

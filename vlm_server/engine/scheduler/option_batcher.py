@@ -14,6 +14,8 @@ from vlm_server.interfaces.prompts import MAX_OPTION_TOKENS
 
 _FEW_TOKENS = 32
 """Tokens of a call that may be padding for the most part: fewer calls are better then."""
+_MAX_PADDING = 1.5
+"""Tokens of a larger call with padding, as a multiple of those without."""
 
 
 class OptionBatcher:
@@ -70,7 +72,9 @@ def branches_of(
     for index in range(first + 1, min(len(lengths), first + max_options)):
         *earlier, last = calls
         longer = last._replace(end=index + 1, width=lengths[index])
-        if longer.num_tokens > max(_FEW_TOKENS, 2 * sum(lengths[longer.first : longer.end])):
+        if longer.num_tokens > max(
+            _FEW_TOKENS, _MAX_PADDING * sum(lengths[longer.first : longer.end])
+        ):
             earlier, longer = calls, Branches(index, index + 1, lengths[index])
         if sum(each.num_tokens for each in (*earlier, longer)) > max_tokens:
             break
