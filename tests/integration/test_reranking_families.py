@@ -172,6 +172,19 @@ def test_judgements_are_equal_in_chunks_beside_answers_and_cached(
     assert engine.caches.num_references == 0
 
 
+def test_abort_between_chunks_leaves_no_prompt(
+    judges: Served, inputs: list[tuple[Part, ...]]
+) -> None:
+    for num_steps in range(2, 6):
+        engine = EngineHarness(*judges, chunk_tokens=16, caches=caches_of(judges))
+        engine.add(embed("aborted", *inputs, pooling=Pooling("score")))
+        engine.step(num_steps)
+        engine.abort("aborted")
+        engine.run()
+        assert engine.ends["aborted"].is_aborted
+        assert engine.caches.num_references == 0
+
+
 def test_judge_makes_no_vectors(judges: Served) -> None:
     engine = EngineHarness(*judges)
     engine.add(embed("v", ("hi",)))

@@ -130,6 +130,27 @@ def test_admission_counts_atomic_chunk_whole(atomic: int, largest_chunk: int):
     assert decision == governor.estimator.bytes_for("prefill", largest_chunk)
 
 
+MIB = 1 << 20
+
+
+def test_admission_reserves_branch_of_longest_option_and_counts_others():
+    """With a mebibyte for each token of KV, and as much for its logits."""
+    memory = FakeMemory(0, 0, 60 * MIB, peak_bytes=0)
+    governor = Governor(MemorySettings(), memory, FakeProcess(), Caches())
+    admission = Admission(governor, lambda num_tokens: num_tokens * MIB, max_chunk_tokens=5)
+    request = Request(submit("a"), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
+    request.logit_bytes = MIB
+    request.move_to(State.PREPARING)
+    question = replace(prompt("?"), options=((1,), (2, 3), (4, 5, 6)))
+    request.on_prepared(prepared(question), 0)
+    count = question.num_tokens + 3
+    prefill_bytes = governor.estimator.bytes_for("prefill", 3)
+    decision = admission.make_room_for(request, [], some_are_ending=False)
+    assert decision == count * MIB + 3 * MIB + prefill_bytes
+    rows = [admission.fits_branches(request, rows, 3, []) for rows in (1, 2, 100)]
+    assert rows == [True, 2 * count + 6 <= 60, False]
+
+
 def test_admission_counts_padding_to_longest_sequence():
     """25 and 10 tokens would fit into 41 beside each other, were it not for the padding."""
     engine = AdmissionEngine(room=41)

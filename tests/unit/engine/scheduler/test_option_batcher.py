@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from vlm_server.engine.scheduler.option_batcher import branches_of
+from tests.unit.engine.fakes import (
+    ByteDecoder,
+    FakeMemory,
+    FakeProcess,
+    config,
+    prepared,
+    prompt,
+    submit,
+)
+from vlm_server.cache.caches import Caches
+from vlm_server.engine.memory.admission import Admission
+from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduler.live_requests import LiveRequests
+from vlm_server.engine.scheduler.option_batcher import OptionBatcher, branches_of
 from vlm_server.interfaces import Branches
+from vlm_server.protocol import SamplingParams
+from vlm_server.settings import MIB, MemorySettings
 
 
 def test_short_options_share_call() -> None:
@@ -38,3 +56,21 @@ def test_each_option_is_scored_once_with_bounded_padding() -> None:
                 scored += range(each.first, each.end)
             first = step[-1].end
         assert scored == list(range(len(lengths)))
+
+
+def test_step_has_as_many_options_as_memory_allows() -> None:
+    """One at least, for which memory is reserved."""
+    for limit, expected in ((10_000, 40), (150, 5), (1, 1)):
+        memory = FakeMemory(0, 0, limit * MIB, peak_bytes=0)
+        governor = Governor(MemorySettings(), memory, FakeProcess(), Caches())
+        admission = Admission(governor, lambda num_tokens: num_tokens * MIB, 512)
+        batcher = OptionBatcher(config(), LiveRequests(), admission)
+        request = Request(submit("a"), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
+        request.move_to(State.PREPARING)
+        question = prompt("twenty-four letters: abc")
+        options = tuple((i,) for i in range(40))
+        request.on_prepared(prepared(replace(question, options=options)), 0)
+        (branches,) = batcher.next_branches(request, others_decode=False)
+        assert (question.num_tokens, branches) == (24, Branches(0, expected, 1))
+        request.num_scored = 39
+        assert batcher.next_branches(request, others_decode=True) == (Branches(39, 40, 1),)
