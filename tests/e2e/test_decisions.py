@@ -71,7 +71,7 @@ def test_answers_about_drawn_pictures_are_true(daemon: Daemon, shape: str, colou
         assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
 
 
-def test_value_is_what_model_answers_in_chat(daemon: Daemon) -> None:
+def test_value_equals_answer_in_chat(daemon: Daemon) -> None:
     picture = draw_shape(canvas(), "circle", "red", (120, 220), 70)
     draw_shape(picture, "square", "blue", (320, 220), 70)
     for text, options in (

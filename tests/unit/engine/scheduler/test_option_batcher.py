@@ -41,7 +41,7 @@ def test_step_is_bounded_by_tokens_and_options() -> None:
     assert branches_of([200, 200], 0, 50, 2) == (Branches(0, 1, 200),)
 
 
-def test_each_option_is_scored_once_with_bounded_padding() -> None:
+def test_options_are_scored_once_with_bounded_padding() -> None:
     draw = random.Random(4)
     for _ in range(200):
         lengths = sorted(draw.choice((1, 2, 3, 9, 50)) for _ in range(draw.randint(1, 90)))
