@@ -70,7 +70,7 @@ from vlm_server.runner.decode.speculation import speculation_of
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.embedding_runner import EmbeddingRunner
 from vlm_server.runner.encode.encoder import ImageEncoder
-from vlm_server.runner.kv.layers import needs_snapshots
+from vlm_server.runner.kv.layers import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.loading.processors import ModelProcessor
@@ -93,7 +93,7 @@ def caches_of(served: Served, kv_storage: KVStorage = EXACT, **sizes: int) -> Ca
     """Caches for a model, large ones unless `sizes` says otherwise."""
     names = ["token_layout_bytes", "pixel_bytes", "encoder_bytes", "vector_bytes"]
     writes = served[0].spec.writes
-    names += ["prefix_bytes"] if writes else []
+    names += ["prefix_bytes"] if writes and can_store(served[0].language_model) else []
     all_sizes = dict.fromkeys(names, _CACHE_BYTES) | sizes
     has_snapshots = writes and needs_snapshots(served[0].language_model)
     return Caches(**all_sizes, needs_snapshots=has_snapshots, kv_storage=kv_storage)

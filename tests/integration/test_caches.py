@@ -18,7 +18,7 @@ from tests.integration.harness import (
     conversation,
 )
 from tests.support.images import random_image
-from tests.support.mechanisms import WHOLE
+from tests.support.mechanisms import UNSTORED
 from tests.support.whole_run import few_of
 from tests.tiny_models import LONG_IMAGES
 from vlm_server.cache.caches import Caches
@@ -88,7 +88,7 @@ def test_repeated_requests_answer_as_without_caches(
                 name,
                 time,
             )
-        if engine.loaded.family.name in WHOLE:
+        if engine.loaded.family.name in UNSTORED:
             continue
         again, prompt = f"{name}, second", engine.prompts[f"{name}, second"]
         assert cached_tokens(engine, again) > 0, name
@@ -122,7 +122,7 @@ def test_next_turn_is_prefilled_after_cached_answer(served: Served, engine: Engi
         if number:
             before = engine.prompts[f"turn {number - 1}"].key
             known = prompt.key.num_common(0, before)
-            if known < prompt.atomic_prefill_tokens:
+            if known < prompt.atomic_prefill_tokens or served[0].family.name in UNSTORED:
                 known = 0
             spans = [span for span in prompt.spans if span.end <= known]
             last = max((span.end for span in spans), default=0)
@@ -152,7 +152,7 @@ def test_agent_dropping_old_screenshots_encodes_no_image_twice(
         assert engine.answer(submit) == plain.answer(submit), number
         assert engine.preparers.num_read[submit.request_id] == 1, "the new image alone"
         turns += (("assistant", (engine.texts[submit.request_id],)),)
-        if number <= kept:
+        if number <= kept or served[0].family.name in UNSTORED:
             continue
         prompt, before = engine.prompts[submit.request_id], engine.prompts[f"turn {number - 1}"]
         known = prompt.key.num_common(0, before.key)
@@ -181,8 +181,8 @@ def test_cancelled_prefill_is_stored_for_next_request(
     served: Served, engine: EngineHarness, name: str
 ):
     """A client that times out after three quarters, and asks again, waits for the rest alone."""
-    if served[0].family.name in WHOLE:
-        pytest.skip("its prompts are prefilled at once")
+    if served[0].family.name in UNSTORED:
+        pytest.skip("its KV is not used again")
     if name == "image after" and served[0].family.name in LONG_IMAGES:
         pytest.skip("its image is most of the prompt, and stored whole or not at all")
     engine = EngineHarness(*served, chunk_tokens=16, caches=engine.caches)

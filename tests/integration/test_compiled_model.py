@@ -66,9 +66,11 @@ pytestmark = pytest.mark.families("rope")
 Model = TypeVar("Model", bound=CompiledModel)
 
 CANT_BE_COMPILED = (
-    "glm4v", "glm4v_moe", "kimi_k25", "llama4", "paddleocr_vl", "paligemma", "qwen3_omni_moe",
+    "glm4v", "glm4v_moe", "glm5_next", "kimi_k25", "llama4", "nemotron_h_nano_omni",
+    "paddleocr_vl", "paligemma", "qwen3_omni_moe",
 )  # fmt: skip
-"""They look at values of arrays while they build a step, or attend in ways of their own."""
+"""They look at values of arrays while they build a step, attend in ways of their own, or have
+states that count padding."""
 
 
 class Compiled(CompiledModel):
@@ -144,7 +146,7 @@ READ_BESIDE = {
         "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3", "pixtral", "mistral3", "internvl",
         "internvl_chat", "llava", "llava_onevision", "fastvlm", "kimi_vl", "dots_ocr", "glm_ocr",
         "aya_vision", "gemma3", "gemma3n", "granite4_vision", "idefics2", "lfm2_vl", "llava_next",
-        "minicpmo", "molmo2", "step3p7",
+        "jina_vlm", "minicpmo", "molmo2", "step3p7",
         "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe",
     ),
 }  # fmt: skip

@@ -16,8 +16,9 @@ from vlm_server.runner.model.attention import ModelAttention
 
 pytestmark = pytest.mark.families("caches")
 
-MASKED_THEMSELVES = frozenset({"kimi_k25", "paddleocr_vl", "paligemma"})
-"""Families that hand their attention a mask of their own, or none, so that it stays mlx-vlm's."""
+MASKED_THEMSELVES = frozenset({"glm5_next", "kimi_k25", "paddleocr_vl", "paligemma"})
+"""Families that hand their attention a mask of their own, or none, or that have keys of their own
+choice, so that it stays mlx-vlm's."""
 
 MASKED_BLOCKS = frozenset({"llama4"})
 """Families that do so in chunks with tokens of several blocks, or of an image."""

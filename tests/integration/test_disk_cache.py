@@ -28,7 +28,7 @@ from tests.integration.harness import (
 )
 from tests.support.disk_writes import wait_until_written
 from tests.support.images import random_image
-from tests.support.mechanisms import WHOLE
+from tests.support.mechanisms import UNSTORED
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.cache.block_hash import BlockHashChain, block_after
@@ -119,8 +119,8 @@ def test_conversation_is_cached_across_restart(
     served: Served, answers_alone: Callable[[int], list[int]], tmp_path: Path
 ):
     """As many tokens are cached as with everything in memory."""
-    if served[0].family.name in WHOLE:
-        pytest.skip("its prompts are prefilled at once")
+    if served[0].family.name in UNSTORED:
+        pytest.skip("its KV is not used again")
     with engine_on(served, tmp_path / "of one that runs on") as engine:
         asked = [talk(2), talk(4), talk(4, "again")]
         for submit in asked:
@@ -485,8 +485,8 @@ def assert_same(read: Iterable[Iterable[Any]], written: Iterable[Iterable[Any]])
 
 def test_disk_loads_follow_resized_prefix_cache_limit(served: Served, tmp_path: Path):
     """The front may change it while the engine runs."""
-    if served[0].family.name in WHOLE:
-        pytest.skip("its prompts are prefilled at once")
+    if served[0].family.name in UNSTORED:
+        pytest.skip("its KV is not used again")
     with engine_on(served, tmp_path) as engine:
         engine.answer(talk(2))
     with engine_on(served, tmp_path, prefix_bytes=1) as engine:

@@ -24,6 +24,7 @@ from tests.integration.harness import (
     Served,
     ask,
     by_own_template,
+    caches_of,
     conversation,
     encode_works,
     for_mlx_vlm,
@@ -44,7 +45,6 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.encode.encoder import ImageEncoder
-from vlm_server.runner.kv.layers import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import gated_delta
 
@@ -61,6 +61,7 @@ NOT_COUNTED = (
     "gemma4",
     "gemma4_unified",
     "granite4_vision",
+    "jina_vlm",
     "kimi_vl",
     "minicpmo",
     "molmo",
@@ -208,8 +209,7 @@ def test_nan_logits_fail_only_their_request(
         made.references.add_features(0, lease)
         return replace(made, inputs={})
 
-    with_snapshots = needs_snapshots(served[0].language_model)
-    caches = Caches(encoder_bytes=1 << 20, prefix_bytes=64 << 20, needs_snapshots=with_snapshots)
+    caches = caches_of(served, encoder_bytes=1 << 20)
     engine = new_engine(caches=caches)
     engine.add(prompt_request("text", LONGER))
     engine.add(prompt_request("images", LONGER))

@@ -121,9 +121,8 @@ def test_row_bytes_are_predicted_before_allocation(served: Served):
     held = sum(
         array.nbytes
         for layer in layers
-        for array in (
-            (layer.keys, layer.values) if hasattr(layer, "keys") else getattr(layer, "cache", ())
-        )
+        for each in getattr(layer, "caches", [layer])
+        for array in vars(each).get("cache", vars(each).values())
         if isinstance(array, mx.array)
     )
     size = StateSize(layers, num_tokens)

@@ -20,9 +20,9 @@ from tests.integration.harness import (
 )
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
+from tests.support.mechanisms import UNSTORED
 from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.interfaces import MemoryReading, PreparedPrompt
-from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.protocol import LAST_WRITES_SECONDS, SamplingParams, Submit
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.kv.layers import needs_snapshots, new_layers
@@ -66,8 +66,8 @@ def storage(request: pytest.FixtureRequest) -> KVStorage:
 
 @pytest.fixture(autouse=True)
 def _stores_prefixes(served: Served) -> None:
-    if served[0].spec.chunk_policy is ChunkPolicy.NOWHERE:
-        pytest.skip("the KV of its prompts is not used again")
+    if served[0].family.name in UNSTORED:
+        pytest.skip("its KV is not used again")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_vlm import load
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.prompt_utils import apply_chat_template
@@ -24,7 +25,7 @@ from tests.support.images import random_image
 from tests.tiny_models import FAMILIES, LARGE, LONG_IMAGES, ONE_IMAGE, make
 from tests.tiny_models.fastvlm import SPARE_ROWS
 from tests.tiny_models.fixtures import TinyModel, tiny_model
-from vlm_server.runner import families
+from vlm_server.runner.families import table
 from vlm_server.runner.loading.checkpoint.files import image_settings
 
 pytestmark = pytest.mark.families()
@@ -48,7 +49,7 @@ class Loaded:
     @cached_property
     def image_token_id(self) -> int:
         config = getattr(self.model, "thinker", self.model).config
-        row = families.row_of({"model_type": config.model_type})
+        row = table.row_of({"model_type": config.model_type})
         if row is not None and row.image_token:
             return int(self.processor.tokenizer.convert_tokens_to_ids(row.image_token))
         found = getattr(config, "image_token_index", None)
@@ -71,7 +72,7 @@ class Loaded:
 
     def _render(self, messages: list[dict[str, Any]], num_images: int) -> str:
         config = self.model.config
-        row = families.row_of({"model_type": config.model_type})
+        row = table.row_of({"model_type": config.model_type})
         if row is not None and row.chat_template:
             return str(
                 self.processor.tokenizer.apply_chat_template(
@@ -114,7 +115,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def loaded(family: str, tiny_model: TinyModel) -> Loaded:
     model, processor = load(str(tiny_model(family)))
-    if fix := families.FAMILIES[family].fix:
+    if fix := table.FAMILIES[family].fix:
         fix(model, processor, image_settings(tiny_model(family)))
     return Loaded(model, processor)
 
@@ -139,17 +140,22 @@ def test_tiny_checkpoint_is_small(family: str, tiny_model: TinyModel):
 
 
 def test_tiny_model_vocabulary_equals_its_tokenizers(loaded: Loaded):
-    language = loaded.model.language_model
-    embeddings = _embeddings(getattr(language, "model", language))
+    embeddings = _embeddings(loaded.model.language_model)
     spare = SPARE_ROWS if loaded.model.config.model_type == "llava_qwen2" else 0
     assert embeddings.shape[0] == len(loaded.processor.tokenizer) + spare
     assert embeddings.dtype == mx.float32
 
 
-def _embeddings(text: Any) -> mx.array:
-    if hasattr(text, "wte"):
-        return mx.concatenate([text.wte.embedding, text.wte.new_embedding])
-    return text.embed_tokens.weight
+def _embeddings(language_model: Any) -> mx.array:
+    """Of all tokens, in one table or in two."""
+    tables = (dict(module) for _, module in language_model.named_modules())
+    (two,) = [each for each in tables if "new_embedding" in each] or [None]
+    if two is not None:
+        return mx.concatenate([two["embedding"], two["new_embedding"]])
+    names = ("embed_tokens.weight", "backbone.embeddings.weight")
+    parameters = tree_flatten(language_model.parameters())
+    (table,) = [array for name, array in parameters if name.endswith(names)]
+    return table
 
 
 def test_tiny_model_reply_to_text_is_varied_and_endless(loaded: Loaded):

@@ -12,18 +12,30 @@ from vlm_server.runner.vision.towers import DeepstackTower, FrameTower
 
 WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "step3p7"})
 """Families with layers that keep the last tokens only."""
-STATES = frozenset({"lfm2_vl", "qwen3_5", "qwen3_5_moe"})
-"""Families with layers whose state can't be cut."""
+STATES = frozenset(
+    {
+        "glm5_next",
+        "lfm2_vl",
+        "nemotron_h_nano_omni",
+        "qwen3_5",
+        "qwen3_5_moe",
+    }
+)
+"""Families with layers whose state can't be cut, or not even stored."""
 ATOMIC = frozenset({"gemma4", "gemma4_unified", "paligemma"})
 """Families whose prompts are prefilled at once up to the last image's end, or to their own."""
 WHOLE = frozenset({"paligemma"})
 """Families whose prompts are prefilled at once, with images or without."""
+UNSTORED = WHOLE | {"glm5_next"}
+"""Families whose KV is not used again: prompts are one chunk, or caches can't be stored."""
 EXPERTS = frozenset(
     {
         "glm4v_moe",
+        "glm5_next",
         "kimi_k25",
         "kimi_vl",
         "llama4",
+        "nemotron_h_nano_omni",
         "step3p7",
         "qwen3_5_moe",
         "qwen3_omni_moe",

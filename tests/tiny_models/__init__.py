@@ -18,9 +18,11 @@ from tests.tiny_models import (
     gemma3n,
     gemma4,
     glm,
+    glm5,
     granite,
     idefics,
     internvl,
+    jina,
     kimi,
     lfm2,
     llama4,
@@ -30,6 +32,7 @@ from tests.tiny_models import (
     mistral,
     molmo,
     molmo2,
+    nemotron_omni,
     paddle,
     paligemma,
     qwen,
@@ -78,6 +81,9 @@ _VISION_LANGUAGE: dict[str, Family] = {
     "step3p7": step.STEP3P7,
     "dots_ocr": dots.DOTS_OCR,
     "glm_ocr": glm.GLM_OCR,
+    "glm5_next": glm5.GLM5_NEXT,
+    "jina_vlm": jina.JINA_VLM,
+    "nemotron_h_nano_omni": nemotron_omni.NEMOTRON_OMNI,
 }
 _SHAPES: dict[str, dict[str, Family]] = {
     "tiny": _VISION_LANGUAGE | TEXTS | EMBEDDERS | RERANKERS | JUDGES,
@@ -85,8 +91,16 @@ _SHAPES: dict[str, dict[str, Family]] = {
     "over qwen2": {"internvl": internvl.INTERNVL_QWEN2},
     "agent": {"qwen2_5_vl": qwen.QWEN2_5_VL_AGENT},
 }
-ONE_IMAGE = ("granite4_vision", "llava_next", "paligemma", "paddleocr_vl", "step3p7")
-"""Families that mlx-vlm can show one image only, by its processor or its model."""
+ONE_IMAGE = (
+    "granite4_vision",
+    "jina_vlm",
+    "llava_next",
+    "paligemma",
+    "paddleocr_vl",
+    "step3p7",
+)
+"""Families that mlx-vlm can show one image only, or images of one size, by its processor or its
+model."""
 LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""
 LONG_IMAGES = ("step3p7",)

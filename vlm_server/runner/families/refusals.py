@@ -12,7 +12,8 @@ from vlm_server.runner.families.table import row_of
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
 """Families without a row whose processors use no chat template."""
 _RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
-"""Families whose processors in mlx-vlm run the checkpoint's code even if told not to."""
+"""Families whose processors in mlx-vlm run the code of a checkpoint, or of a repository on the hub,
+even if told not to."""
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Encoder-decoders whose configuration does not say so itself."""
 _BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
@@ -20,9 +21,12 @@ _DROPS_LAST = "mlx-vlm's processor drops the last token of a prompt, which may b
 _WRITES_PROMPT = "mlx-vlm's processor writes the prompt itself, with one image at its beginning"
 WRONG = {
     "afm7": "mlx-vlm's layers that reuse keys count the positions of one row",
+    "deepseek_v4": "its answers differ with the chunks of a prompt",
+    "deepseek_v41": "mlx-vlm's processor makes records with the places of images in a prompt",
     "deepseek_vl_v2": _DROPS_LAST,
     "deepseekocr": f"{_DROPS_LAST}, and has one image a prompt",
     "deepseekocr_2": f"{_DROPS_LAST}, and has one image a prompt",
+    "ernie4_5_moe_vl": "mlx-vlm's generation never asks its experts for images",
     "hy_v4": "its answers differ in batches, and with the chunks of a prompt",
     "hunyuan_vl": "mlx-vlm gives an image its positions in the first chunk of a prompt alone, and "
     "all rows of a batch the positions of the first",
@@ -30,6 +34,8 @@ WRONG = {
     "llama_nemotron_vl_embedding": "mlx-vlm has no processor of its images",
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmv4_6": _BY_NUMBER,
+    "minimax_m3_vl": "the blocks of keys that it attends to begin at a row's padding, so that its "
+    "answers differ in batches",
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
     "moondream3": _WRITES_PROMPT,
     "phi3small": "mlx-vlm writes its logits out of bounds",
@@ -37,6 +43,7 @@ WRONG = {
     "siglip": "mlx-vlm has its half for texts, and none for images",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
     "qwen4_exp": "mlx-vlm writes outside its mask of attention for a prompt of two tokens",
+    "youtu_vl": "mlx-vlm has no processor of its images",
 }
 """Families with wrong answers or vectors, and the reasons; refused even with `allow_unchecked`."""
 
@@ -48,7 +55,9 @@ def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
     if "model_file" in config:
         raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
     if get_model_type(config) in _RUNS_CODE:
-        raise ModelLoadError(f"mlx-vlm runs code from checkpoints of {name}")
+        raise ModelLoadError(
+            f"mlx-vlm's processor of {name} runs code of the checkpoint or of the hub"
+        )
     if config.get("is_encoder_decoder") or name in _ENCODER_DECODERS:
         raise ModelLoadError(f"{name} is an encoder-decoder model")
     if reason := WRONG.get(str(get_model_type(config))):

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_vlm.models.cache import ArraysCache, KVCache
+from mlx_vlm.models.cache import ArraysCache, CacheList, KVCache, PoolingCache
 
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces import PrefixState
@@ -146,15 +146,29 @@ class StateSize:
         self._sides = [(side.shape, side.dtype) for layer in plain for side in _sides_of(layer)]
         """Shape and type of the keys and values that are stored as segments."""
         for layer in layers:
-            if isinstance(layer, KVCache | WindowKVCache):
-                if layer.keys is not None:  # else it shares another layer's
-                    _, heads, _, size = layer.keys.shape
-                    num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
-                    self._token_bytes[getattr(layer, "max_size", None)] += num_bytes
-            elif isinstance(layer, ArraysCache):
-                self._fixed_bytes += _array_bytes(layer.cache)
-            else:
-                self._token_bytes[None] += _array_bytes(layer.state) // num_tokens
+            self._add(layer, num_tokens)
+
+    def _add(self, layer: Any, num_tokens: int) -> None:
+        if isinstance(layer, KVCache | WindowKVCache):
+            if layer.keys is not None:  # else it shares another layer's
+                _, heads, _, size = layer.keys.shape
+                num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
+                self._token_bytes[getattr(layer, "max_size", None)] += num_bytes
+        elif isinstance(layer, ArraysCache):
+            self._fixed_bytes += _array_bytes(layer.cache)
+        elif isinstance(layer, CacheList):
+            before = self._token_bytes[None]
+            for each in layer.caches:
+                self._add(each, num_tokens)
+            num_bytes = self._token_bytes[None] - before
+            self._fixed_bytes += num_bytes * KVCache.step  # MLX's own buffers are not rounded
+        elif isinstance(layer, PoolingCache):  # a row of `ratio` tokens, and those of the next one
+            pool = layer.buf_kv if layer.pooled is None else layer.pooled
+            row_bytes = pool.shape[-1] * pool.dtype.size
+            self._token_bytes[None] += -(-row_bytes // layer.ratio)
+            self._fixed_bytes += 2 * layer.ratio * row_bytes
+        else:
+            self._token_bytes[None] += _array_bytes(layer.state) // num_tokens
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes of a sequence of `num_tokens`, including unused columns of its buffers."""

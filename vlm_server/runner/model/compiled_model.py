@@ -105,9 +105,9 @@ class CompiledModel(TextModel):
         self._forward = ForwardPass(language_model, attention, self._kinds, arguments, embed)
         self._step: Any = mx.compile(self._forward.run)
         self._prompt_step: Any = mx.compile(self._forward.run_prompt)
-        self.can_compile = bool(self._forward.windows) and _ignores_padding(language_model)
-        """False without attention, if padding changes states, and after the model was found not to
-        compile."""
+        self.can_compile = bool(self._forward.windows) and _can_compile(language_model, layers)
+        """False without attention, if padding changes states, with layers of other types, and after
+        the model was found not to compile."""
         self._buffer_pattern: Buffers = []
         """One column of each layer's buffers, or its states, of the first call; empty before it."""
         self._input_pattern: Inputs = {}
@@ -371,8 +371,9 @@ class CompiledModel(TextModel):
         return logits[:num_rows], logits[num_rows:]
 
 
-def _ignores_padding(language_model: Any) -> bool:
-    return not has_states(new_layers(language_model)) or states_ignore_padding(language_model)
+def _can_compile(language_model: Any, layers: Sequence[Any]) -> bool:
+    are_known = all(type(layer) in _LAYERS for layer in layers)
+    return are_known and (not has_states(layers) or states_ignore_padding(language_model))
 
 
 def _kind_of(layer: Any) -> LayerKind:

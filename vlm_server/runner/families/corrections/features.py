@@ -32,6 +32,19 @@ _PACKING = (
 _NO_LIMIT = 1 << 20
 
 
+def look_up_both(table: Any) -> None:
+    """Look up a token in the one of a table's two parts that has it: mlx-vlm joins both, by a copy,
+    each time."""
+
+    def call(self: Any, token_ids: mx.array) -> mx.array:
+        count = len(self.embedding)
+        in_text = self.embedding[mx.minimum(token_ids, count - 1)]
+        further = self.new_embedding[mx.maximum(token_ids, count) - count]
+        return mx.where((token_ids < count)[..., None], in_text, further)
+
+    override(table, __call__=call)
+
+
 def embed_apart(model: Any, processor: Any, _settings: Settings) -> None:
     """EmbeddingGemma 2: let the embeddings of a prompt be computed apart from its vectors, with
     those of images in their places, as mlx-vlm's other models do; and let its processor be called

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.base import to_mlx
 
 from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections.features import look_up_both
 from vlm_server.runner.families.corrections.processors import read_settings
 
 IMAGE = "<im_patch>"
@@ -41,18 +41,9 @@ def correct(model: Any, processor: Any, settings: Settings) -> None:
 
 
 def look_up_both_tables(model: Any, processor: Any, settings: Settings) -> None:
-    """Molmo 2: look up a token in the table that has it: mlx-vlm joins both, by a copy, each time.
-    Also `read_settings`."""
+    """Molmo 2: see `look_up_both`, and `read_settings`."""
     read_settings(model, processor, settings)
-    table = model.language_model.model.wte
-
-    def call(self: Any, token_ids: mx.array) -> mx.array:
-        count = len(self.embedding)
-        in_text = self.embedding[mx.minimum(token_ids, count - 1)]
-        further = self.new_embedding[mx.maximum(token_ids, count) - count]
-        return mx.where((token_ids < count)[..., None], in_text, further)
-
-    override(table, __call__=call)
+    look_up_both(model.language_model.model.wte)
 
 
 def _expand(self: Any, images: Any = None, text: Any = None, **_: Any) -> Mapping[str, Any]:
