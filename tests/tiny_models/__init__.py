@@ -20,6 +20,7 @@ from tests.tiny_models import (
     glm,
     glm5,
     granite,
+    harmony,
     idefics,
     internvl,
     jina,
@@ -88,6 +89,7 @@ _VISION_LANGUAGE: dict[str, Family] = {
 _SHAPES: dict[str, dict[str, Family]] = {
     "tiny": _VISION_LANGUAGE | TEXTS | EMBEDDERS | RERANKERS | JUDGES,
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
+    "harmony": {"gpt_oss": harmony.GPT_OSS},
     "over qwen2": {"internvl": internvl.INTERNVL_QWEN2},
     "agent": {"qwen2_5_vl": qwen.QWEN2_5_VL_AGENT},
 }

@@ -105,7 +105,9 @@ class ReasoningFormat:
     """Tokens that end an answer, besides the checkpoint's own."""
     answer_header: str = ""
     """The mark before the text of an answer without reasoning, if the template does not write
-    it."""
+    it: of a model that writes in channels, which reasons unless it is asked not to."""
+    after: str = ""
+    """The text between reasoning and the next message; empty if the template writes blanks."""
 
 
 @dataclass(frozen=True, slots=True)

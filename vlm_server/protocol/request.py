@@ -75,7 +75,8 @@ class Tools(msgspec.Struct, frozen=True):
 class TemplateOptions(msgspec.Struct, frozen=True):
     """Options of the chat template.
 
-    A model with optional reasoning reasons if `enable_thinking`; None is the same as False.
+    A model with optional reasoning reasons if `enable_thinking`; None is the same as False, but for
+    a model that writes in channels, which then may.
     `variables` is the JSON of an object with more of the template's own; it wins if it sets
     `enable_thinking`, too. With `continue_final` the answer goes on where the last message, which
     is the assistant's, ends.

@@ -40,10 +40,12 @@ _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 def compile_constraint(tokenizer: LLTokenizer, constraint: Constraint) -> BoundedMatcher:
     """A matcher at the beginning of an answer. Raises SchemaError."""
-    bounds = lark.bounded_json()
+    bounds = lark.bounded_json(constraint.header)
     match constraint:
         case Schema(schema):
             matcher = _compile_schema(tokenizer, schema)
+            if constraint.header:
+                matcher = _compile_lark(tokenizer, lark.answer(constraint, dict(_OPTIONS)))
         case RequiredCalls():
             _check_each(tokenizer, constraint)
             matcher = _compile_lark(tokenizer, lark.required_calls(constraint, dict(_OPTIONS)))

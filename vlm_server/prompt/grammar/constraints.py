@@ -32,10 +32,12 @@ class CallSyntax(msgspec.Struct, frozen=True):
     """Whether the call is `{"name": ..., "arguments": {...}}`."""
 
 
-class _Constraint(msgspec.Struct, frozen=True):
+class _Constraint(msgspec.Struct, frozen=True, kw_only=True):
     param: ClassVar[str] = TOOLS_PARAM
     """The field of the request that has the constraint."""
     subject: ClassVar[str] = "the schema of these tools"
+    header: Mark = ()
+    """The header before an answer's own text; empty for models that don't write in channels."""
 
     def refusal(self, reason: str) -> InvalidRequest:
         """The error for a client: the constraint can't be obeyed because of `reason`."""
@@ -82,6 +84,8 @@ class Constraints:
     def __init__(self, spec: ModelSpec) -> None:
         parser = spec.tool_parser
         self._syntax = None if parser is None else _syntax(spec, parser)
+        reasoning = spec.reasoning_format
+        self._header = _mark(spec, "" if reasoning is None else reasoning.answer_header)
 
     def constraint_on(self, submit: Submit) -> Constraint | None:
         """The constraint on an answer, if any. Raises InvalidRequest if it can't be enforced."""
@@ -98,9 +102,9 @@ class Constraints:
             if schema is not None:
                 message = "an answer that must call a tool can't follow a schema"
                 raise InvalidRequest(message, "response_format")
-            return RequiredCalls(tools)
+            return RequiredCalls(tools, header=self._header)
         if tools is None or self._syntax is None:  # no call is possible
-            return None if schema is None else Schema(schema)
+            return None if schema is None else Schema(schema, header=self._header)
         if tools.strict and not self._syntax.is_json:
             raise InvalidRequest(
                 "this model does not write the arguments of tool calls as JSON; strict schemas are "
@@ -109,7 +113,7 @@ class Constraints:
             )
         if schema is None and not tools.strict:
             return None
-        return AutoCalls(tools, self._syntax, schema)
+        return AutoCalls(tools, self._syntax, schema, header=self._header)
 
 
 def _syntax(spec: ModelSpec, parser: ToolParser) -> CallSyntax:

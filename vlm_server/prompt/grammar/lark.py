@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlm_server.prompt.grammar.bounded_numbers import BOUNDED_JSON
-from vlm_server.prompt.grammar.constraints import AutoCalls, CallSyntax, Mark, RequiredCalls
+from vlm_server.prompt.grammar.constraints import (
+    AutoCalls,
+    CallSyntax,
+    Mark,
+    RequiredCalls,
+    Schema,
+)
 from vlm_server.prompt.grammar.forked_process import SchemaError
 from vlm_server.protocol import Tools
 
@@ -56,39 +62,51 @@ def callable_tools(tools: Tools) -> Iterator[tuple[str, Any]]:
             yield function["name"], function.get("parameters")
 
 
+def answer(constraint: Schema, options: dict[str, Any]) -> str:
+    """The grammar of the JSON of a schema, after its header. options: those of the JSON grammar."""
+    schema = _json(json.loads(constraint.schema), options)
+    return f"start: {_spell(constraint.header)} answer\nanswer: {schema}"
+
+
 def required_calls(constraint: RequiredCalls, options: dict[str, Any]) -> str:
     """The grammar of an answer of calls only. options: those of its JSON grammars."""
     more_calls = f' (", " object){{0,{MAX_CALLS - 1}}}' if constraint.tools.parallel else ""
-    return "\n".join(
-        [f'start: "[" object{more_calls} "]"', *_objects(constraint.tools, None, options)]
-    )
+    start = f'start: {_spell(constraint.header)} "[" object{more_calls} "]"'
+    return "\n".join([start, *_objects(constraint.tools, None, options)])
 
 
 def auto_calls(constraint: AutoCalls, options: dict[str, Any]) -> str:
     """The grammar of text with calls in the model's own syntax; or of a schema's JSON, or calls."""
     answer = "" if constraint.schema is None else _json(json.loads(constraint.schema), options)
     objects = _objects(constraint.tools, frozenset(constraint.tools.strict), options)
-    return "\n".join(_auto_calls(constraint, answer, objects))
+    return "\n".join(_auto_calls(constraint, _spell(constraint.header), answer, objects))
 
 
-def bounded_json() -> str:
-    """The grammar of text that is JSON with bounded numbers: see `BOUNDED_JSON`."""
-    return f"start: JSON\n{_BOUNDED}"
+def bounded_json(header: Mark = ()) -> str:
+    """The grammar of text that is JSON with bounded numbers: see `BOUNDED_JSON`.
+
+    A header need not come first: after a number out of bounds, the text is read anew.
+    """
+    return f"start: {_optional(header)} JSON\n{_BOUNDED}"
 
 
 def bounded_auto_calls(constraint: AutoCalls) -> str:
     """The grammar of `auto_calls` in whose JSON only numbers are bounded."""
-    return "\n".join([*_auto_calls(constraint, "JSON", ["object: JSON"]), _BOUNDED])
+    header = _optional(constraint.header)
+    return "\n".join([*_auto_calls(constraint, header, "JSON", ["object: JSON"]), _BOUNDED])
 
 
-def _auto_calls(constraint: AutoCalls, answer: str, objects: list[str]) -> list[str]:
-    """Rules of text with calls, or of the answer or calls. objects: the rules of `object`."""
+def _auto_calls(constraint: AutoCalls, header: str, answer: str, objects: list[str]) -> list[str]:
+    """Rules of text with calls, or of the answer or calls. objects: the rules of `object`.
+
+    header, answer: what the text of an answer begins with, and its rest.
+    """
     syntax, tools = constraint.syntax, constraint.tools
     if constraint.schema is None:
         rules = [f"start: called{'*' if tools.parallel else '?'} TEXT", *_text_before(syntax)]
     else:
         more_calls = rf" (/\n?/ called){{0,{MAX_CALLS - 1}}}" if tools.parallel else ""
-        rules = [f"start: answer | called{more_calls}", f"answer: {answer}"]
+        rules = [f"start: answer | called{more_calls}", f"answer: {header} json", f"json: {answer}"]
         rules += [f"head: {_spell(syntax.start)}"]
     rules += [r"ANY: /(.|\n)*/"]
     if not syntax.is_json:
@@ -135,6 +153,10 @@ def _json(schema: Any, options: dict[str, Any]) -> str:
     if isinstance(schema, dict):
         schema = schema | {"x-guidance": options}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _optional(mark: Mark) -> str:
+    return f"({_spell(mark)})?" if mark else ""
 
 
 def _spell(mark: Mark) -> str:

@@ -41,39 +41,59 @@ def with_reasoning(
     marks: ReasoningMarks | None, grammar: Grammar | None, submit: Submit, *, starts: bool
 ) -> Grammar | None:
     """`grammar` after reasoning in its budget. starts: whether the prompt ends inside reasoning."""
-    budget = submit.sampling.max_reasoning_tokens
-    is_asked = submit.template.enable_thinking is True and budget != 0
-    may_begin = grammar is None or is_asked
+    budget, is_asked = submit.sampling.max_reasoning_tokens, submit.template.enable_thinking
+    if is_asked is None:
+        is_asked = marks is not None and marks.in_channels
+    may_begin = grammar is None or (is_asked and budget != 0)
     if marks is None or (budget is None and (grammar is None or not (starts or may_begin))):
         return grammar
     return ReasoningGrammar(marks, grammar, budget, starts=starts, may_begin=may_begin)
 
 
-def _reason(grammar: ReasoningGrammar, inner: AnswerMatcher | None) -> Generator[Mask, int, None]:
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The mask of `inner`, once it is known, and a token of the mark that begins reasoning."""
+
+    inner: AnswerMatcher
+    token_id: int
+
+
+_Masks = Generator[Mask | _Choice, int, None]
+
+
+def _reason(grammar: ReasoningGrammar, inner: AnswerMatcher | None) -> _Masks:
     """Yields the masks of an answer up to its own text; receives each sampled token."""
-    marks = grammar.marks
+    marks, num_shared = grammar.marks, 0
     if not grammar.starts:
         if not grammar.may_begin or not marks.start_ids:
             return
-        begins = _look_for_start(marks) if inner is None else _choose(marks, inner)
-        if not (yield from begins):
+        if inner is not None:
+            num_shared = yield from _choose(marks, inner)
+        elif not (yield from _look_for_start(marks)):
             return
+        if num_shared == len(marks.start_ids):
+            return
+    before_answer = [*marks.after_ids, *marks.start_ids[:num_shared]]
     num_left = math.inf if grammar.budget is None else grammar.budget
     while True:
-        num_left = yield from _inside(marks, inner, num_left)
+        num_left = yield from _inside(marks, inner, num_left, before_answer)
         if inner is not None or not marks.start_ids or not (yield from _look_for_start(marks)):
             return
 
 
-def _choose(marks: ReasoningMarks, inner: AnswerMatcher) -> Generator[Mask, int, bool]:
-    """Returns whether an answer with a grammar begins with reasoning, by its first token."""
-    start, *rest = marks.start_ids
-    token_id = yield marks.with_start(inner.allowed())
-    if token_id != start or (rest and inner.allowed()[start]):
+def _choose(marks: ReasoningMarks, inner: AnswerMatcher) -> Generator[Mask | _Choice, int, int]:
+    """Returns the number of tokens with which reasoning begins as the grammar's text does, and
+    which `inner` has followed; all of the start mark's if the answer is that text."""
+    for num_shared, start in enumerate(marks.start_ids):
+        token_id = yield _Choice(inner, start)
+        is_inner = bool(inner.allowed()[start]) and len(marks.start_ids) > 1
+        if token_id == start and not is_inner:
+            yield from _force(marks, marks.start_ids[num_shared + 1 :])
+            return num_shared
         inner.advance([token_id])
-        return False
-    yield from _force(marks, rest)
-    return True
+        if token_id != start:
+            break
+    return len(marks.start_ids)
 
 
 def _look_for_start(marks: ReasoningMarks) -> Generator[Mask, int, bool]:
@@ -87,9 +107,15 @@ def _look_for_start(marks: ReasoningMarks) -> Generator[Mask, int, bool]:
 
 
 def _inside(
-    marks: ReasoningMarks, inner: AnswerMatcher | None, num_left: float
+    marks: ReasoningMarks,
+    inner: AnswerMatcher | None,
+    num_left: float,
+    before_answer: Sequence[int],
 ) -> Generator[Mask, int, float]:
-    """Yields the masks of at most `num_left` tokens of reasoning; returns how many are left."""
+    """Yields the masks of at most `num_left` tokens of reasoning; returns how many are left.
+
+    before_answer: what comes between the end mark and the text of `inner`.
+    """
     recent: list[int] = []
     while num_left > 0:
         token_id = yield marks.everything if inner is None else marks.mask_inside(recent)
@@ -98,16 +124,23 @@ def _inside(
         rest = marks.text_after_end(recent)
         if rest is not None:
             if inner is not None and not rest:
-                # Blanks that the template writes after reasoning come before a grammar's text.
-                yield from _force(marks, marks.blank_ids)
+                yield from _force(marks, before_answer)
             return num_left
     yield from _force(marks, marks.closing_ids)
+    if inner is not None:
+        yield from _force(marks, before_answer[len(marks.after_ids) :])
     return num_left
 
 
 def _force(marks: ReasoningMarks, token_ids: Sequence[int]) -> Generator[Mask, int, None]:
     for token_id in token_ids:
         yield marks.only(token_id)
+
+
+def _with(allowed: Mask, token_id: int) -> Mask:
+    allowed = allowed.copy()
+    allowed[token_id] = True
+    return allowed
 
 
 class ReasoningMatcher:
@@ -162,12 +195,16 @@ class ReasoningMatcher:
 
     def wait(self, seconds: float) -> bool:
         """Whether `allowed` is known within `seconds`; inside reasoning it always is."""
-        return self._active is None or self._active.wait(seconds)
+        asked = self._mask.inner if isinstance(self._mask, _Choice) else self._active
+        return asked is None or asked.wait(seconds)
 
     def allowed(self) -> Mask:
         """(vocabulary,) bool: allowed next tokens. Equal masks are mostly the same array."""
-        if self._mask is not None:
-            return self._mask
+        mask = self._mask
+        if isinstance(mask, _Choice):
+            return _with(mask.inner.allowed(), mask.token_id)
+        if mask is not None:
+            return mask
         return self._inner.allowed() if self._inner else self._everything
 
     def lower_priority(self) -> None:

@@ -18,19 +18,22 @@ Mask = NDArray[np.bool_]
 class ReasoningMarks:
     """The marks of one model. Masks are read-only and shared by all answers. Thread-safe.
 
-    start_ids: the start mark. closing_ids: the end mark with the blanks that the chat template
-    writes after it. blank_ids: these blanks. window: the most tokens of a mark.
+    start_ids: the start mark. closing_ids: the end mark with the text between it and the answer,
+    most often blanks that the chat template writes. after_ids: this text. in_channels: whether the
+    model writes in channels, and so reasons unless it is asked not to. window: the most tokens of a
+    mark.
     """
 
     def __init__(self, spec: ModelSpec, marks: ReasoningFormat) -> None:
         self._backend = tokenizers.Tokenizer.from_str(spec.backend.to_str())
         self._size = spec.vocabulary_size
         self._start, self._end = marks.start, marks.end
-        blanks = _blanks_behind(marks.end, spec.chat_template or "")
+        after = marks.after or _blanks_behind(marks.end, spec.chat_template or "")
         self.start_ids = self._ids(marks.start)
-        self.closing_ids = self._ids(marks.end + blanks)
-        self.blank_ids = self._ids(blanks)
+        self.closing_ids = self._ids(marks.end + after)
+        self.after_ids = self._ids(after)
         self._header_ids = self._ids(marks.answer_header)
+        self.in_channels = bool(marks.answer_header)
         self.window = max(len(marks.start), len(marks.end)) + 1
         self.everything = self._without(())
         self._no_ends = self._without(spec.eos_token_ids)
@@ -55,12 +58,6 @@ class ReasoningMarks:
         """The text of `token_ids` after the end mark; None without one."""
         _, mark, rest = self._text(token_ids).partition(self._end)
         return rest if mark else None
-
-    def with_start(self, allowed: Mask) -> Mask:
-        """`allowed`, and the first token of the start mark."""
-        allowed = allowed.copy()
-        allowed[self.start_ids[0]] = True
-        return allowed
 
     def mask_inside(self, token_ids: Sequence[int]) -> Mask:
         """The mask inside reasoning, after `token_ids`: no end token, nothing past the end mark."""

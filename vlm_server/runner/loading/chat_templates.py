@@ -38,6 +38,7 @@ _REASONING = {
         ),
         end_tokens=("<|return|>", "<|call|>"),
         answer_header="<|channel|>final<|message|>",
+        after="<|start|>assistant",
     ),
     ("<|START_THINKING|>",): ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<mm:think>",): ReasoningFormat("<mm:think>", "</mm:think>"),

@@ -28,6 +28,7 @@ from vlm_server.prompt.grammar.constraints import (
 from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.lark import MAX_CALLS, arguments_schema
 from vlm_server.protocol import SamplingParams, Submit, Tools
+from vlm_server.runner.loading.chat_templates import reasoning_format
 
 __all__ = ["grammars", "new"]
 
@@ -438,3 +439,53 @@ def test_constrained_calls_refuse_min_tokens_and_ignore_eos(field: dict[str, Any
     assert caught.value.param in field
     free = Submit("a", (), (), SamplingParams(**field), tools=tools("auto", now={}))
     assert Constraints(host).constraint_on(free) is None
+
+
+# ---- answers in channels -------------------------------------------------------------
+
+FINAL, CALL = "<|channel|>final<|message|>", "<|channel|>commentary to=functions.f"
+
+
+def channel_host() -> Any:
+    """A model with one token per byte, and harmony's control tokens."""
+    host = byte_host()
+    marks = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"]
+    host.backend.add_special_tokens(marks)
+    host.vocabulary_size = host.backend.get_vocab_size()
+    host.reasoning_format = reasoning_format("<|channel|>analysis")
+    host.tool_parser = ToolParser(
+        "harmony", "<|channel|>commentary to=", "<|call|>", lambda _text, _tools: []
+    )
+    return host
+
+
+@pytest.mark.parametrize(
+    ("offered", "taken", "wrong"),
+    [
+        (None, ['{"a": 1}'], ['{"a": "b"}', f'{{"a": {"1" * 30}}}', f'{FINAL}{{"a": 1}}']),
+        (
+            tools(f={}),
+            ['[{"name": "f", "arguments": {}}]'],
+            ['{"a": 1}', '[{"name": "g", "arguments": {}}]'],
+        ),
+        (tools("auto", f={}), ['{"a": 1}'], ['[{"name": "f", "arguments": {}}]']),
+    ],
+)
+def test_grammar_holds_behind_header_of_channel(
+    new: New, offered: Tools | None, taken: list[str], wrong: list[str]
+):
+    host = channel_host()
+    has_schema = offered is None or offered.choice == "auto"
+    schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"}
+    schema |= {"additionalProperties": False}
+    sampling = SamplingParams(json_schema=json.dumps(schema) if has_schema else None)
+    submit = Submit("a", (), (), sampling, tools=offered)
+    grammar = compiled(new(host=host), Constraints(host).constraint_on(submit))
+    for text in taken:
+        assert takes(grammar, FINAL + text, host), text
+        assert not takes(grammar, text, host), text
+        assert not takes(grammar, f"<|channel|>commentary<|message|>{text}", host), text
+    for text in wrong:
+        assert not takes(grammar, FINAL + text, host), text
+    is_callable = offered is not None and offered.choice == "auto"
+    assert takes(grammar, f"{CALL}<|message|>{{}}<|call|>", host) == is_callable

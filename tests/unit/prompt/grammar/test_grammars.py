@@ -40,7 +40,11 @@ def byte_host() -> Any:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<end>"])
     return SimpleNamespace(
-        backend=backend, vocabulary_size=257, eos_token_ids=frozenset({256}), tool_parser=None
+        backend=backend,
+        vocabulary_size=257,
+        eos_token_ids=frozenset({256}),
+        tool_parser=None,
+        reasoning_format=None,
     )
 
 
