@@ -109,6 +109,14 @@ def test_schema_beside_tools_allows_final_channel_or_call(engine: EngineHarness)
     assert text.startswith("<|channel|>commentary to=")
 
 
+def test_completion_of_raw_prompt_follows_schema_without_header(engine: EngineHarness):
+    params = sampling(2, json_schema=json.dumps({"enum": ["a", "b"]}))
+    engine.add(Submit("a", (), (), params, prompt=f"{NEXT}{FINAL}"))
+    engine.run()
+    (text,) = raw_texts(engine, "a")
+    assert json.loads(text) in ("a", "b")
+
+
 def test_schema_of_channels_does_not_depend_on_batch(gpt_oss: LoadedModel):
     params = sampling(5, json_schema=json.dumps(SHAPE), max_reasoning_tokens=8)
     submits = [ask("schema", "what?", sampling=params), ask("free", "a text")]

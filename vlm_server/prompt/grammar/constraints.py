@@ -98,13 +98,14 @@ class Constraints:
 
     def _find(self, submit: Submit) -> Constraint | None:
         schema, tools = submit.sampling.json_schema, submit.tools
+        header = self._header if submit.prompt is None else ()  # else the prompt may end behind it
         if tools is not None and tools.choice == "required":
             if schema is not None:
                 message = "an answer that must call a tool can't follow a schema"
                 raise InvalidRequest(message, "response_format")
-            return RequiredCalls(tools, header=self._header)
+            return RequiredCalls(tools, header=header)
         if tools is None or self._syntax is None:  # no call is possible
-            return None if schema is None else Schema(schema, header=self._header)
+            return None if schema is None else Schema(schema, header=header)
         if tools.strict and not self._syntax.is_json:
             raise InvalidRequest(
                 "this model does not write the arguments of tool calls as JSON; strict schemas are "
@@ -113,7 +114,7 @@ class Constraints:
             )
         if schema is None and not tools.strict:
             return None
-        return AutoCalls(tools, self._syntax, schema, header=self._header)
+        return AutoCalls(tools, self._syntax, schema, header=header)
 
 
 def _syntax(spec: ModelSpec, parser: ToolParser) -> CallSyntax:
