@@ -33,9 +33,10 @@ def new_marks(*tokens: str, special: bool = True, template: str = "") -> Reasoni
 
 @dataclass
 class FakeGrammar:
-    """A grammar whose answers are `[` and an end token; records the tokens of each matcher."""
+    """A grammar whose answers are `text` and an end token; records the tokens of each matcher."""
 
     size: int
+    text: str = "["
     advanced: list[list[int]] = field(default_factory=list)
     late_error: bool = False
     num_closed: int = 0
@@ -68,7 +69,8 @@ class FakeMatcher:
 
     def allowed(self) -> NDArray[np.bool_]:
         mask = np.zeros(self.grammar.size, dtype=np.bool_)
-        mask[END if self.advanced else id_of("[")] = True
+        rest = self.grammar.text[len(self.advanced) :]
+        mask[id_of(rest[0]) if rest else END] = True
         return mask
 
     def lower_priority(self) -> None:
@@ -160,6 +162,27 @@ def test_answer_may_start_with_reasoning_or_grammar(marks: ReasoningMarks):
     assert forced(matcher) == marks.start_ids[1:]
     write(matcher, ids(marks, "Hm</think>"))
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
+
+
+@pytest.mark.parametrize("budget", [None, 2])
+def test_reasoning_may_begin_as_grammar_does(budget: int | None):
+    """As with a channel's header: what both share is written again behind reasoning."""
+    marks = new_marks()
+    inner = FakeGrammar(marks.everything.size, "<th[")
+    matcher = begin(marks, inner, budget, starts=False)
+    assert forced(matcher) == ids(marks, "<th")
+    assert set(np.flatnonzero(matcher.allowed())) == {id_of("["), id_of("i")}
+    inner.late_error = True
+    assert not matcher.wait(0.0)
+    inner.late_error = False
+    write(matcher, ids(marks, "ink>Hm"))
+    write(matcher, ids(marks, "</think>"))
+    assert forced(matcher) == [*ids(marks, "<th["), END]
+    assert inner.advanced == [[*ids(marks, "<th["), END]]
+    matcher = begin(marks, inner, budget, starts=False)
+    assert forced(matcher) == ids(marks, "<th")
+    write(matcher, [id_of("[")])
+    assert forced(matcher) == [END]
 
 
 def test_reasoning_may_be_disallowed_before_grammar(marks: ReasoningMarks):
