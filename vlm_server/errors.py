@@ -12,6 +12,7 @@
         │   ├── InvalidVideo      400  invalid_video
         │   ├── ContextLengthExceeded  400  context_length_exceeded
         │   ├── PreviousResponseNotFound  400  previous_response_not_found
+        │   ├── FileNotStored     400  file_not_found
         │   ├── ThreadUnsupported     400  thread_unsupported_request
         │   └── HeadersTooLarge   431  headers_too_large
         ├── Unauthorized          401  invalid_api_key
@@ -39,7 +40,8 @@
         ├── QueueTimeout          504  queue_timeout
         ├── FirstTokenTimeout     504  first_token_timeout
         ├── TokenTimeout          504  token_timeout
-        └── TotalTimeout          504  total_timeout
+        ├── TotalTimeout          504  total_timeout
+        └── StorageFull           507  storage_full
 
 A `RequestError` is sent between processes as its `code`, `message` and `param`;
 `RequestError.from_code` rebuilds it on the other side.
@@ -132,6 +134,12 @@ class PreviousResponseNotFound(InvalidRequest):
     """The turns that a request continues are not, or no longer, stored for this client."""
 
     code = "previous_response_not_found"
+
+
+class FileNotStored(InvalidRequest):
+    """A request names a file, or the hash of bytes, that is not stored for this client."""
+
+    code = "file_not_found"
 
 
 class ThreadUnsupported(InvalidRequest):
@@ -282,6 +290,12 @@ class TotalTimeout(RequestError):
     """The answer did not end within its deadline."""
 
     status, code, type = 504, "total_timeout", "server_error"
+
+
+class StorageFull(RequestError):
+    """The disk has no room for an uploaded file, or can't be written to."""
+
+    status, code, type = 507, "storage_full", "server_error"
 
 
 def _tree(root: type[RequestError]) -> list[type[RequestError]]:

@@ -23,6 +23,7 @@ _SECTIONS = {
     "limits": "What one request, and all together, may take. See [overload](api.md#overload).",
     "urls": "Where pictures and videos may be read from, besides the request. See "
     "[other URLs](api.md#other-urls).",
+    "files": "Uploaded files, which requests name in place of their bytes. See [files](files.md).",
     "image": "How pictures are decoded and resized.",
     "deadlines": "When a request is ended. See [deadlines](api.md#deadlines).",
     "video": "How videos are sampled and decoded. See [videos](api.md#videos).",

@@ -7,6 +7,7 @@ overrides. Unknown names are errors.
 
 from vlm_server.settings.descriptions import *  # noqa: F403
 from vlm_server.settings.engine import *  # noqa: F403
+from vlm_server.settings.files import *  # noqa: F403
 from vlm_server.settings.front import *  # noqa: F403
 from vlm_server.settings.media import *  # noqa: F403
 from vlm_server.settings.memory import *  # noqa: F403

@@ -15,6 +15,7 @@ import msgspec
 from vlm_server.errors import ConfigError
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.faults import explain, location_of
+from vlm_server.settings.files import FileSettings
 from vlm_server.settings.front import (
     DeadlineSettings,
     Limits,
@@ -58,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, ListedModel] = {}
     limits: Limits = Limits()
     urls: Urls = Urls()
+    files: FileSettings = FileSettings()
     image: ImageSettings = ImageSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     video: VideoSettings = VideoSettings()

@@ -1,21 +1,36 @@
-"""URLs of images and videos whose bytes are not in the request.
+"""Images and videos whose bytes are not in the request: URLs, and names of uploaded files.
 
-Request parsing uses neither network nor disk: it raises BytesNeeded. The front then sends a
-`UrlJob` to a process that reads URLs, and the request is parsed again with the `Contents`.
+Request parsing uses neither network nor disk: it raises BytesNeeded. The front then reads the
+uploaded files, and sends a `UrlJob` to a process that reads URLs; the request is parsed again with
+the bytes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
+from vlm_server.errors import (
+    FileNotStored,
+    InvalidImage,
+    InvalidVideo,
+    PayloadTooLarge,
+    RequestError,
+)
+
+HASH_PREFIX = "sha256:"
+"""Begins the name that any client can compute: the SHA-256 of a file's bytes, in hex digits."""
+_FILE_NAME = re.compile(r"file-[0-9a-f]{24}|sha256:[0-9a-f]{64}")
 
 
 class MediaUrl(Struct, frozen=True):
-    """The URL of an image or video; `param` names the first content part that has it."""
+    """The URL of an image or video, or the name of an uploaded one.
+
+    `param` names the first content part that has it.
+    """
 
     url: str
     param: str
@@ -25,6 +40,11 @@ class MediaUrl(Struct, frozen=True):
     @property
     def is_file(self) -> bool:
         return self.url[:5].lower() == "file:"
+
+    @property
+    def is_uploaded(self) -> bool:
+        """Whether it is the name of an uploaded file."""
+        return is_file_name(self.url)
 
     def invalid(self, message: str) -> RequestError:
         """An InvalidImage or InvalidVideo with `message`."""
@@ -75,5 +95,28 @@ class BytesNeeded(Exception):
 
 
 def is_external(url: str) -> bool:
-    """Whether `url` refers to bytes elsewhere: by `https:` or `file:`."""
-    return url[:6].lower() == "https:" or url[:5].lower() == "file:"
+    """Whether `url` refers to bytes elsewhere: by `https:` or `file:`, or as an uploaded file."""
+    is_url = url[:6].lower() == "https:" or url[:5].lower() == "file:"
+    return is_url or is_file_name(url)
+
+
+def is_file_name(text: str) -> bool:
+    """Whether `text` has the form of the id of an uploaded file, or of the hash of its bytes."""
+    return _FILE_NAME.fullmatch(text) is not None
+
+
+def file_name(file_id: str, param: str) -> str:
+    """`file_id`, from a field for ids. Raises FileNotStored if no file can have it."""
+    if is_file_name(file_id):
+        return file_id
+    raise not_stored(param)
+
+
+def not_stored(param: str) -> FileNotStored:
+    """The error about the uploaded file that the part `param` names."""
+    return FileNotStored(
+        f"The file that `{param}` names is not stored here: it was not uploaded with this API key, "
+        "or deleted, or dropped since (`files.max_age_seconds` and `files.max_bytes`). Send its "
+        "bytes, or upload it again.",
+        param,
+    )
