@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -11,11 +12,14 @@ from starlette.types import Scope
 
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.errors import encode as encode_anthropic
+from vlm_server.api.dialects.files.endpoints import PATH as FILES
 from vlm_server.api.dialects.ollama.render import encode_error as encode_ollama
+from vlm_server.api.files.store import FileStore
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access.cors import Cors
 from vlm_server.api.http.access.keys import KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.dialect import is_anthropics
 from vlm_server.api.http.errors import EncodeError, encode_openai, method_not_allowed, not_found
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
@@ -35,18 +39,20 @@ def create_app(
     parsing_pool: ChildPool | None = None,
     tracer: Tracer | None = None,
     sources: Sources | None = None,
+    files: FileStore | None = None,
 ) -> Starlette:
     """The ASGI application that serves `models` as `settings` say.
 
-    The caller warms up and closes `parsing_pool`, which applications may share. Its
-    `state.event_logs` knows the answers that are made without a connection.
+    The caller warms up and closes `parsing_pool`, which applications may share, and closes
+    `files`. Its `state.event_logs` knows the answers that are made without a connection.
     `sources` say where settings were given. `tracer` records the requests that have ended. Raises
-    ConfigError if the file of API keys can't be used.
+    ConfigError if the file of API keys or the folder of files can't be used.
     """
     body_parser = BodyParser(parsing_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
     queue_slots = QueueSlots(settings.limits)
-    generation = Generation(models, queue_slots, body_parser, settings)
+    files = FileStore(settings.files) if files is None else files  # an empty one is false
+    generation = Generation(models, queue_slots, body_parser, settings, files)
     ring = KeyRing(settings.server)  # before middleware, which is made at the first request
     app = Starlette(
         routes=all_routes(generation, settings, answered, sources or {}),
@@ -66,6 +72,8 @@ def create_app(
 def _encode_for(scope: Scope) -> EncodeError:
     """The error encoder of the dialect of the route; OpenAI's by default."""
     path = str(scope["path"])
+    if path.startswith(FILES) and is_anthropics(Headers(scope=scope)):
+        return encode_anthropic
     return next((encode for start, encode in _ENCODERS if path.startswith(start)), encode_openai)
 
 

@@ -15,6 +15,11 @@ from vlm_server.api.admin.openapi import Parameter, RouteBody, constant_endpoint
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
+from vlm_server.api.dialects.files.endpoints import MEDIA_PATH as MEDIA
+from vlm_server.api.dialects.files.endpoints import PATH as FILES
+from vlm_server.api.dialects.files.endpoints import Files, Media
+from vlm_server.api.dialects.files.receive import Uploads
+from vlm_server.api.dialects.files.schema import AnthropicForm, OpenAIForm
 from vlm_server.api.dialects.ollama.models import Catalog, ModelRequest
 from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from vlm_server.api.dialects.openai import (
@@ -39,6 +44,7 @@ from vlm_server.api.dialects.responses.stored import (
     StoredResponses,
     refuse_conversation,
 )
+from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
@@ -69,6 +75,8 @@ BODIES = {
     "/v1/responses/input_tokens": _RESPONSE,
     MESSAGES: RouteBody((MessagesRequest,)),
     f"{MESSAGES}/count_tokens": RouteBody((MessagesRequest,)),
+    FILES: RouteBody((OpenAIForm, AnthropicForm), content_type="multipart/form-data"),
+    MEDIA: RouteBody((), content_type="application/octet-stream"),
     "/api/chat": RouteBody((OllamaChatRequest,)),
     "/api/generate": RouteBody((OllamaGenerateRequest,)),
     "/api/show": _MODEL,
@@ -131,15 +139,17 @@ def all_routes(
 ) -> list[Route]:
     """The routes of all dialects and operations."""
     stored = ResponseStore(settings.server)
+    metrics = Metrics(settings.metrics.prefix, generation, answered, stored)
     routes = [
         *_openai(generation),
         *_responses(generation, stored),
         _post(MESSAGES, Endpoint(generation, endpoints.MESSAGES)),
         _post(f"{MESSAGES}/count_tokens", Endpoint(generation, endpoints.COUNT_TOKENS)),
         *_ollama(generation),
+        *_files(generation.files, settings),
         *_administration(Administration(generation, settings)),
         *_operations(generation, settings, sources),
-        _admin("/metrics", Metrics(settings.metrics.prefix, generation, answered, stored).scrape),
+        _admin("/metrics", metrics.scrape),
     ]
     return [
         *routes,
@@ -211,6 +221,21 @@ def _ollama(generation: Generation) -> list[Route]:
             Route(path, catalog.refuse, methods=methods, include_in_schema=False)
             for path, methods in _NO_OLLAMA.items()
         ),
+    ]
+
+
+def _files(store: FileStore, settings: Settings) -> list[Route]:
+    uploads = Uploads(store, settings.files)
+    files, media = Files(store, uploads, settings), Media(store, uploads)
+    path = f"{FILES}/{{file_id}}"
+    return [
+        _post(FILES, files.create),
+        Route(FILES, files.list),
+        Route(path, files.retrieve),
+        Route(path, files.delete, methods=["DELETE"]),
+        Route(f"{path}/content", files.content),
+        Route(MEDIA, media.put, methods=["PUT"]),
+        Route(f"{MEDIA}/{{name}}", media.retrieve),
     ]
 
 

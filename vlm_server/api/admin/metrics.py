@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import (
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.generation import Generation
@@ -61,6 +62,7 @@ class Metrics:
         families, models = _Families(self.prefix), self.shared.models
         _add_front(families, self.shared.queue_slots, self.answered)
         _add_stored(families, self.stored)
+        _add_files(families, self.shared.files)
         _add_streams(families, self.shared.event_logs)
         for name in models.names:
             if models.base(name) is None:
@@ -110,6 +112,15 @@ def _add_front(families: _Families, slots: QueueSlots, answered: AnsweredRequest
     families.family(CounterMetricFamily, "requests", help_text, "route", "status")
     for (route, status), count in answered.items():
         families.counter("requests", help_text, count, route=route, status=str(status))
+
+
+def _add_files(families: _Families, files: FileStore) -> None:
+    gauge = families.gauge
+    gauge("stored_files", "Uploaded files.", len(files))
+    gauge("stored_files_size_bytes", "Size of uploaded files.", files.size_bytes)
+    gauge("stored_files_limit_bytes", "Limit on it: `files.max_bytes`.", files.limit_bytes)
+    help_text = "Uploaded files dropped for lack of room."
+    families.counter("stored_files_evictions", help_text, files.num_evicted)
 
 
 def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:

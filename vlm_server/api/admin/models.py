@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from vlm_server import __version__
+from vlm_server.api.http.dialect import is_anthropics
 from vlm_server.api.parsing import served_models
 from vlm_server.api.parsing.media import image_header
 from vlm_server.protocol import ModelFacts
@@ -38,10 +39,6 @@ Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 """
 
 
-def _is_anthropics(request: Request) -> bool:
-    return "anthropic-version" in request.headers
-
-
 class Models:
     """The endpoints about models. LM Studio's list vision and tool calls as capabilities."""
 
@@ -54,7 +51,7 @@ class Models:
         statuses = served_models.statuses(self._models)
         models = [self._model_json(status, request) for status in statuses]
         model_list: dict[str, Any] = {"object": "list", "data": models}
-        if _is_anthropics(request):
+        if is_anthropics(request.headers):
             ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
             model_list |= {"has_more": False, **ends}
         return JSONResponse(model_list)
@@ -88,7 +85,7 @@ class Models:
     def _model_json(self, status: EngineStatus, request: Request) -> dict[str, Any]:
         """The JSON of a model, with Anthropic's fields for its clients."""
         model = self._openai_model(status)
-        if not _is_anthropics(request):
+        if not is_anthropics(request.headers):
             return model
         created = datetime.fromtimestamp(model["created"], UTC).isoformat()
         return {**model, "type": "model", "display_name": model["id"], "created_at": created}

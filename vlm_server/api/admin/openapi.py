@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RouteBody:
-    """The body of a route: one of `structs`.
+    """The body of a route: one of `structs`; any bytes, if there is none.
 
     The first struct also accepts `harmless` fields with any value, and `neutral` ones with theirs.
     """
@@ -35,6 +35,7 @@ class RouteBody:
     structs: tuple[type[msgspec.Struct], ...]
     harmless: Collection[str] = ()
     neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    content_type: str = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,13 @@ def document(
     for route in filter(lambda each: each.include_in_schema, routes):
         path = _PARAMETER.sub(r"{\1}", route.path)
         body = bodies.get(route.path)
-        if body is not None:
+        if body is not None and body.structs:
             _allow(components[_name(refs[body.structs[0]])], body)
         for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = _operation(route, method, schemas[0])
-            if body is not None and method == "POST":
-                operation["requestBody"] = _request_body([refs[struct] for struct in body.structs])
+            if body is not None and method in ("POST", "PUT"):
+                schemas_of_body = [refs[struct] for struct in body.structs]
+                operation["requestBody"] = _request_body(schemas_of_body, body.content_type)
             described = [
                 each.described() for each in parameters.get(route.path, ()) if each.method == method
             ]
@@ -108,9 +110,11 @@ def _name(ref: Json) -> str:
     return str(ref["$ref"]).rpartition("/")[2]
 
 
-def _request_body(schemas: list[Any]) -> Json:
+def _request_body(schemas: list[Any], content_type: str) -> Json:
+    if not schemas:
+        return {"required": True, "content": {content_type: {}}}
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"required": True, "content": {content_type: {"schema": schema}}}
 
 
 def _operation(route: Route, method: str, error: Any) -> Json:

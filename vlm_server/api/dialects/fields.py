@@ -131,7 +131,7 @@ def check_counts(
     contents: Iterable[object],
     limits: Limits,
     *,
-    image: type[Struct],
+    image: type[Struct] | tuple[type[Struct], ...],
     video: type[Struct] | None = None,
     param: str = "messages",
 ) -> None:

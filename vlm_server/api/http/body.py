@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -80,16 +81,47 @@ class ArrivingBodies:
             excess -= costly.num_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """Bounds on the size and time of a body, with the names of their settings, for errors."""
+
+    max_bytes: int
+    seconds: float
+    size_setting: str
+    time_setting: str
+    arriving_setting: str
+
+    def too_large(self) -> PayloadTooLarge:
+        limit, name = self.max_bytes, self.size_setting
+        return PayloadTooLarge(f"The request's body is larger than {limit} bytes ({name}).")
+
+
+def bounds_of(limits: Limits) -> BodyBounds:
+    """The bounds of a JSON body."""
+    return BodyBounds(
+        limits.max_body_bytes,
+        limits.body_timeout_seconds,
+        "limits.max_body_bytes",
+        "limits.body_timeout_seconds",
+        "limits.max_arriving_bytes",
+    )
+
+
 def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -> None:
     """Raises PayloadTooLarge, or UnsupportedMediaType without `any_type`, by the headers."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not any_type:
         raise UnsupportedMediaType("The Content-Type must be application/json.")
+    check_size(headers, bounds_of(limits))
+
+
+def check_size(headers: Headers, bounds: BodyBounds) -> None:
+    """Raises PayloadTooLarge, or UnsupportedMediaType for a compressed body, by the headers."""
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMediaType("Content-Encoding is not supported; send the JSON uncompressed.")
+        raise UnsupportedMediaType("Content-Encoding is not supported; send the body uncompressed.")
     declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > limits.max_body_bytes:
-        raise _too_large(limits)
+    if declared.isdecimal() and int(declared[:20]) > bounds.max_bytes:
+        raise bounds.too_large()
 
 
 async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> bytearray:
@@ -97,19 +129,35 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
 
     Raises PayloadTooLarge, RequestTimeout, ClientGone, or QueueFull if `arriving` refuses it.
     """
+    body = bytearray()
+
+    async def take(piece: bytes) -> None:
+        body.extend(piece)
+
+    await read_pieces(receive, take, bounds_of(limits), arriving)
+    return body
+
+
+async def read_pieces(
+    receive: Receive,
+    take: Callable[[bytes], Awaitable[None]],
+    bounds: BodyBounds,
+    arriving: ArrivingBodies,
+) -> None:
+    """Pass the body to `take` as it arrives. Raises as `read`, and what `take` raises."""
     try:
-        async with asyncio.timeout(limits.body_timeout_seconds) as deadline:
+        async with asyncio.timeout(bounds.seconds) as deadline:
             with arriving.arrival(deadline) as arrival:
-                return await _collect(receive, limits, arriving, arrival)
+                await _pass_on(receive, take, bounds, arriving, arrival)
     except TimeoutError:
         if arrival.is_refused:
             raise QueueFull(
-                "Too many large bodies are arriving (limits.max_arriving_bytes), and this one has "
+                f"Too many large bodies are arriving ({bounds.arriving_setting}), and this one has "
                 "taken longest; try again."
             ) from None
         raise RequestTimeout(
-            f"The request's body did not arrive within {limits.body_timeout_seconds:g} seconds "
-            "(limits.body_timeout_seconds)."
+            f"The request's body did not arrive within {bounds.seconds:g} seconds "
+            f"({bounds.time_setting})."
         ) from None
 
 
@@ -153,27 +201,24 @@ async def until_disconnect(
     return working.result()
 
 
-async def _collect(
-    receive: Receive, limits: Limits, arriving: ArrivingBodies, arrival: Arrival
-) -> bytearray:
-    body = bytearray()
+async def _pass_on(
+    receive: Receive,
+    take: Callable[[bytes], Awaitable[None]],
+    bounds: BodyBounds,
+    arriving: ArrivingBodies,
+    arrival: Arrival,
+) -> None:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece = message.get("body", b"")
-        body += piece
         arriving.add(arrival, len(piece))
-        if len(body) > limits.max_body_bytes:
-            raise _too_large(limits)
+        if arrival.num_bytes > bounds.max_bytes:
+            raise bounds.too_large()
+        await take(piece)
         if not message.get("more_body", False):
-            return body
-
-
-def _too_large(limits: Limits) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"The request's body is larger than {limits.max_body_bytes} bytes (limits.max_body_bytes)."
-    )
+            return
 
 
 async def _disconnect(receive: Receive) -> None:

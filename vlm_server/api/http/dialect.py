@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from msgspec import structs
+from starlette.datastructures import Headers
 
 from vlm_server.api.http import sse
 from vlm_server.api.parsing.conversation import NeedsProcess
 from vlm_server.api.parsing.parsed_request import Body, Context, Parse, ParsedRequest
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
+
+
+def is_anthropics(headers: Headers) -> bool:
+    """Whether a request to a route that OpenAI and Anthropic share is in Anthropic's dialect.
+
+    Its API requires this header of all requests, so all its clients send it.
+    """
+    return "anthropic-version" in headers
 
 
 class Renderer(Protocol):

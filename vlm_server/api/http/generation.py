@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from vlm_server.api.files.store import FileStore
 from vlm_server.api.http import access_log, body, event_logs, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access_log import Entry
@@ -26,6 +27,7 @@ from vlm_server.api.http.event_logs import Attachment, EventLogs
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
+from vlm_server.api.http.request_media import RequestMedia
 from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.api.parsing import routing_key, served_models
@@ -58,6 +60,7 @@ class Generation:
         queue_slots: QueueSlots,
         body_parser: BodyParser,
         settings: Settings,
+        files: FileStore,
     ) -> None:
         self.models = models
         self.queue_slots = queue_slots
@@ -67,7 +70,8 @@ class Generation:
         self.server = settings.server
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self.metrics = no_metrics()
-        self.media_urls = MediaUrls(settings.urls, settings.limits)
+        self.files = files
+        self.media = RequestMedia(files, MediaUrls(settings.urls, settings.limits), settings.limits)
         self.event_logs = EventLogs(
             settings.server, max(1, int(settings.limits.max_requests * _WAITING_FRACTION))
         )
@@ -270,9 +274,14 @@ class Endpoint:
         try:
             while True:
                 try:
-                    return await parse(context)
+                    request = await parse(context)
+                    slot.reserve(
+                        request.num_media_bytes
+                    )  # those of a name count as often as it occurs
+                    return request
                 except BytesNeeded as needed:
-                    contents = await shared.media_urls.read(needed.urls)
+                    reserve = partial(_reserve_more, slot, len(data) + context.num_bytes)
+                    contents = await shared.media.read(needed.urls, context.owner, reserve)
                     context = msgspec.structs.replace(context, given=contents)
                 except HistoryNeeded as needed:
                     context = self._recall(context, needed, len(data))
@@ -312,6 +321,10 @@ async def _whole(render: Renderer, choices: Sequence[Sequence[Delta]], finished:
     if sum(len(vectors.data) for vectors in finished.vectors) <= _SMALL_VECTORS_BYTES:
         return encode()
     return await anyio.to_thread.run_sync(encode)
+
+
+def _reserve_more(slot: QueueSlot, num_bytes: int, more_bytes: int) -> None:
+    slot.reserve(num_bytes + more_bytes)
 
 
 def _accepted(render: Renderer) -> Response:

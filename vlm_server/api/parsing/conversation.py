@@ -9,9 +9,14 @@ from typing import Any
 import msgspec
 
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl, is_external
-from vlm_server.api.parsing.media.parse import Given, parse_image, parse_video
-from vlm_server.errors import InvalidRequest
+from vlm_server.api.parsing.media.external import (
+    BytesNeeded,
+    MediaUrl,
+    file_name,
+    is_external,
+)
+from vlm_server.api.parsing.media.parse import Given, is_video, parse_image, parse_video
+from vlm_server.errors import InvalidRequest, PayloadTooLarge
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
 from vlm_server.settings import Limits
 
@@ -21,7 +26,7 @@ _DETAILS_FOR_GROUNDING = ("high", "original")
 
 
 class NeedsProcess(Exception):
-    """A request can't be parsed on a thread: it has media, or large earlier turns."""
+    """A request can't be parsed on a thread: it has bytes of media, or large earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Counts:
 class Conversation:
     """A request's messages, images and videos. Its methods raise RequestError.
 
-    `param` names the field of the request. Media raise NeedsProcess if `on_thread`.
+    `param` names the field of the request. Media whose bytes are there raise NeedsProcess if
+    `on_thread`.
     """
 
     limits: Limits
@@ -66,6 +72,7 @@ class Conversation:
     """Bound on every image's pixels as the model sees it; `min_pixels` likewise."""
     _needed: dict[str, MediaUrl] = field(default_factory=dict)
     _num_text_bytes: int = 0
+    _num_given_bytes: int = 0
 
     def add(self, message: Message, param: str) -> None:
         """Append `message`, from the field `param`."""
@@ -104,12 +111,13 @@ class Conversation:
         return text
 
     def image(self, url: str, param: str, detail: str | None = None) -> ImagePart:
-        """A part with the image of a `data:`, `https:` or `file:` URL.
+        """A part with the image of a `data:`, `https:` or `file:` URL, or an uploaded one.
 
         `detail` is OpenAI's: `low` scales down, `high` and `original` scale a small image up.
         """
         if not self._has_bytes(MediaUrl(url, param, "image", self.limits.max_image_bytes)):
             return ImagePart(len(self.images))
+        self._count_given(url, param)
         image = parse_image(url, param, self.limits, self.given)
         image = msgspec.structs.replace(
             image,
@@ -129,20 +137,43 @@ class Conversation:
         return ImagePart(len(self.images) - 1)
 
     def video(self, url: str, param: str) -> VideoPart:
-        """A part with the video of a `data:`, `https:` or `file:` URL."""
+        """A part with the video of a `data:`, `https:` or `file:` URL, or an uploaded one."""
         if not self._has_bytes(MediaUrl(url, param, "video", self.limits.max_video_bytes)):
             return VideoPart(len(self.videos))
+        self._count_given(url, param)
         self.videos.append(parse_video(url, param, self.limits, self.given))
         return VideoPart(len(self.videos) - 1)
 
+    def file(self, file_id: str, param: str) -> ImagePart | VideoPart:
+        """A part with an uploaded image or video, whichever the bytes are."""
+        name, limits = file_name(file_id, param), self.limits
+        max_bytes = max(limits.max_image_bytes, limits.max_video_bytes)
+        if not self._has_bytes(MediaUrl(name, param, "image", max_bytes)):
+            return ImagePart(len(self.images))
+        if not is_video(self.given[name]):
+            return self.image(name, param)
+        num_videos = len(self.videos) + 1  # those in parts of unknown kind are not counted before
+        Counts(messages=0, parts=0, images=0, videos=num_videos).check(limits, param)
+        return self.video(name, param)
+
     def _has_bytes(self, url: MediaUrl) -> bool:
         """Whether the bytes of `url` are given; if not, adds them to the needed ones."""
-        if self.on_thread:
+        is_needed = is_external(url.url) and url.url not in self.given
+        if self.on_thread and not is_needed:
             raise NeedsProcess
-        if not is_external(url.url):
-            return True
-        json_body.utf8_length(url.url, url.param)
-        if url.url in self.given:
-            return True
-        self._needed.setdefault(url.url, url)
-        return False
+        if is_needed:
+            json_body.utf8_length(url.url, url.param)
+            self._needed.setdefault(url.url, url)
+        return not is_needed
+
+    def _count_given(self, url: str, param: str) -> None:
+        """Raises PayloadTooLarge if the bytes from elsewhere, with repetitions, are more than a
+        body may have."""
+        limit = self.limits.max_body_bytes
+        self._num_given_bytes += len(self.given[url]) if is_external(url) else 0
+        if self._num_given_bytes > limit:
+            raise PayloadTooLarge(
+                f"The images and videos that the request refers to have more than {limit} bytes "
+                "(limits.max_body_bytes), each counted as often as it occurs.",
+                param,
+            )

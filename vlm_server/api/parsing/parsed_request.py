@@ -110,7 +110,7 @@ Parse = Callable[[Body, Context], ParsedRequest]
 ParseOnThread = Callable[[Body, Context], ParsedRequest | None]
 """As `Parse`, for a request without media; None for a request with media.
 
-Raises RequestError, and HistoryNeeded."""
+Raises RequestError, HistoryNeeded, and BytesNeeded for media whose bytes are elsewhere."""
 
 
 class ParsingJob(msgspec.Struct, frozen=True):
@@ -166,6 +166,12 @@ class EncodedRequest(NamedTuple):
 
     request: EngineRequest
     summary: RequestSummary
+
+    @property
+    def num_media_bytes(self) -> int:
+        """Bytes of its images and videos."""
+        submit = self.request.submit
+        return memoryview(submit.images).nbytes + memoryview(submit.videos).nbytes
 
 
 Outcome = ParsedRequest | RequestError | BytesNeeded | HistoryNeeded

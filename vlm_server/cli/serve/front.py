@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vlm_server.api.app import create_app
+from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer
 from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.tracing import start_tracer
@@ -32,6 +33,7 @@ from vlm_server.cli.serve.reload import (
     stop_on_signals,
     stop_when_input_ends,
 )
+from vlm_server.errors import StorageFull
 from vlm_server.platform import backend, heap
 from vlm_server.platform.child.pool import ChildFailed
 from vlm_server.settings import Settings, Sources
@@ -100,11 +102,12 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
         stop_when_input_ends(end.stop)
     if process.reloader is not None:
         process.reloader.listen(end.start_again)
+    files = FileStore(settings.files)
     models = ModelPool(settings, on_progress=ProgressLine(sys.stderr).show)
     parsing_pool = body_parser.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # started on demand instead
         await asyncio.to_thread(parsing_pool.warm_up)
-    app = create_app(settings, models, parsing_pool, tracer, process.sources)
+    app = create_app(settings, models, parsing_pool, tracer, process.sources, files)
     server = HttpServer(app, settings)
     url = url_of(settings.server.host, listener.addresses[0][1])
     _say(greeting.first_words(url, models.names[0], sys.stdout))
@@ -116,7 +119,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
             stop.set()
 
     announcement.add_done_callback(end_if_failed)
-    looking = asyncio.create_task(look_after(process, server))
+    looking = asyncio.create_task(look_after(process, server, files))
     http = asyncio.create_task(serve_http(server, listener, models, stop))
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
@@ -133,6 +136,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     server.end_within(SLOW_READER_SECONDS)
     await http
     parsing_pool.close()
+    await asyncio.to_thread(files.close)
     if tracer is not None:
         await asyncio.to_thread(tracer.close)
     with contextlib.suppress(asyncio.CancelledError):
@@ -155,11 +159,13 @@ async def serve_http(
         await server.serve(sockets=list(listener.sockets))
 
 
-async def look_after(process: _Process, server: HttpServer) -> None:
-    """Periodically return free heap, rotate the log, apply new limits and settings."""
+async def look_after(process: _Process, server: HttpServer, files: FileStore) -> None:
+    """Periodically return free heap, drop old files, rotate the log, apply limits and settings."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         server.apply_file_limit()
+        with contextlib.suppress(StorageFull):  # it is in the log
+            await asyncio.to_thread(files.drop_expired)
         if heap.free_bytes() > _MAX_FREE_BYTES:
             await asyncio.to_thread(heap.trim)
         if process.log_file is not None:

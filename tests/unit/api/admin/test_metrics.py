@@ -13,7 +13,7 @@ from tests.unit.api.conftest import Connect, listening
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, never
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
-from vlm_server.settings import Limits, Server, Settings
+from vlm_server.settings import FileSettings, Limits, Server, Settings
 
 KEY = "correct-horse-battery"
 STATS = Stats(
@@ -68,6 +68,10 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
         sample("stored_responses_size_bytes"): 0,
         sample("stored_responses_limit_bytes"): Server().responses_store_bytes,
         sample("stored_responses_evictions_total"): 0,
+        sample("stored_files"): 0,
+        sample("stored_files_size_bytes"): 0,
+        sample("stored_files_limit_bytes"): FileSettings().max_bytes,
+        sample("stored_files_evictions_total"): 0,
     },
     "resumable streams": {
         sample("resumable_streams"): 0,
@@ -187,6 +191,7 @@ async def test_metrics_have_documentation_and_right_types(
                      "cache_misses", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
                      "spec_decode_num_accepted_tokens",
                      "tool_calls", "broken_tool_calls", "stored_responses_evictions",
+                     "stored_files_evictions",
                      "resumed_streams", "abandoned_streams",
                      "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip

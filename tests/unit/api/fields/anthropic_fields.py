@@ -19,6 +19,7 @@ from tests.unit.api.dialects.anthropic.steps import (
 )
 from tests.unit.api.fields.count_fields import COUNTED, counting
 from tests.unit.api.fields.field import (
+    STORED_NAME,
     Dialect,
     Field,
     Reading,
@@ -27,6 +28,7 @@ from tests.unit.api.fields.field import (
     refused,
     unknown_elsewhere,
     unknown_in_messages,
+    uploaded,
     works,
 )
 from tests.unit.api.fields.openai_fields import SCHEMA
@@ -46,6 +48,9 @@ SAID = request(user(text()))
 SEEN = request(user(IMAGE_BLOCK))
 LINKED = request(user(URL_IMAGE))
 CALLED = request(user("hi"), assistant(THOUGHT, call(screen=1)), user(result(text())))
+NAMED_IMAGE = {"type": "image", "source": {"type": "file", "file_id": STORED_NAME}}
+NAMED = request(user(NAMED_IMAGE))
+SHOT_NAMED = request(user("hi"), assistant(call()), user(result(NAMED_IMAGE)))
 SHOT = request(user("hi"), assistant(call()), user(result(IMAGE_BLOCK)))
 SHOT_LINKED = request(user("hi"), assistant(call()), user(result(URL_IMAGE)))
 WITH_TOOLS = request(tools=[{**LOOK, "name": "other"}, LOOK])
@@ -78,6 +83,7 @@ MESSAGES: tuple[Field, ...] = (
     ignored("what answers had", f"{BLOCK}{{text}}.citations", [{"type": "x"}], on=SAID),
     works("image", f"{BLOCK}{{image}}.source{{base64}}.data", OTHER, on=SEEN),
     works("image", f"{BLOCK}{{image}}.source{{url}}.url", OTHER_URL, on=LINKED),
+    works("image by id", f"{BLOCK}{{image}}.source{{file}}.file_id", uploaded, on=NAMED),
     ignored("media type", f"{BLOCK}{{image}}.source{{base64}}.media_type", "image/webp", on=SEEN,
             neutral=("image/png",), where="unless it is that of the bytes"),
     works("call", f"{CALL}.id", "2", on=CALLED),
@@ -89,6 +95,8 @@ MESSAGES: tuple[Field, ...] = (
     ignored("cache marks", f"{RESULT}.cache_control", MARK, on=CALLED),
     works("image", f"{RESULT}.content[]{{image}}.source{{base64}}.data", OTHER, on=SHOT),
     works("image", f"{RESULT}.content[]{{image}}.source{{url}}.url", OTHER_URL, on=SHOT_LINKED),
+    works("image by id", f"{RESULT}.content[]{{image}}.source{{file}}.file_id", uploaded,
+          on=SHOT_NAMED),
     refused("other parts", "messages[].content", [{"type": "document", "source": {}}],
             named="messages[].content[].type", title="`document` and others"),
     ignored("media type", f"{RESULT}.content[]{{image}}.source{{base64}}.media_type", "image/webp",

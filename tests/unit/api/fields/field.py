@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.support.image_files import image_file
 from tests.unit.api.scripted_engine import HELLO, Step
 
 Body = dict[str, Any]
@@ -127,6 +129,18 @@ class Dialect:
 
 Given = Callable[[httpx.AsyncClient], Awaitable[Any]]
 """A value that is known only once the server was asked."""
+
+
+STORED = image_file("PNG")
+STORED_NAME = f"sha256:{hashlib.sha256(STORED).hexdigest()}"
+"""The name of bytes that every server of these tests has got."""
+
+
+async def uploaded(client: httpx.AsyncClient) -> str:
+    """The id of an uploaded image."""
+    image = ("a.png", image_file("PNG", (11, 5)))
+    answer = await client.post("/v1/files", files={"file": image}, data={"purpose": "vision"})
+    return str(answer.json()["id"])
 
 
 def shown(path: str) -> str:

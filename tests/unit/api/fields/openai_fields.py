@@ -7,6 +7,7 @@ from typing import Any
 from tests.support import video_files
 from tests.support.image_files import data_url, image_file
 from tests.unit.api.fields.field import (
+    STORED_NAME,
     Dialect,
     Field,
     Reading,
@@ -15,6 +16,7 @@ from tests.unit.api.fields.field import (
     refused,
     unknown_elsewhere,
     unknown_in_messages,
+    uploaded,
     works,
 )
 from tests.unit.api.requests import assistant, called, chat, image_part, result, text, tool, user
@@ -31,6 +33,7 @@ ASSISTANT = chat(user("hi"), {"role": "assistant", "content": "Yes?"}, user("so?
 CALLED = chat(user("hi"), assistant(called("1", "f", '{"x": 1}')), result("1", "x"))
 WITH_SHOT = chat(user("hi"), assistant(called("1")), result("1", image_part()))
 WITH_IMAGE = chat(user(text(), image_part()))
+WITH_FILE = chat(user(text(), {"type": "file", "file": {"file_id": STORED_NAME}}))
 VIDEO_URL, OTHER_VIDEO_URL = (
     video_files.data_url(video_files.encode(video_files.noise(i, 3))) for i in (1, 2)
 )
@@ -206,7 +209,7 @@ MESSAGES: tuple[Field, ...] = (
             on=ASSISTANT),
     works("continuation", "continue_final_message", False, on=BEGUN, fails=400),
     refused("other parts", "messages[].content", [{"type": "input_audio", "input_audio": {}}],
-            named="messages[].content[].type", title="`input_audio`, `file` and others"),
+            named="messages[].content[].type", title="`input_audio` and others"),
     refused("where the answer begins", "add_generation_prompt", False, neutral=(True, None)),
 )  # fmt: skip
 
@@ -253,6 +256,7 @@ MEDIA: tuple[Field, ...] = (
     works("detail", f"{IMAGE}.detail", "low", on=WITH_IMAGE),
     works("image", f"{SHOT_IMAGE}.url", OTHER_PNG, on=WITH_SHOT),
     works("detail", f"{SHOT_IMAGE}.detail", "low", on=WITH_SHOT),
+    works("image by id", "messages[].content[]{file}.file.file_id", uploaded, on=WITH_FILE),
     works("video", VIDEO, OTHER_VIDEO_URL, on=WITH_VIDEO),
     works("video", f"{VIDEO}.url", OTHER_VIDEO_URL, on=WITH_VIDEO),
     works("bounds of the size", "mm_processor_kwargs.min_pixels", 5000, on=WITH_IMAGE),

@@ -8,6 +8,7 @@ import httpx
 
 from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
 from tests.unit.api.fields.field import (
+    STORED_NAME,
     Dialect,
     Field,
     Reading,
@@ -16,6 +17,7 @@ from tests.unit.api.fields.field import (
     refused,
     unknown_elsewhere,
     unknown_in_messages,
+    uploaded,
     works,
 )
 from tests.unit.api.fields.openai_fields import (
@@ -57,6 +59,12 @@ CUT_OFF = asking([user("hi"), {**message("assistant", ANSWER), "status": "incomp
 CALLED = asking([user("hi"), THOUGHT, CALL, output(TEXT)])
 SHOT = asking([user("hi"), CALL, output(IMAGE)])
 SEEN = asking([message("user", IMAGE)])
+IMAGE_BY_ID = {"type": "input_image", "file_id": STORED_NAME}
+FILE = {"type": "input_file", "file_id": STORED_NAME}
+SEEN_BY_ID = asking([message("user", IMAGE_BY_ID)])
+FILED = asking([message("user", FILE)])
+SHOT_BY_ID = asking([user("hi"), CALL, output(IMAGE_BY_ID)])
+SHOT_FILE = asking([user("hi"), CALL, output(FILE)])
 FILMED = asking([message("user", VIDEO)])
 WITH_TOOLS = asking(tools=[tool("f", description="F."), tool("g")])
 LAST_TOOL = "tools[]{function}"
@@ -93,12 +101,13 @@ ITEMS: tuple[Field, ...] = (
             on=asking([message("user", ANSWER)])),
     works("image", f"{PART}{{input_image}}.image_url", OTHER_PNG, on=SEEN),
     works("detail", f"{PART}{{input_image}}.detail", "low", on=SEEN),
-    refused("image by id", f"{PART}{{input_image}}.file_id", "file_1", on=SEEN, neutral=(None,)),
+    works("image by id", f"{PART}{{input_image}}.file_id", uploaded, on=SEEN_BY_ID),
+    works("image by id", f"{PART}{{input_file}}.file_id", uploaded, on=FILED),
     works("video", f"{PART}{{input_video}}.video_url", OTHER_VIDEO_URL, on=FILMED),
     ignored("what answers had", "input[]{message}.phase", "commentary", on=SAID),
     works("continuation", "input[]{message}.status", "completed", on=CUT_OFF, fails=400),
-    refused("other parts", "input[]{message}.content", [{"type": "input_file", "file_id": "f"}],
-            on=SAID, named="input[].content[]", title="`input_file`, `input_audio` and others"),
+    refused("other parts", "input[]{message}.content", [{"type": "input_audio"}],
+            on=SAID, named="input[].content[]", title="`input_audio` and others"),
     refused("other parts", "input", [{"type": "mcp_call", "id": "m"}], named="input[]",
             title="items of OpenAI's own tools"),
     works("earlier turns", "input[]{item_reference}.id", "m", fails=404,
@@ -111,8 +120,8 @@ ITEMS: tuple[Field, ...] = (
     works("result of a call", f"{RESULT}.output[]{{input_text}}.text", "other", on=CALLED),
     works("image", f"{RESULT}.output[]{{input_image}}.image_url", OTHER_PNG, on=SHOT),
     works("detail", f"{RESULT}.output[]{{input_image}}.detail", "low", on=SHOT),
-    refused("image by id", f"{RESULT}.output[]{{input_image}}.file_id", "f", on=SHOT,
-            neutral=(None,)),
+    works("image by id", f"{RESULT}.output[]{{input_image}}.file_id", uploaded, on=SHOT_BY_ID),
+    works("image by id", f"{RESULT}.output[]{{input_file}}.file_id", uploaded, on=SHOT_FILE),
     works("thought", "input[]{reasoning}.content[]{reasoning_text}.text", "Hm.", on=CALLED),
     ignored("thought", "input[]{reasoning}.summary", [{"type": "summary_text", "text": "H"}],
             on=CALLED),

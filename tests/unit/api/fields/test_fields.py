@@ -14,6 +14,7 @@ import pytest
 from tests.unit.api.fields.concepts import CONCEPTS
 from tests.unit.api.fields.dialects import DIALECTS
 from tests.unit.api.fields.field import (
+    STORED,
     Body,
     Dialect,
     Field,
@@ -139,6 +140,7 @@ async def check_all(
     check: Check,
 ) -> None:
     """Check each field; the error names those that fail, and why."""
+    await client.put("/v1/media", content=STORED)
     wrong = {}
     known = dict[bytes, Outcome]()
     for field in fields:

@@ -42,6 +42,7 @@ Strategy = st.SearchStrategy[Any]
 
 SCHEMA: Json = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 LONG_NAME = "x" * 900
+FILE_NAME = f"sha256:{'0' * 64}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +72,8 @@ class Hostile:
 
 def anything_of(*words: str, names: tuple[str, ...] = ()) -> Strategy:
     """Any JSON, with these words among its texts and these names among its fields."""
-    word = st.text(max_size=12) | st.sampled_from(["user", "\ud800", "`", openai.PNG_URL, *words])
+    known = ["user", "\ud800", "`", openai.PNG_URL, FILE_NAME, *words]
+    word = st.text(max_size=12) | st.sampled_from(known)
     name = st.sampled_from(names) | word if names else word
     scalar = (
         st.none()
@@ -110,8 +112,8 @@ def _chat() -> Hostile:
     anything = anything_of("text", "image_url")
     part = st.sampled_from([openai.text(), openai.image_part(), {"type": "text"}])
     part |= st.fixed_dictionaries(
-        {"type": WORD | st.just("image_url")},
-        optional=dict.fromkeys(("text", "image_url", "video_url"), anything),
+        {"type": WORD | st.sampled_from(["image_url", "file"])},
+        optional=dict.fromkeys(("text", "image_url", "video_url", "file"), anything),
     )
     call = st.fixed_dictionaries(
         {"id": st.just("1"), "type": st.just("function")},

@@ -12,6 +12,7 @@ from vlm_server.api.dialects.anthropic import schema
 from vlm_server.api.dialects.fields import check_counts
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.media.external import file_name
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, ImagePart, Message, TextPart, ToolCall
@@ -136,13 +137,17 @@ class _MessageParser:
         raise _misplaced_error(block, role, param)
 
     def _image(self, block: schema.ImageBlock, param: str) -> ImagePart:
-        if not isinstance(block.source, schema.Base64Source):
-            return self._conversation.image(block.source.url, param)
-        part = self._conversation.base64_image(block.source.data, param)
-        media_type = f"image/{self._conversation.images[part.index].format.lower()}"
-        if block.source.media_type != media_type:
-            self._ignore(f"{param}.source.media_type", block.source.media_type)
-        return part
+        match block.source:
+            case schema.UrlSource(url=url):
+                return self._conversation.image(url, param)
+            case schema.FileSource(file_id=file_id):
+                return self._conversation.image(file_name(file_id, param), param)
+            case schema.Base64Source(data=data, media_type=given_type):
+                part = self._conversation.base64_image(data, param)
+                media_type = f"image/{self._conversation.images[part.index].format.lower()}"
+                if given_type != media_type:
+                    self._ignore(f"{param}.source.media_type", given_type)
+                return part
 
     def _ignore(self, param: str, value: str | None) -> None:
         self._ignored.add(_INDEX.sub("[]", param), value)

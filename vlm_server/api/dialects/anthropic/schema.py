@@ -28,7 +28,7 @@ from vlm_server.errors import ThreadUnsupported
 SIGNATURE = "dmxtX3NlcnZlcg=="
 """Signature of all reasoning in answers; clients send it back."""
 
-_SOURCES = "must be 'base64' or 'url'"
+_SOURCES = "must be 'base64', 'url' or 'file'"
 RULES = {
     "role": "must be 'user', 'assistant' or 'system'",
     "type": "must be 'text' or 'image'; in the user's messages also 'tool_result', in the "
@@ -62,8 +62,14 @@ class UrlSource(Struct, tag_field="type", tag="url"):
     url: str
 
 
+class FileSource(Struct, tag_field="type", tag="file"):
+    """An uploaded image: its id, or `sha256:` and the hash of its bytes."""
+
+    file_id: str
+
+
 class ImageBlock(Struct, tag_field="type", tag="image"):
-    source: Base64Source | UrlSource
+    source: Base64Source | UrlSource | FileSource
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):

@@ -25,7 +25,7 @@ def parse_messages(
         len(messages),
         (message.content for message in messages),
         conversation.limits,
-        image=schema.ImageUrlPart,
+        image=(schema.ImageUrlPart, schema.FilePart),
         video=schema.VideoUrlPart,
     )
     parser = _MessageParser(conversation, ignored)
@@ -133,6 +133,10 @@ class _MessageParser:
                 return self.conversation.image(data, param, detail)
             case schema.VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
+            case schema.FilePart(file=file) if role in _IMAGE_ROLES:
+                return self.conversation.file(file.file_id, param)
+            case schema.FilePart():
+                raise InvalidRequest(f"Files are not allowed in messages of role '{role}'.", param)
             case schema.ImageUrlPart() | schema.VideoUrlPart():
                 kind = "Images" if isinstance(part, schema.ImageUrlPart) else "Videos"
                 raise InvalidRequest(f"{kind} are not allowed in messages of role '{role}'.", param)

@@ -13,6 +13,7 @@ from vlm_server.api.dialects.fields import Count, prepare
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.media.external import is_external
 from vlm_server.api.parsing.parsed_request import Context
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
@@ -36,8 +37,8 @@ _TYPES = {
 }
 """Input types of OpenAI's, Voyage's and NVIDIA's APIs, and Cohere's; others are a checkpoint's."""
 _FORMS = (
-    "must be a text, a list of content parts (`text`, `image_url`, `video_url`), an object with "
-    "`content`, or one with `text` or `image`"
+    "must be a text, a list of content parts (`text`, `image_url`, `video_url`, `file`), an object "
+    "with `content`, or one with `text` or `image`"
 )
 _DATA_IMAGE = "data:image/"
 _LONGEST_SCHEME = 16
@@ -103,6 +104,8 @@ class InputParser:
                     yield self.conversation.image(data, place, detail)
                 case schema.VideoUrlPart(video_url=url):
                     yield self.conversation.video(url if isinstance(url, str) else url.url, place)
+                case schema.FilePart(file=file):
+                    yield self.conversation.file(file.file_id, place)
                 case schema.RefusalPart():
                     raise InvalidRequest(f"`{place}` is a refusal, and no input.", place)
                 case _:
@@ -110,7 +113,7 @@ class InputParser:
 
     def _text_or_image(self, value: TextOrImage, param: str) -> Iterator[ContentPart]:
         if value.image is not None:
-            is_url = ":" in value.image[:_LONGEST_SCHEME]
+            is_url = ":" in value.image[:_LONGEST_SCHEME] or is_external(value.image)
             add = self.conversation.image if is_url else self.conversation.base64_image
             yield add(value.image, f"{param}.image")
         if value.text is not None:
@@ -171,5 +174,5 @@ def _flat(value: Any) -> list[Any]:
 
 def _is_image(part: Any) -> bool:
     if isinstance(part, dict):
-        return part.get("type") == "image_url" or part.get("image") is not None
+        return part.get("type") in ("image_url", "file") or part.get("image") is not None
     return isinstance(part, str) and part.startswith(_DATA_IMAGE)

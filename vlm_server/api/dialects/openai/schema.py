@@ -66,7 +66,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 RULES = {
     "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
-    "type": "must be 'text', 'image_url' or 'video_url'; send documents as images of their pages",
+    "type": "must be 'text', 'image_url', 'video_url' or 'file'; send documents as images of their "
+    "pages",
     "tools[].type": "must be 'function'",
     "messages[].tool_calls[].type": "must be 'function'",
     "tool_choice": "must be 'none', 'auto', 'required', or an object that names tools",
@@ -111,7 +112,19 @@ class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
     video_url: VideoUrl | str
 
 
-ContentPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart
+class File(Struct):
+    """The id of an uploaded file, or `sha256:` and the hash of its bytes."""
+
+    file_id: str
+
+
+class FilePart(Struct, tag_field="type", tag="file"):
+    """An uploaded image or video."""
+
+    file: File
+
+
+ContentPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart | FilePart
 
 
 class ToolCall(Struct, tag_field="type", tag="function"):

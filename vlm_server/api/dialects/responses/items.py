@@ -32,9 +32,17 @@ class Refusal(Struct, tag_field="type", tag="refusal"):
 
 
 class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True):
-    image_url: str
+    """An image by its URL, or an uploaded one."""
+
+    image_url: str | None = None
     detail: ImageDetail | None = None
-    file_id: None = None
+    file_id: str | None = None
+
+
+class InputFile(Struct, tag_field="type", tag="input_file"):
+    """An uploaded image or video: its id, or `sha256:` and the hash of its bytes."""
+
+    file_id: str
 
 
 class InputVideo(Struct, tag_field="type", tag="input_video"):
@@ -43,8 +51,8 @@ class InputVideo(Struct, tag_field="type", tag="input_video"):
     video_url: str
 
 
-MessagePart = InputText | OutputText | Refusal | InputImage | InputVideo
-ToolPart = InputText | InputImage
+MessagePart = InputText | OutputText | Refusal | InputImage | InputVideo | InputFile
+ToolPart = InputText | InputImage | InputFile
 
 
 class MessageItem(Struct, tag_field="type", tag="message", omit_defaults=True):
@@ -112,9 +120,10 @@ UNSUPPORTED_ITEMS = frozenset(
 )
 """OpenAI's items that are refused by name."""
 PART_TYPES = (
-    "'input_text', 'input_image' or 'input_video'; the assistant's 'output_text' or 'refusal'"
+    "'input_text', 'input_image', 'input_file' or 'input_video'; the assistant's 'output_text' or "
+    "'refusal'"
 )
-UNSUPPORTED_PARTS = frozenset({"input_audio", "input_file"})
+UNSUPPORTED_PARTS = frozenset({"input_audio"})
 """OpenAI's parts of content that are refused by name."""
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.media.external import file_name
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, ToolCall
@@ -102,11 +103,13 @@ class MessageBuilder:
     def _part(self, part: items.MessagePart, role: str, param: str) -> ContentPart:
         match part:
             case items.InputImage() if role in ("user", "tool"):
-                return self._conversation.image(part.image_url, param, part.detail)
+                return self._conversation.image(_image_url(part, param), param, part.detail)
+            case items.InputFile(file_id=file_id) if role in ("user", "tool"):
+                return self._conversation.file(file_id, param)
             case items.InputVideo() if role == "user":
                 return self._conversation.video(part.video_url, param)
-            case items.InputImage() | items.InputVideo():
-                kind = "Images" if isinstance(part, items.InputImage) else "Videos"
+            case items.InputImage() | items.InputVideo() | items.InputFile():
+                kind = _KINDS[type(part)]
                 raise InvalidRequest(f"{kind} are not allowed in items of role '{role}'.", param)
             case _:
                 return self._conversation.text(part.text, param)
@@ -122,3 +125,15 @@ class MessageBuilder:
             calls = tuple(turn.calls)
             message = Message("assistant", turn.content or (), turn.reasoning, calls)
             self._conversation.add(message, turn.param)
+
+
+def _image_url(part: items.InputImage, param: str) -> str:
+    """The URL of an image, or the name of its file. Raises InvalidRequest and FileNotStored."""
+    if (part.image_url is None) == (part.file_id is None):
+        raise InvalidRequest(
+            f"`{param}` needs either an `image_url` or a `file_id`.", f"{param}.image_url"
+        )
+    return file_name(part.file_id or "", param) if part.image_url is None else part.image_url
+
+
+_KINDS = {items.InputImage: "Images", items.InputVideo: "Videos", items.InputFile: "Files"}

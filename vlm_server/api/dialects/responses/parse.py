@@ -161,7 +161,7 @@ def _parse_messages(
         len(previous) + len(input_items),
         map(items.content_of, [*previous, *input_items]),
         conversation.limits,
-        image=items.InputImage,
+        image=(items.InputImage, items.InputFile),
         video=items.InputVideo,
         param="input",
     )

@@ -68,7 +68,7 @@ RULES = {
     "input[].type": "must be 'message', 'function_call', 'function_call_output', 'reasoning' or "
     "'item_reference'",
     "input[].content[].type": f"must be {items.PART_TYPES}",
-    "input[].output[].type": "must be 'input_text' or 'input_image'",
+    "input[].output[].type": "must be 'input_text', 'input_image' or 'input_file'",
     "type": "is a type that this server does not know",
 }
 """The rule on a field in error messages, by the field's path or name."""

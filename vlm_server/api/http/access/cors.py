@@ -32,7 +32,7 @@ class Cors:
             app,
             allow_origins=[_ANY] if _ANY in names else [],
             allow_origin_regex="|".join(map(_pattern, names)) or None,
-            allow_methods=("GET", "HEAD", "POST", "DELETE"),
+            allow_methods=("GET", "HEAD", "POST", "PUT", "DELETE"),
             allow_headers=(_ANY,),
             allow_private_network=True,
             expose_headers=_EXPOSED_HEADERS,

@@ -23,6 +23,8 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 RECEIVED_AT = "vlm_server.received_at"
 """Key in a scope of the monotonic time at which the head was complete."""
+_WAIT = "vlm_server.wait_until_read"
+"""Key in a scope of the wait for the client (`wait_until_read`)."""
 MAX_SWALLOWED_BYTES = 64 * 1024
 """The longest rest of an unread body that is read to its end. With a longer one, the connection is
 closed after the response."""
@@ -48,6 +50,7 @@ class Exchange:
         self.has_begun = False
         """Whether the application has begun to respond."""
         self._scope = scope
+        scope[_WAIT] = connection.wait_until_read
         self._connection = connection
         self._default_headers = default_headers
         self._head: bytes | None = None
@@ -143,6 +146,15 @@ class Exchange:
 
     def _send(self, event: h11.Event) -> bytes:
         return self.parser.http.send(event) or b""
+
+
+async def wait_until_read(scope: Scope) -> None:
+    """Wait until the client has read most of what was sent, or has left: `send` never waits.
+
+    Returns immediately if the request of `scope` came by another server's connection.
+    """
+    if _WAIT in scope:
+        await scope[_WAIT]()
 
 
 def scope_of(request: h11.Request, peers: dict[str, Any]) -> Scope:

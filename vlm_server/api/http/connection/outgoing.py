@@ -65,6 +65,8 @@ class Outgoing:
         self._limits = limits
         self._on_stall = on_stall
         self._deadline = Deadline(asyncio.get_running_loop(), self._on_deadline)
+        self._is_low = asyncio.Event()
+        self._is_low.set()
         self._written_bytes = 0
         self._mark = 0
         """Bytes delivered when the deadline was set."""
@@ -79,16 +81,23 @@ class Outgoing:
 
     def paused(self) -> None:
         """The transport's buffer is full: the client must read."""
+        self._is_low.clear()
         self._mark = self._delivered_bytes()
         self._deadline.set(self._limits.unread_timeout_seconds)
 
     def resumed(self) -> None:
         """The transport's buffer is nearly empty."""
+        self._is_low.set()
         self._deadline.clear()
 
     def close(self) -> None:
         """Stop sending."""
         self._deadline.cancel()
+        self._is_low.set()
+
+    async def wait_until_read(self) -> None:
+        """Wait until the transport's buffer is nearly empty, or closed."""
+        await self._is_low.wait()
 
     def _on_deadline(self) -> None:
         delivered = self._delivered_bytes()

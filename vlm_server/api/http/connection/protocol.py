@@ -241,6 +241,10 @@ class HttpConnection(asyncio.Protocol):
         if self.stage is not ConnectionStage.CLOSING:
             self._outgoing.write(data)
 
+    async def wait_until_read(self) -> None:
+        """Wait until the client has read most of what was sent, or has left."""
+        await self._outgoing.wait_until_read()
+
     def resume_body(self) -> None:
         """Read more of the body, for which the application waits."""
         if not self._is_queued:

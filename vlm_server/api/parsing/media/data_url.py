@@ -12,7 +12,7 @@ import re
 
 import pybase64
 
-from vlm_server.api.parsing.media.external import MediaUrl
+from vlm_server.api.parsing.media.external import HASH_PREFIX, MediaUrl
 
 MAX_HEADER_CHARS = 1024
 _BYTES_LITERAL = re.compile("b['\"]")
@@ -67,6 +67,8 @@ def _not_a_data_url(url: str, kind: str) -> str:
         return _IS_BYTES_LITERAL
     if not url:
         return f"The {kind}'s URL is empty."
+    if url.startswith(HASH_PREFIX):
+        return f"After `{HASH_PREFIX}` there must be 64 hex digits in lower case."
     start = f"'data:{kind}/...;base64,'"
     if _BASE64.fullmatch(url[:_PROBED_CHARS]):
         return f"The {kind} must be a base64 data URL: write {start} before the base64."

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 
 from vlm_server.api.parsing.media import data_url, image_header, video_header
 from vlm_server.api.parsing.media.external import MediaUrl, is_external
+from vlm_server.api.parsing.media.formats import guess_format
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Limits
 
 Given = Mapping[str, bytes]
-"""The bytes of `https:` and `file:` URLs, from the process that reads them."""
+"""The bytes of `https:` and `file:` URLs and of uploaded files, which the front has read."""
 _NONE: Given = {}
+_VIDEOS = frozenset({"MP4 or MOV", "WebM", "Matroska", "AVI", "EBML"})
 
 
 def parse_image(
@@ -51,6 +53,11 @@ def parse_video(url: str, param: str, limits: Limits, contents: Given = _NONE) -
         param=param,
         is_cut=header.is_cut,
     )
+
+
+def is_video(data: bytes) -> bool:
+    """Whether `data`, whose kind its field does not say, begins like a video. A GIF is an image."""
+    return guess_format(data) in _VIDEOS
 
 
 def _bytes_of(media: MediaUrl, contents: Given) -> bytes:

@@ -265,6 +265,8 @@ async def test_fields_without_effect_are_reported(
         ({"messages": [user(call())]}, "messages[0].content[0]"),
         ({"messages": [user("a"), assistant(IMAGE_BLOCK)]}, "messages[1].content[0]"),
         ({"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
+         "messages[0].content[0]"),
+        ({"messages": [user({"type": "image", "source": {"type": "text", "data": "f"}})]},
          "messages[0].content[0].source.type"),
         ({"messages": [user({"type": "image", "source": {"type": "base64", "data": "?"}})]},
          "messages[0].content[0]"),
@@ -289,8 +291,8 @@ async def test_wrong_anthropic_fields_are_refused_by_name(
 
 
 async def test_unknown_source_type_is_refused_with_known_ones(ask: Asker) -> None:
-    wrong = {"type": "image", "source": {"type": "file", "file_id": "f"}}
-    assert "'base64' or 'url'" in (await ask.error(user(wrong)))["message"]
+    wrong = {"type": "image", "source": {"type": "text", "data": "f"}}
+    assert "'base64', 'url' or 'file'" in (await ask.error(user(wrong)))["message"]
 
 
 async def test_anthropic_url_images_are_refused_by_default(ask: Asker) -> None:

@@ -309,7 +309,7 @@ async def test_input_image_detail_sets_pixel_limit_and_grounding(
     assert engine.submitted[0].messages[0].content == (ImagePart(0),)
 
 
-@pytest.mark.parametrize("kind", ["input_file", "made_up"])
+@pytest.mark.parametrize("kind", ["input_audio", "made_up"])
 async def test_unknown_input_part_is_refused_with_known_types(
     client: httpx.AsyncClient, kind: str
 ) -> None:
@@ -357,7 +357,7 @@ async def test_wrong_tool_namespace_is_refused_by_name(
 
 # ---- refused and ignored fields --------------------------------------------------------
 
-FILE = {"type": "input_file", "file_id": "f"}
+AUDIO = {"type": "input_audio"}
 HOSTED = {"type": "file_search"}
 
 
@@ -369,8 +369,8 @@ HOSTED = {"type": "file_search"}
         (asking(conversation="c"), "conversation", "unsupported_parameter"),
         (asking(prompt={"id": "p"}), "prompt", "unsupported_parameter"),
         (asking(context_management=[{}]), "context_management", "unsupported_parameter"),
-        (asking([user(FILE)]), "input[0].content[0]", "unsupported_parameter"),
-        (asking([user("U"), result("1", [FILE])]), "input[1].output[0]", "unsupported_parameter"),
+        (asking([user(AUDIO)]), "input[0].content[0]", "unsupported_parameter"),
+        (asking([user("U"), result("1", [AUDIO])]), "input[1].output[0]", "unsupported_parameter"),
         (asking([{"type": "mcp_call", "id": "i"}]), "input[0]", "unsupported_parameter"),
         (asking([{"type": "item_reference"}]), "input[0].id", "invalid_value"),
         (asking([{"type": "made_up"}]), "input[0].type", "invalid_value"),
@@ -412,8 +412,8 @@ HOSTED = {"type": "file_search"}
         ),
         (
             asking([user({"type": "input_image", "image_url": "x", "file_id": "f"})]),
-            "input[0].content[0].file_id",
-            "unsupported_parameter",
+            "input[0].content[0].image_url",
+            "invalid_value",
         ),
         (
             asking([user({"type": "input_image", "image_url": "data:image/png;base64,AAAA"})]),
