@@ -97,6 +97,11 @@ def answer_of(client: socket.socket) -> bytes:
     return bytes(answer)
 
 
+def send_chunks(client: socket.socket, num_bytes: int) -> None:
+    for _ in range(num_bytes >> 16):
+        client.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+
+
 def test_slow_uploads_end_and_leave_no_file(daemon: Daemon) -> None:
     before = len(uploads_on_disk(daemon))
     with ExitStack() as clients, client_of(daemon, MODEST) as good:
@@ -129,14 +134,9 @@ def test_uploads_of_clients_that_leave_are_removed(daemon: Daemon) -> None:
 
 def test_endless_upload_is_cut_off_and_memory_stays(daemon: Daemon) -> None:
     memory = resident_bytes(daemon.process.pid)
-    with upload_socket(daemon, "PUT /v1/media", b"Transfer-Encoding: chunked\r\n\r\n") as client:
-        try:
-            for _ in range(1024):  # 64 MiB
-                client.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
-        except OSError:  # it was cut off
-            pass
-        else:
-            assert b"413" in answer_of(client)
+    client = upload_socket(daemon, "PUT /v1/media", b"Transfer-Encoding: chunked\r\n\r\n")
+    with client, pytest.raises(OSError, match=r"reset|pipe"):
+        send_chunks(client, 256 * MIB)
     wait_until(lambda: max(uploads_on_disk(daemon), default=0) <= FILE_BYTES, 10, daemon.log)
     assert resident_bytes(daemon.process.pid) < memory + FRONT_BYTES
 
