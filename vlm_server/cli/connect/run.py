@@ -1,0 +1,160 @@
+"""`vlm-server connect`: shows the change of a client's settings, asks, and writes or undoes it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import itertools
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlm_server.cli import options
+from vlm_server.cli.client.daemon import address_of
+from vlm_server.cli.connect import service, settings_file
+from vlm_server.cli.connect.change import edit, undo
+from vlm_server.cli.connect.clients import CLIENTS, Client
+from vlm_server.cli.connect.masking import masked
+from vlm_server.cli.connect.settings_file import Record, Records
+from vlm_server.cli.connect.steps import ENTERED_CLIENTS
+from vlm_server.cli.connect.tree import Unusable
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.text import printable
+
+_CONTEXT_LINES = 2
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Connect a client, or undo that. Raises VlmServerError, OSError."""
+    client = CLIENTS.get(arguments.client)
+    if arguments.undo:
+        if client is None:
+            raise CommandFailed(f"connect {arguments.client} writes nothing that could be undone")
+        return _undo(arguments, client)
+    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    served = service.ask(*address_of(arguments, settings), arguments.model)
+    if client is not None:
+        return _connect(arguments, client, served)
+    entered = ENTERED_CLIENTS[arguments.client]
+    print(f"{entered.title} keeps its settings itself. To enter there:\n")
+    _print_steps(entered.all_steps(served))
+    return 0
+
+
+def _connect(arguments: argparse.Namespace, client: Client, served: service.Service) -> int:
+    path = client.file()
+    file = settings_file.target_of(path)
+    records = Records(arguments.client, file)
+    if arguments.print:
+        edits = client.edits(served, True)
+        text = edit(client.form, client.form.EMPTY, edits)
+        print(f"For {path}:\n\n{masked(text, [], served.key)}")
+        _print_steps(client.steps(served))
+        return 0
+    current = settings_file.read(file)
+    with _explained(path):
+        before, record = current, records.load()
+        if current is not None and record is not None:
+            before = undo(client.form, current, record).text
+        edits = client.edits(served, before is None)
+        written = edit(client.form, before or client.form.EMPTY, edits)
+        shown = _diff(client, path, current, written, served.key)
+    if written == current:
+        print(f"{path} has this already.")
+        return 0
+    print(f"{shown}\n")
+    if not _is_granted(arguments, f"Write this to {path}? [y/N] "):
+        return 1
+    paths = tuple(path for path, _ in edits)
+    _check_unchanged(file, current)
+    records.save(Record(str(file), before, written, paths))
+    settings_file.replace(file, written)
+    kept = f" The file as it was is {records.backup}." if before is not None else ""
+    print(f"{client.title} uses {served.model.name} at {served.url}.{kept}")
+    _print_steps(itertools.chain(_mode_step(file, served.key), client.steps(served)))
+    print(f"\nBack to what it was: vlm-server connect {arguments.client} --undo")
+    return 0
+
+
+def _undo(arguments: argparse.Namespace, client: Client) -> int:
+    path = client.file()
+    file = settings_file.target_of(path)
+    records = Records(arguments.client, file)
+    current, record = settings_file.read(file), records.load()
+    if record is None:
+        raise CommandFailed(f"{path} was not changed by vlm-server connect, or this is undone")
+    if current is None:
+        records.remove()
+        print(f"{path} is gone already.")
+        return 0
+    with _explained(path):
+        undone = undo(client.form, current, record)
+        shown = _diff(client, path, current, undone.text, None)
+    if undone.text != current:
+        print(f"{shown}\n")
+        if arguments.print:
+            return 0
+        if not _is_granted(arguments, f"Write this to {path}? [y/N] "):
+            return 1
+        _check_unchanged(file, current)
+        settings_file.replace(file, undone.text)
+    records.remove()
+    for kept in undone.kept:
+        print(f"{'.'.join(kept)} was changed since, and stays as it is.")
+    print(f"{client.title} is as it was.")
+    return 0
+
+
+def _mode_step(file: Path, key: str | None) -> Iterator[str]:
+    """Advice on a file that has the key, and that others may read."""
+    is_open = file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    if key and is_open and key in (settings_file.read(file) or ""):
+        yield f"Others can read {file}, which has the API key now: chmod 600 {file}"
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Make an Unusable file an error of the command that says where it is broken."""
+    try:
+        yield
+    except Unusable as error:
+        line = f", line {error.line}" if error.line else ""
+        raise CommandFailed(
+            f"{path}{line}: {error}; nothing was changed (--print shows what belongs there)"
+        ) from None
+
+
+def _check_unchanged(file: Path, text: str | None) -> None:
+    if settings_file.read(file) != text:
+        raise CommandFailed(f"{file} was changed meanwhile: nothing was written, try again")
+
+
+def _diff(
+    client: Client, path: Path, before: str | None, after: str | None, key: str | None
+) -> str:
+    old, new = before or "", after or ""
+    old_name, new_name = (
+        str(path) if text is not None else "/dev/null" for text in (before, after)
+    )
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), old_name, new_name, lineterm="", n=_CONTEXT_LINES
+    )
+    trees = [client.form.parse(text or client.form.EMPTY) for text in (old, new)]
+    return printable(masked("\n".join(lines), trees, key))
+
+
+def _is_granted(arguments: argparse.Namespace, question: str) -> bool:
+    answer = "yes" if arguments.yes else ""
+    with contextlib.suppress(EOFError):
+        answer = answer or input(question).strip().lower()
+    if answer not in ("y", "yes"):
+        print("Nothing was changed.")
+        return False
+    return True
+
+
+def _print_steps(steps: Iterator[str]) -> None:
+    lines = [printable(step) for step in steps]
+    for number, line in enumerate(lines, 1):
+        print(f"{number:>3}. {line}" if len(lines) > 1 else line)
