@@ -10,6 +10,7 @@
         │   ├── UnsupportedField  400  unsupported_parameter
         │   ├── InvalidImage      400  invalid_image
         │   ├── InvalidVideo      400  invalid_video
+        │   ├── InvalidDocument   400  invalid_document
         │   ├── ContextLengthExceeded  400  context_length_exceeded
         │   ├── PreviousResponseNotFound  400  previous_response_not_found
         │   ├── FileNotStored     400  file_not_found
@@ -113,6 +114,10 @@ class InvalidImage(InvalidRequest):
 
 class InvalidVideo(InvalidRequest):
     code = "invalid_video"
+
+
+class InvalidDocument(InvalidRequest):
+    code = "invalid_document"
 
 
 class ContextLengthExceeded(InvalidRequest):

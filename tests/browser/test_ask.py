@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser.conftest import Open
 from tests.browser.files import ask, attach
-from tests.support import video_files
+from tests.support import pdf, video_files
 from tests.support.daemons import Daemon
 from tests.support.images import canvas, draw_shape, encoded, one_shape
 
@@ -54,6 +54,26 @@ def test_image_question_streams_true_answer_and_follow_up(
     assert page.get_by_role("heading", name="Ask about a picture").is_visible()
 
 
+@pytest.mark.parametrize("how", ["drop", "paste"])
+def test_document_question_gets_true_answer(daemon: Daemon, open_page: Open, how: str) -> None:
+    page = open_page(daemon)
+    data = pdf.write([pdf.Page((300, 300)).text(60, 130, 70, "CUP")])
+    attach(page, how, (data, "report.pdf", "application/pdf"))
+    assert page.locator("#attachments").inner_text().strip() == "report.pdf"
+    with page.expect_request("**/v1/chat/completions") as request:
+        answer = ask(page, "What does it say?")
+    part = request.value.post_data_json["messages"][0]["content"][0]
+    assert part == {
+        "type": "file",
+        "file": {"filename": "report.pdf", "file_data": pdf.data_url(data)},
+    }
+    assert text_of(answer) == "cup"
+    assert page.locator(".asked").inner_text().split() == [
+        "report.pdf",
+        *["What", "does", "it", "say?"],
+    ]
+
+
 def test_page_sends_images_in_their_order(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     star = (encoded(one_shape("star", "red")), "star.png", "image/png")
@@ -89,7 +109,7 @@ def test_page_refuses_files_that_are_no_images(daemon: Daemon, open_page: Open) 
     page = open_page(daemon)
     attach(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
     alerts = page.get_by_role("alert").all_inner_texts()
-    assert any("notes.txt is neither" in text for text in alerts)
+    assert any("notes.txt is no picture" in text for text in alerts)
     assert any("bad.png can" in text for text in alerts)
 
 

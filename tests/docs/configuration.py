@@ -27,6 +27,7 @@ _SECTIONS = {
     "image": "How pictures are decoded and resized.",
     "deadlines": "When a request is ended. See [deadlines](api.md#deadlines).",
     "video": "How videos are sampled and decoded. See [videos](api.md#videos).",
+    "document": "How pages of documents are drawn and kept. See [documents](documents.md).",
     "scheduler": "How requests share the device. See [performance](performance.md).",
     "cache": "What is kept for later requests. See [caches](caches.md).",
     "distributed": "One model over several machines. See [distributed](distributed.md).",

@@ -16,6 +16,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from tests.docs.pages import ROOT
+from tests.support import pdf
 from tests.support.images import canvas, draw_shape, encoded
 from tests.support.video_files import encode
 from vlm_server.models import EMBEDDED
@@ -96,6 +97,8 @@ class Sandbox:
             (self.folder / f"{name}.png").write_bytes(image)
         (self.folder / "question.txt").write_text("What shape is red?")
         (self.folder / "clip.mp4").write_bytes(clip)
+        page = pdf.Page((300, 300)).text(40, 130, 60, "4711")
+        (self.folder / "report.pdf").write_bytes(pdf.write([page]))
         (self.folder / "checkpoint").symlink_to(EMBEDDED)
 
     def placed(self, text: str) -> str:

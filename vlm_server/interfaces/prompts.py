@@ -13,7 +13,7 @@ from vlm_server.cache.disk.tier import DiskRead
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.cache.references import CacheReferences
 from vlm_server.interfaces.grammar import Grammar
-from vlm_server.protocol import ImageUse, VideoUse
+from vlm_server.protocol import DocumentUse, ImageUse, VideoUse
 
 MAX_OPTION_TOKENS = 256
 """The most tokens of an option, and of all options that are scored in one step: each has logits of
@@ -74,6 +74,8 @@ class PreparedPrompt:
     """The images of the messages, as the model sees them."""
     videos: tuple[VideoUse, ...] = ()
     """The videos of the messages, as the model sees them."""
+    documents: tuple[DocumentUse, ...] = ()
+    """The documents of the messages, as the model sees their pages."""
     text: str = ""
     """The text of token ids that the client gave to be counted only."""
     param: str = "prompt"

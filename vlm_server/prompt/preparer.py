@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.references import CacheReferences
-from vlm_server.errors import ContextLengthExceeded, InvalidRequest
+from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.prompt.document_uses import Room, document_uses, media_too_long
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
@@ -112,6 +113,7 @@ class MultimodalPreparer:
             answer_format=answer_format,
             images=image_uses(media),
             videos=video_uses(media),
+            documents=document_uses(media),
             param=field_of(submit.messages),
         )
         if submit.count_only:
@@ -288,14 +290,14 @@ class MultimodalPreparer:
                 media.append(item)
                 num_tokens += len(item.layout.token_ids)
                 if num_tokens >= limit:
-                    raise ContextLengthExceeded.of_prompt(
-                        limit,
-                        f"the images and videos up to this one have {num_tokens} tokens. Send "
-                        "fewer, or smaller ones.",
-                        item.param,
-                    )
+                    raise media_too_long(submit, media, self._room(submit))
             messages.append(structs.replace(message, content=tuple(parts)))
         return replace(chat, messages=tuple(messages)), media
+
+    def _room(self, submit: Submit) -> Room:
+        rule = self._spec.pixel_rule
+        num_tokens = self._prompts.count("".join(submit.texts()))
+        return Room(self._spec.context_tokens, num_tokens, rule.min_pixels if rule else 0)
 
     def _lay_out_parts(
         self, submit: Submit, message: Message, budget: DecodeBudget

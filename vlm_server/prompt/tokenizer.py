@@ -108,6 +108,10 @@ class PromptTokenizer:
             raise _no_text(param) from None
         return list(encoding.ids), np.array(encoding.type_ids, dtype=np.int32)
 
+    def count(self, text: str) -> int:
+        """The tokens of `text`; of one that is too long for the context, as many as fill that."""
+        return len(self._ids(text[: self._max_characters], "prompt", adds_special=False))
+
     def tokenize_prediction(self, text: str) -> tuple[int, ...]:
         """Ids of the expected text of the answer."""
         self._check_length(text, "prediction")

@@ -186,6 +186,18 @@ class VideoUse(msgspec.Struct, frozen=True):
     truncated: bool
 
 
+class DocumentUse(msgspec.Struct, frozen=True):
+    """A document as the model saw it: the numbers of the pages that were shown, of `num_pages`.
+
+    `pixels` and `tokens` are those of the pages' images, after all resizing; 0 pixels if unknown.
+    """
+
+    pages: tuple[int, ...]
+    num_pages: int
+    pixels: int
+    tokens: int
+
+
 PhaseName = Literal["queue", "prepare", "disk_read", "encode", "prefill", "decode"]
 
 
@@ -240,10 +252,10 @@ class Decision(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """All choices have ended, or the request was aborted, or it was not to be answered in words.
 
-    `images` and `videos` are those of the messages, in order. A prompt that was counted comes with
-    its `token_ids`, and with its `text` if it was given as ids; a pooling request with the
-    `vectors` of its inputs, the `scores` of all but the first, or the `decisions` of its
-    questions. The front fills in `times`.
+    `images`, `videos` and `documents` are those of the messages, in order. A prompt that was
+    counted comes with its `token_ids`, and with its `text` if it was given as ids; a pooling
+    request with the `vectors` of its inputs, the `scores` of all but the first, or the `decisions`
+    of its questions. The front fills in `times`.
     """
 
     request_id: str
@@ -251,6 +263,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     is_aborted: bool = False
     images: tuple[ImageUse, ...] = ()
     videos: tuple[VideoUse, ...] = ()
+    documents: tuple[DocumentUse, ...] = ()
     token_ids: tuple[int, ...] = ()
     text: str = ""
     times: Times = Times()

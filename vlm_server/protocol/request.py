@@ -87,6 +87,17 @@ class TemplateOptions(msgspec.Struct, frozen=True):
     continue_final: bool = False
 
 
+class DocumentPage(msgspec.Struct, frozen=True):
+    """The page that an image shows: page `number`, from 1, of the `num_pages` of a document.
+
+    `document` counts the documents of the request from 0.
+    """
+
+    document: int
+    number: int
+    num_pages: int
+
+
 class Image(msgspec.Struct, frozen=True):
     """One encoded image, as it came, with what its header says.
 
@@ -106,6 +117,8 @@ class Image(msgspec.Struct, frozen=True):
     min_pixels: int | None = None
     max_pixels: int | None = None
     for_grounding: bool = False
+    page: DocumentPage | None = None
+    """The page of a document that the image was drawn from, if any."""
 
 
 class Video(msgspec.Struct, frozen=True):

@@ -91,6 +91,11 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum videos in a request."""
     max_video_bytes: Annotated[int, Meta(ge=1)] = 40 * MIB
     """Maximum size of an encoded video, after base64 decoding."""
+    max_document_bytes: Annotated[int, Meta(ge=1)] = 32 * MIB
+    """Maximum size of a document's file, after base64 decoding."""
+    max_pages: Annotated[int, Meta(ge=0)] = 100
+    """Maximum pages of documents in a request; they do not count as `max_images`. Their pictures
+    may have `max_body_bytes` in all."""
     max_text_bytes: Annotated[int, Meta(ge=1)] = 4 * MIB
     """Maximum text in a request, over all its messages."""
     max_schema_bytes: Annotated[int, Meta(ge=1)] = 64 << 10

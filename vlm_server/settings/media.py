@@ -1,4 +1,4 @@
-"""Settings of reading pictures and videos."""
+"""Settings of reading pictures, videos and documents."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_memory_bytes: Annotated[int, Meta(ge=512 * MIB)] = 2048 * MIB
     """Memory of a process that decodes images (on Linux, address space); one of
     `limits.max_image_pixels` needs up to 24 bytes a pixel."""
+
+
+class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dpi: Annotated[float, Meta(ge=10, le=1200)] = 120.0
+    """Resolution at which pages are drawn, unless the request says `dpi`."""
+    max_pixels: Annotated[int, Meta(ge=1)] = 4_000_000
+    """Maximum pixels of a drawn page, unless the request says `max_pixels`; larger ones are drawn
+    at a lower resolution. `limits.max_image_pixels` holds in any case."""
+    draw_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """Time limit for drawing the pages of all documents of a request."""
+    draw_memory_bytes: Annotated[int, Meta(ge=512 * MIB)] = 1536 * MIB
+    """Memory of a process that draws pages (on Linux, address space)."""
+    processes: Annotated[int, Meta(ge=1)] = 2
+    """Maximum processes that draw pages. Each works for a document at a time, and ends after it, or
+    after some seconds."""
+    cache_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
+    """Maximum size of the drawn pages that are kept for later requests; 0 keeps none."""
 
 
 class VideoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from vlm_server.settings.front import (
     Tracing,
     Urls,
 )
-from vlm_server.settings.media import ImageSettings, VideoSettings
+from vlm_server.settings.media import DocumentSettings, ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
 from vlm_server.settings.model import ListedModel, ModelSettings
 from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
@@ -63,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: ImageSettings = ImageSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     video: VideoSettings = VideoSettings()
+    document: DocumentSettings = DocumentSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()

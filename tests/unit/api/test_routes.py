@@ -380,7 +380,7 @@ async def test_request_is_logged_in_one_line_without_payload(
     ours = [record.getMessage() for record in caplog.records if record.name == "vlm_server.api"]
     assert len(ours) == 2
     assert f"id={answer.headers['x-request-id']} status=200" in ours[0]
-    assert "tokens=2 images=1 videos=0 error=-" in ours[0]
+    assert "tokens=2 images=1 videos=0 documents=0 pages=0 error=-" in ours[0]
     assert "ttft_ms=-" not in ours[0]
     assert "status=404" in ours[1]
     assert "error=not_found" in ours[1]

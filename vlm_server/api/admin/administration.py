@@ -51,6 +51,7 @@ class Administration:
         self._models = shared.models
         self._settings = settings
         self._arriving = shared.arriving
+        self._pages = shared.documents.cache
         self._pulls = Pulls(settings)
 
     async def load(self, request: Request) -> Response:
@@ -73,11 +74,12 @@ class Administration:
         return self._state(name)
 
     async def clear_caches(self, request: Request) -> Response:
-        """Drop cache entries in memory that are not in use."""
+        """Drop cache entries in memory that are not in use, and all drawn pages of documents."""
         model_name = (await self._read(request, CachesOf)).model
         names = [self._served_name(model_name)] if model_name is not None else self._loaded_names()
         for name in names:
             self._models.clear_caches(name)
+        self._pages.clear()
         return JSONResponse({"cleared": names})
 
     async def pull(self, request: Request) -> Response:

@@ -116,6 +116,7 @@ def _request(
         "total": progress.total if progress else 0,
         "images": entry.images,
         "videos": entry.videos,
+        "pages": entry.pages,
         "seconds": round(now - entry.received_at, 3),
         "first_token_seconds": None if first_at is None else round(first_at - entry.received_at, 3),
     }

@@ -23,6 +23,7 @@ from starlette.responses import Response
 
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.documents.drawing import Documents
 from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
@@ -64,6 +65,7 @@ class Metrics:
         _add_stored(families, self.stored)
         _add_files(families, self.shared.files)
         _add_streams(families, self.shared.event_logs)
+        _add_documents(families, self.shared.documents)
         for name in models.names:
             if models.base(name) is None:
                 _add_engine(families, models.status(name))
@@ -142,6 +144,18 @@ def _add_streams(families: _Families, logs: EventLogs) -> None:
     gauge("resumable_streams_limit_bytes", limit, logs.limit_bytes)
     counter("resumed_streams", "Streams that clients resumed.", logs.num_resumed)
     counter("abandoned_streams", abandoned, logs.num_abandoned)
+
+
+def _add_documents(families: _Families, documents: Documents) -> None:
+    counter, cache, counts = families.counter, documents.cache, documents.counts
+    cached = "Of these, those that were drawn for an earlier request."
+    counter("documents", "Documents of requests.", counts.documents)
+    counter("document_pages", "Pages of these that were read.", counts.pages)
+    counter("cached_document_pages", cached, counts.cached_pages)
+    counter("document_draw_seconds", "Time spent drawing pages.", counts.seconds)
+    size, limit = "Size of the drawn pages that are kept.", "Its limit: `document.cache_bytes`."
+    families.gauge("document_cache_size_bytes", size, cache.size_bytes)
+    families.gauge("document_cache_limit_bytes", limit, cache.limit_bytes)
 
 
 def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None:

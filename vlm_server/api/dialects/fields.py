@@ -10,8 +10,9 @@ from msgspec import Meta, Struct, structs
 from msgspec.json import Decoder
 
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.conversation import Conversation, Counts, DocumentSource
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.media.documents import PageOptions
 from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
 from vlm_server.api.parsing.tools import ToolDefinition
 from vlm_server.errors import InvalidRequest
@@ -21,6 +22,7 @@ from vlm_server.settings import Limits
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_TOP_LOGPROBS = 20
+_LONGEST_SCHEME = 16
 
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Size = Annotated[int, Meta(ge=1, le=INT32_MAX)]
@@ -33,6 +35,9 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=2)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+PageList = Annotated[str, Meta(max_length=1024, pattern="^[0-9, -]*$")]
+"""Pages of a document: `1-3,7`."""
+Dpi = Annotated[float, Meta(ge=10, le=1200)]
 EFFORT_RULE = "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"
 ImageDetail = Literal["auto", "low", "high", "original"]
 """`low` scales an image down; `high` and `original` scale a small one up."""
@@ -64,6 +69,23 @@ class NamedSchema(Struct):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     strict: bool | None = None
+
+
+def page_options(
+    pages: str | None,
+    dpi: float | None,
+    max_pixels: int | None,
+    include_text: bool | None,
+    detail: Literal["auto", "low", "high"] | None = None,
+) -> PageOptions:
+    """The options of a document's part, with defaults for what it leaves out."""
+    return PageOptions(pages or "", dpi, max_pixels, detail or "auto", bool(include_text))
+
+
+def document_source(data: str, filename: str | None) -> DocumentSource:
+    """A document's URL, or its base64, as OpenAI's clients send it."""
+    is_url = ":" in data[:_LONGEST_SCHEME]
+    return DocumentSource(data, title=filename or "", is_base64=not is_url)
 
 
 def prepare(*schemas: type[Struct]) -> None:
@@ -133,18 +155,20 @@ def check_counts(
     *,
     image: type[Struct] | tuple[type[Struct], ...],
     video: type[Struct] | None = None,
+    num_documents: int = 0,
     param: str = "messages",
 ) -> None:
     """Raises InvalidRequest for more messages, parts, images or videos than `limits` allow.
 
     contents: of the messages, each a text or a list of parts. image, video: types of parts.
+    num_documents: parts of the type `image` that are none.
     """
     all_contents = list(contents)
     parts = [part for content in all_contents if isinstance(content, list) for part in content]
     Counts(
         messages=num_messages,
         parts=len(parts) + sum(isinstance(content, str) for content in all_contents),
-        images=sum(isinstance(part, image) for part in parts),
+        images=sum(isinstance(part, image) for part in parts) - num_documents,
         videos=sum(isinstance(part, video) for part in parts) if video else 0,
     ).check(limits, param)
 

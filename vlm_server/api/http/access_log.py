@@ -41,6 +41,9 @@ class Entry:
     model: str = ""
     images: int = 0
     videos: int = 0
+    documents: int = 0
+    pages: int = 0
+    """Pages of documents, which are not among `images`."""
     error_code: str | None = None
     key_name: str | None = None
     """The name of the API key, never the key."""
@@ -76,6 +79,8 @@ class Entry:
             "tokens": 0 if usage is None else usage.completion_tokens,
             "images": self.images,
             "videos": self.videos,
+            "documents": self.documents,
+            "pages": self.pages,
             "error": self.error_code,
             "key": self.key_name,
             "ignored": ",".join(self.ignored_names) or None,

@@ -22,6 +22,7 @@ from vlm_server.api.http.answer import Answer, answer, as_request_error, collect
 from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import BackgroundRenderer, Dialect, Renderer
+from vlm_server.api.http.documents.drawing import Documents
 from vlm_server.api.http.event_log import EventLog, Run
 from vlm_server.api.http.event_logs import Attachment, EventLogs
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
@@ -32,6 +33,7 @@ from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.api.parsing import routing_key, served_models
 from vlm_server.api.parsing.body_parser import BodyParser
+from vlm_server.api.parsing.media.documents import PagesNeeded
 from vlm_server.api.parsing.media.external import BytesNeeded
 from vlm_server.api.parsing.parsed_request import (
     Context,
@@ -75,6 +77,7 @@ class Generation:
         self.event_logs = EventLogs(
             settings.server, max(1, int(settings.limits.max_requests * _WAITING_FRACTION))
         )
+        self.documents = Documents(settings)
         self.in_flight: dict[str, Scope] = {}
         """The requests that hold a queue slot, by their id in the engine."""
 
@@ -141,6 +144,7 @@ class Endpoint:
         async with clock.before_submit():
             request, summary = await self._parse(data, slot, context)
         entry.images, entry.videos = summary.num_images, summary.num_videos
+        entry.documents, entry.pages = summary.num_documents, summary.num_pages
         entry.ignored, entry.model, model = summary.ignored, summary.model, summary.model
         entry.routing_key = entry.routing_key or summary.routing_key
         stream_wanted, num_choices = summary.stream, summary.num_choices
@@ -283,11 +287,26 @@ class Endpoint:
                     reserve = partial(_reserve_more, slot, len(data) + context.num_bytes)
                     contents = await shared.media.read(needed.urls, context.owner, reserve)
                     context = msgspec.structs.replace(context, given=contents)
+                except PagesNeeded as needed:
+                    context = await self._draw(context, needed, slot, len(data))
                 except HistoryNeeded as needed:
                     context = self._recall(context, needed, len(data))
                 slot.reserve(len(data) + context.num_bytes)
         finally:
             body.discard(data)  # the caller still refers to it, perhaps for minutes
+
+    async def _draw(
+        self, context: Context, needed: PagesNeeded, slot: QueueSlot, body_bytes: int
+    ) -> Context:
+        """`context` with the pages of documents, for which `slot` has room. Raises RequestError."""
+        held_bytes = body_bytes + context.num_bytes
+
+        def reserve(num_bytes: int) -> None:
+            slot.reserve(held_bytes + num_bytes)
+
+        drawing = self._shared.documents
+        pages = await drawing.draw(needed.documents, context.cache_salt, reserve)
+        return msgspec.structs.replace(context, pages=context.pages | pages)
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
         """`context` with the earlier turns. Raises PayloadTooLarge."""

@@ -108,8 +108,10 @@ class AnswerRecorder:
     def finish(self, finished: Finished) -> None:
         """Record the engine's complete answer, before its end is sent."""
         self.usage, self.timeline = finished.usage, finished.timeline
-        if finished.images:
-            self._image_tokens = sum(image.tokens for image in finished.images)
+        if finished.images or finished.documents:
+            image_tokens = sum(image.tokens for image in finished.images)
+            page_tokens = sum(document.tokens for document in finished.documents)
+            self._image_tokens = image_tokens + page_tokens
         reasons = self.finish_reasons.values()
         self.reason = next((end for end in ("length", "tool_calls") if end in reasons), "stop")
 

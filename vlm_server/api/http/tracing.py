@@ -134,6 +134,7 @@ def _attributes(entry: Entry, operation: str, route: str) -> dict[str, Attribute
         "vlm_server.request_id": entry.request_id,
         "vlm_server.images": entry.images,
         "vlm_server.videos": entry.videos,
+        "vlm_server.pages": entry.pages,
     }
     if entry.error_code is not None:
         attributes["error.type"] = entry.error_code

@@ -65,7 +65,7 @@ class BodyParser:
     ) -> EncodedRequest:
         """The request in `body`, in `dialect`. Cancelling ends the work immediately.
 
-        Raises RequestError; BytesNeeded or HistoryNeeded if `context` lacks bytes or turns.
+        Raises RequestError; BytesNeeded, PagesNeeded or HistoryNeeded for what `context` lacks.
         """
         if json_body.is_small(body):
             parse = partial(parse_on_thread, body, context)

@@ -4,25 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing import document_parts, json_body
+from vlm_server.api.parsing.media.documents import (
+    Document,
+    DrawnPages,
+    PageOptions,
+    PagesNeeded,
+    is_pdf,
+)
 from vlm_server.api.parsing.media.external import (
     BytesNeeded,
     MediaUrl,
     file_name,
     is_external,
 )
-from vlm_server.api.parsing.media.parse import Given, is_video, parse_image, parse_video
+from vlm_server.api.parsing.media.parse import (
+    Given,
+    is_video,
+    parse_document,
+    parse_image,
+    parse_video,
+)
 from vlm_server.errors import InvalidRequest, PayloadTooLarge
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
 from vlm_server.settings import Limits
 
 _LOW_DETAIL_SIDE_PIXELS = 512
 """The largest side of an image with `detail` low, as OpenAI documents."""
+_UNDRAWN = (TextPart(""),)
 _DETAILS_FOR_GROUNDING = ("high", "original")
+
+
+class DocumentSource(NamedTuple):
+    """A document's `data:`, `https:` or `file:` URL, or its base64, and what the model reads first:
+    its title, and what the client says of it."""
+
+    data: str
+    title: str = ""
+    context: str = ""
+    is_base64: bool = False
 
 
 class NeedsProcess(Exception):
@@ -54,7 +78,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Conversation:
-    """A request's messages, images and videos. Its methods raise RequestError.
+    """A request's messages, images, videos and documents. Its methods raise RequestError.
 
     `param` names the field of the request. Media whose bytes are there raise NeedsProcess if
     `on_thread`.
@@ -64,13 +88,17 @@ class Conversation:
     given: Given
     text_param: str = "messages"
     on_thread: bool = False
+    pages: DrawnPages = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
     min_pixels: int | None = None
     max_pixels: int | None = None
     """Bound on every image's pixels as the model sees it; `min_pixels` likewise."""
+    documents: list[tuple[int, ...]] = field(default_factory=list)
+    """The numbers of the shown pages of each document."""
     _needed: dict[str, MediaUrl] = field(default_factory=dict)
+    _undrawn: dict[str, Document] = field(default_factory=dict)
     _num_text_bytes: int = 0
     _num_given_bytes: int = 0
 
@@ -79,9 +107,12 @@ class Conversation:
         self.messages.append(msgspec.structs.replace(message, param=param))
 
     def check_complete(self) -> None:
-        """Raises BytesNeeded for URLs whose bytes were not given."""
+        """Raises BytesNeeded for URLs whose bytes were not given, and PagesNeeded for documents
+        whose pages were not drawn."""
         if self._needed:
             raise BytesNeeded(list(self._needed.values()))
+        if self._undrawn:
+            raise PagesNeeded(list(self._undrawn.values()))
 
     def check_content(self, role: str, parts: Sequence[Any], param: str) -> None:
         """Raises InvalidRequest for a user's or system message without `parts`."""
@@ -120,10 +151,8 @@ class Conversation:
         self._count_given(url, param)
         image = parse_image(url, param, self.limits, self.given)
         image = msgspec.structs.replace(
-            image,
+            self._bounded(image),
             max_side_pixels=_LOW_DETAIL_SIDE_PIXELS if detail == "low" else None,
-            min_pixels=self.min_pixels,
-            max_pixels=self.max_pixels,
             for_grounding=detail in _DETAILS_FOR_GROUNDING,
         )
         self.images.append(image)
@@ -144,17 +173,71 @@ class Conversation:
         self.videos.append(parse_video(url, param, self.limits, self.given))
         return VideoPart(len(self.videos) - 1)
 
-    def file(self, file_id: str, param: str) -> ImagePart | VideoPart:
-        """A part with an uploaded image or video, whichever the bytes are."""
+    def file(
+        self, file_id: str, param: str, options: PageOptions, title: str = ""
+    ) -> tuple[ContentPart, ...]:
+        """Parts with an uploaded image, video or document, whichever the bytes are.
+
+        A TIFF is an image, unless `options` say something of its pages.
+        """
         name, limits = file_name(file_id, param), self.limits
-        max_bytes = max(limits.max_image_bytes, limits.max_video_bytes)
+        max_bytes = max(limits.max_image_bytes, limits.max_video_bytes, limits.max_document_bytes)
         if not self._has_bytes(MediaUrl(name, param, "image", max_bytes)):
-            return ImagePart(len(self.images))
+            return (ImagePart(len(self.images)),)
+        if is_pdf(self.given[name]) or options != PageOptions():
+            return self.document(DocumentSource(name, title), param, options)
         if not is_video(self.given[name]):
-            return self.image(name, param)
+            return (self.image(name, param),)
         num_videos = len(self.videos) + 1  # those in parts of unknown kind are not counted before
         Counts(messages=0, parts=0, images=0, videos=num_videos).check(limits, param)
-        return self.video(name, param)
+        return (self.video(name, param),)
+
+    def document(
+        self, source: DocumentSource, param: str, options: PageOptions
+    ) -> tuple[ContentPart, ...]:
+        """Parts with the pages of a document; until they are drawn, a part in their place."""
+        url = MediaUrl(source.data, param, "document", self.limits.max_document_bytes)
+        if source.is_base64 and self.on_thread:
+            raise NeedsProcess
+        if not source.is_base64 and not self._has_bytes(url):
+            return _UNDRAWN
+        if not source.is_base64:
+            self._count_given(source.data, param)
+        document = parse_document(url, options, self.given, is_base64=source.is_base64)
+        pages = self.pages.get(document.key)
+        if pages is None:
+            self._undrawn.setdefault(document.key, document)
+            return _UNDRAWN
+        number = len(self.documents)
+        self.documents.append(tuple(page.number for page in pages.images))
+        self._check_num_pages(param)
+        heading = document_parts.heading(source.title, source.context)
+        parts: list[ContentPart] = [TextPart(heading)] if heading else []
+        for page in pages.images:
+            parts += document_parts.page_parts(
+                pages, page, len(self.images), include_text=options.include_text
+            )
+            image = page.to_image(number, pages.num_pages, param)
+            self.images.append(self._bounded(image))
+        for part in parts:
+            if isinstance(part, TextPart):
+                self.count_text(part.text, param)
+        return tuple(parts)
+
+    def _bounded(self, image: Image) -> Image:
+        """`image`, shown with the pixels that the request allows."""
+        return msgspec.structs.replace(
+            image, min_pixels=self.min_pixels, max_pixels=self.max_pixels
+        )
+
+    def _check_num_pages(self, param: str) -> None:
+        num_pages, limit = sum(map(len, self.documents)), self.limits.max_pages
+        if num_pages > limit:
+            raise InvalidRequest(
+                f"The documents of the request have {num_pages} pages; at most {limit} are allowed "
+                "(limits.max_pages). Ask about fewer, with `pages`.",
+                param,
+            )
 
     def _has_bytes(self, url: MediaUrl) -> bool:
         """Whether the bytes of `url` are given; if not, adds them to the needed ones."""
@@ -173,7 +256,7 @@ class Conversation:
         self._num_given_bytes += len(self.given[url]) if is_external(url) else 0
         if self._num_given_bytes > limit:
             raise PayloadTooLarge(
-                f"The images and videos that the request refers to have more than {limit} bytes "
+                f"The media that the request refers to have more than {limit} bytes "
                 "(limits.max_body_bytes), each counted as often as it occurs.",
                 param,
             )

@@ -9,6 +9,7 @@ import msgspec
 
 from vlm_server.api.parsing import routing_key
 from vlm_server.api.parsing.json_body import Body as Body
+from vlm_server.api.parsing.media.documents import Document, Pages, PagesNeeded
 from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl, SentError
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.messages import Parts
@@ -67,6 +68,8 @@ class Context(msgspec.Struct, frozen=True):
     limits: Limits
     given: dict[str, bytes] = {}
     """The bytes of `https:` and `file:` URLs read so far."""
+    pages: dict[str, Pages] = {}
+    """The pages of documents drawn so far: see `media.documents`."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     previous: tuple[bytes, ...] | None = None
     """The earlier turns that the request continues (`History`); None until they are needed."""
@@ -81,7 +84,8 @@ class Context(msgspec.Struct, frozen=True):
     @property
     def num_bytes(self) -> int:
         """Bytes read for the request besides its body."""
-        return sum(map(len, (*self.given.values(), *(self.previous or ()), *self.others)))
+        read = map(len, (*self.given.values(), *(self.previous or ()), *self.others))
+        return sum(read) + sum(pages.num_bytes for pages in self.pages.values())
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -106,7 +110,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 
 
 Parse = Callable[[Body, Context], ParsedRequest]
-"""Parses a body. Raises RequestError, or BytesNeeded or HistoryNeeded to be called again."""
+"""Parses a body. Raises RequestError, or what is needed first, such as BytesNeeded."""
 ParseOnThread = Callable[[Body, Context], ParsedRequest | None]
 """As `Parse`, for a request without media; None for a request with media.
 
@@ -145,6 +149,8 @@ class RequestSummary(msgspec.Struct, frozen=True, tag=True):
     ignored: tuple[str, ...]
     num_images: int
     num_videos: int
+    num_documents: int
+    num_pages: int
     num_choices: int
     shape: RequestShape
     generates: bool
@@ -154,9 +160,11 @@ class RequestSummary(msgspec.Struct, frozen=True, tag=True):
 
 
 class Needed(msgspec.Struct, frozen=True, tag=True):
-    """`BytesNeeded`, if there are URLs, or `HistoryNeeded` on its way to the front."""
+    """`BytesNeeded`, if there are URLs, `PagesNeeded`, if there are documents, or `HistoryNeeded`
+    on its way to the front."""
 
     urls: tuple[MediaUrl, ...] = ()
+    documents: tuple[Document, ...] = ()
     response_id: str | None = None
     others: tuple[str, ...] = ()
 
@@ -174,7 +182,7 @@ class EncodedRequest(NamedTuple):
         return memoryview(submit.images).nbytes + memoryview(submit.videos).nbytes
 
 
-Outcome = ParsedRequest | RequestError | BytesNeeded | HistoryNeeded
+Outcome = ParsedRequest | RequestError | BytesNeeded | PagesNeeded | HistoryNeeded
 _Head = RequestSummary | SentError | Needed
 
 
@@ -203,8 +211,16 @@ def decode_outcome(encoded: bytearray) -> EncodedRequest:
     if isinstance(head, SentError):
         raise RequestError.from_code(head.code, head.message, head.param)
     if isinstance(head, Needed):
-        raise BytesNeeded(head.urls) if head.urls else HistoryNeeded(head.response_id, head.others)
+        raise _needed(head)
     return EncodedRequest(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
+
+
+def _needed(head: Needed) -> BytesNeeded | PagesNeeded | HistoryNeeded:
+    if head.urls:
+        return BytesNeeded(head.urls)
+    if head.documents:
+        return PagesNeeded(head.documents)
+    return HistoryNeeded(head.response_id, head.others)
 
 
 def _head(outcome: Outcome) -> _Head:
@@ -214,20 +230,25 @@ def _head(outcome: Outcome) -> _Head:
         case BytesNeeded():
             return Needed(outcome.urls)
         case HistoryNeeded():
-            return Needed((), outcome.response_id, outcome.others)
+            return Needed(response_id=outcome.response_id, others=outcome.others)
+        case PagesNeeded():
+            return Needed(documents=outcome.documents)
         case ParsedRequest():
             return _summary(outcome)
 
 
 def _summary(parsed: ParsedRequest) -> RequestSummary:
     submit, name = parsed.submit, parsed.conversation
+    pages = [image.page for image in submit.images if image.page is not None]
     return RequestSummary(
         model=parsed.model,
         stream=parsed.stream,
         options=parsed.options,
         ignored=parsed.ignored,
-        num_images=len(submit.images),
+        num_images=len(submit.images) - len(pages),
         num_videos=len(submit.videos),
+        num_documents=len({page.document for page in pages}),
+        num_pages=len(pages),
         num_choices=submit.sampling.n,
         shape=shape_of(submit),
         generates=parsed.generates,

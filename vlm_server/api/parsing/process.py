@@ -10,6 +10,7 @@ from vlm_server.api.dialects.ollama import parse as ollama
 from vlm_server.api.dialects.openai import completions, decisions, embeddings, rerank, tokenize
 from vlm_server.api.dialects.openai import parse as openai
 from vlm_server.api.dialects.responses import parse as responses
+from vlm_server.api.parsing.media.documents import PagesNeeded
 from vlm_server.api.parsing.media.external import BytesNeeded
 from vlm_server.api.parsing.parsed_request import (
     HistoryNeeded,
@@ -56,7 +57,7 @@ def _read(body: bytearray) -> Outcome:
     try:
         job = take_job(body)
         return _PARSERS[job.dialect](body, job.context)
-    except (RequestError, BytesNeeded, HistoryNeeded) as outcome:
+    except (RequestError, BytesNeeded, PagesNeeded, HistoryNeeded) as outcome:
         return outcome
     except MemoryError:
         return RequestTooCostly("The request can't be read: it takes too much memory.")

@@ -8,9 +8,9 @@ from vlm_server.cli import options, usage
 from vlm_server.cli.usage import Manual, Parser
 
 _DESCRIPTION = """\
-Answers a question about pictures and videos, as it is written. It asks the daemon that runs, or \
-starts one for this question alone. "-" is standard input: as FILE a picture, as QUESTION the \
-question.
+Answers a question about pictures, videos and PDFs, as it is written. It asks the daemon that \
+runs, or starts one for this question alone. "-" is standard input: as FILE a picture, as QUESTION \
+the question.
 
 Without a question, it is read from standard input; at a terminal you can ask one after another, \
 of which each knows those before. What was said is kept until you leave, and nowhere else.
@@ -26,6 +26,7 @@ _MANUAL = Manual(
             'cat picture.png | vlm-server ask - "What shape is this?"',
         ),
         ("A question from another program", "vlm-server ask picture.png < question.txt"),
+        ("A question about a document", 'vlm-server ask report.pdf "What does page 2 say?"'),
         ("A conversation about a picture", "vlm-server ask picture.png"),
         (
             "What a program can read",

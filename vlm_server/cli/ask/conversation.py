@@ -63,7 +63,7 @@ class ChatSession:
         """
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
         messages = [*self._messages, {"role": "user", "content": content}]
-        images = [medium for medium in media if not medium.is_video]
+        images = [medium for medium in media if medium.is_image]
         image = images[-1] if images else self._image
         reply = ChatReply(self._model, image=image)
         try:

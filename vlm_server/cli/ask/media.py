@@ -1,4 +1,4 @@
-"""Images, videos and the question of `ask`, checked before a daemon is started."""
+"""Images, videos, documents and the question of `ask`, checked before a daemon is started."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_server.api.parsing.media import heif_header, image_header, video_header
+from vlm_server.api.parsing.media import documents, heif_header, image_header, video_header
+from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.errors import ConfigError, InvalidImage, InvalidVideo
+from vlm_server.errors import ConfigError, InvalidRequest
 from vlm_server.settings import Limits
 
 STDIN = "-"
-_MEDIA = ("image/", "video/")
+_PDF = "application/pdf"
+_MEDIA = ("image/", "video/", "application/pdf")
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
+    (b"%PDF-", _PDF),
     (b"RIFF", "image/webp"),
     (b"BM", "image/bmp"),
     (b"II*\0", "image/tiff"),
@@ -45,7 +48,7 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], str | None]:
 
 
 def is_media_file(word: str) -> bool:
-    """Whether `word` is a file, or the name of an image or a video that could be one."""
+    """Whether `word` is a file, or the name of an image, video or PDF that could be one."""
     try:
         if Path(word).is_file():
             return True
@@ -57,7 +60,7 @@ def is_media_file(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """An image or a video: name, MIME type and bytes."""
+    """An image, a video or a PDF: name, MIME type and bytes."""
 
     name: str
     kind: str
@@ -68,6 +71,14 @@ class Medium:
         return self.kind.startswith("video/")
 
     @property
+    def is_document(self) -> bool:
+        return self.kind == _PDF
+
+    @property
+    def is_image(self) -> bool:
+        return not (self.is_video or self.is_document)
+
+    @property
     def url(self) -> str:
         """Data URL."""
         return f"data:{self.kind};base64,{base64.b64encode(self.data).decode()}"
@@ -75,6 +86,11 @@ class Medium:
     @property
     def part(self) -> dict[str, Any]:
         """The content part of a chat message."""
+        if self.is_document:
+            return {
+                "type": "file",
+                "file": {"filename": Path(self.name).name, "file_data": self.url},
+            }
         kind = "video_url" if self.is_video else "image_url"
         return {"type": kind, kind: {"url": self.url}}
 
@@ -91,11 +107,14 @@ def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) ->
         raise CommandFailed(f"{name} is empty")
     medium = Medium(name, kind_of(word, data), data)
     try:
-        if medium.is_video:
+        if medium.is_document:
+            source = MediaUrl("", name, "document", limits.max_document_bytes)
+            documents.read_header(data, source, documents.PageOptions())
+        elif medium.is_video:
             video_header.read(data, name)
         else:
             image_header.read(data, name, limits.max_image_pixels)
-    except (InvalidImage, InvalidVideo) as error:
+    except InvalidRequest as error:
         raise CommandFailed(f"{name}: {error.message}") from None
     return medium
 

@@ -113,8 +113,8 @@ async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGene
 def routing_key(messages: Sequence[dict[str, Any]]) -> str:
     """The key by which a gateway sends all turns of a conversation to one worker, in hex.
 
-    The SHA-256 of the first image or video if one comes before the first answer, else of the
-    messages until then. For an image in a data URL it equals the daemon's own
+    The SHA-256 of the first image, video or document, if there is one before the first answer, else
+    of the messages until then. For an image in a data URL it equals the daemon's own
     (`api.parsing.routing_key`), so that other clients with that image find it cached.
     """
     opening = list(takewhile(lambda message: message["role"] != "assistant", messages))
@@ -122,6 +122,7 @@ def routing_key(messages: Sequence[dict[str, Any]]) -> str:
     parts = [part for content in contents if isinstance(content, list) for part in content]
     kinds = ("image_url", "video_url")
     urls = [part[kind]["url"] for kind in kinds for part in parts if part["type"] == kind]
+    urls += [part["file"]["file_data"] for part in parts if part["type"] == "file"]
     key_bytes = json.dumps(opening).encode()
     if urls:
         head, _, content = urls[0].partition(";base64,")

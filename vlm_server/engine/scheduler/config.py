@@ -148,8 +148,8 @@ class SchedulerConfig:
         if room < 1:
             raise ContextLengthExceeded.of_prompt(
                 self.context_tokens,
-                f"{prompt.num_tokens} tokens > {self.context_tokens - 1} maximum. Send fewer or "
-                "shorter messages, or smaller images.",
+                f"{prompt.num_tokens} tokens > {self.context_tokens - 1} maximum. "
+                f"{_advice(prompt)}",
                 prompt.param,
             )
         return min(max_tokens or room, room)
@@ -162,3 +162,15 @@ class SchedulerConfig:
                 f"input has {prompt.num_tokens}. Send a shorter text, or smaller images.",
                 prompt.param,
             )
+
+
+def _advice(prompt: PreparedPrompt) -> str:
+    """How to make `prompt` shorter."""
+    if not prompt.documents:
+        return "Send fewer or shorter messages, or smaller images."
+    num_pages = sum(len(document.pages) for document in prompt.documents)
+    num_tokens = sum(document.tokens for document in prompt.documents)
+    return (
+        f"The {num_pages} pages of its documents have {num_tokens} of them as images: ask about "
+        "fewer (`pages`), or smaller ones (`max_pixels`), or without `include_text`."
+    )

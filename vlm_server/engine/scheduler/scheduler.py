@@ -373,6 +373,7 @@ def _finished_event(request: Request, token_ids: tuple[int, ...] = (), text: str
         request.usage,
         images=request.prompt.images,
         videos=request.prompt.videos,
+        documents=request.prompt.documents,
         token_ids=token_ids,
         text=text,
         timeline=request.timeline,

@@ -28,7 +28,7 @@ from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampl
 from vlm_server.prompt.media.image_sizes import ImageSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.template.templates import ChatTemplate
-from vlm_server.protocol import Image, ImageUse, Submit, Video, VideoUse
+from vlm_server.protocol import DocumentPage, Image, ImageUse, Submit, Video, VideoUse
 from vlm_server.settings import VideoSettings
 
 _MAX_FRAMES_AS_IMAGES = 16
@@ -39,7 +39,8 @@ _MAX_FRAMES_AS_IMAGES = 16
 class MediaItem:
     """An image or a video of one request, or a frame of a video.
 
-    key: cache key, by all that its features depend on. param: the field of the request.
+    key: cache key, by all that its features depend on. param: the field of the request. page: the
+    page of a document that it shows, if any.
     """
 
     key: str
@@ -47,6 +48,7 @@ class MediaItem:
     param: str
     load: Callable[[], Processed]
     is_image: bool
+    page: DocumentPage | None = None
 
     @property
     def mm_hashes(self) -> list[str]:
@@ -88,7 +90,8 @@ class MediaProcessor:
             return self._image(decoded, image.param, budget.cancellation)
 
         key = self._image_key(image, salt)
-        return self._item(key, image.param, load, budget.cancellation, is_image=True)
+        item = self._item(key, image.param, load, budget.cancellation, is_image=True)
+        return replace(item, page=image.page)
 
     def video(self, video: Video, salt: str, cancellation: Cancellation) -> MediaItem:
         """A video for a family that takes videos. Raises InvalidVideo if it can't be read."""
@@ -237,11 +240,11 @@ class _KeyLocks:
 
 
 def image_uses(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
-    """Size and tokens of each image among `media`, as the model sees it."""
+    """Size and tokens of each image among `media`, as the model sees it; not of pages."""
     return tuple(
         ImageUse(*item.layout.size, len(item.layout.token_ids))
         for item in media
-        if item.is_image and item.layout.size is not None
+        if item.is_image and item.page is None and item.layout.size is not None
     )
 
 

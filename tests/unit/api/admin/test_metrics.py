@@ -37,7 +37,10 @@ STATS = Stats(
     ),
 )
 
-FRONT = ("vlm_server_requests_", "vlm_server_request_", "vlm_server_num_requests_")
+FRONT = tuple(
+    f"vlm_server_{name}"
+    for name in ("requests_", "request_", "num_requests_", "document", "cached_document_")
+)
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -193,7 +196,9 @@ async def test_metrics_have_documentation_and_right_types(
                      "tool_calls", "broken_tool_calls", "stored_responses_evictions",
                      "stored_files_evictions",
                      "resumed_streams", "abandoned_streams",
-                     "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
+                     "documents", "document_pages",
+                     "cached_document_pages", "document_draw_seconds", "cache_evictions",
+                     "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.support import pdf
 from tests.support.image_files import image_file
 from tests.unit.api.dialects.anthropic.steps import (
     COUNT_ROUTE,
@@ -20,6 +22,7 @@ from tests.unit.api.dialects.anthropic.steps import (
 from tests.unit.api.fields.count_fields import COUNTED, counting
 from tests.unit.api.fields.field import (
     STORED_NAME,
+    STORED_PDF_NAME,
     Dialect,
     Field,
     Reading,
@@ -29,6 +32,7 @@ from tests.unit.api.fields.field import (
     unknown_elsewhere,
     unknown_in_messages,
     uploaded,
+    uploaded_pdf,
     works,
 )
 from tests.unit.api.fields.openai_fields import SCHEMA
@@ -44,6 +48,17 @@ THOUGHT = {"type": "thinking", "thinking": "Hm."}
 HIDDEN = {"type": "redacted_thinking", "data": "x"}
 MARK = {"type": "ephemeral"}
 
+PDF, OTHER_PDF = (base64.b64encode(pdf.numbered(num)).decode() for num in (2, 3))
+
+
+def document(**source: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source}
+
+
+IN_BASE64 = document(type="base64", media_type="application/pdf", data=PDF)
+AT_URL = document(type="url", url=pdf.data_url(pdf.numbered(2)))
+PLAIN = document(type="text", media_type="text/plain", data="It is late.")
+OF_BLOCKS = document(type="content", content=[text(), IMAGE_BLOCK])
 SAID = request(user(text()))
 SEEN = request(user(IMAGE_BLOCK))
 LINKED = request(user(URL_IMAGE))
@@ -63,10 +78,64 @@ MATCHING = request(output_config={"format": {"type": "json_schema", "schema": SC
 BLOCK = "messages[].content[]"
 CALL = "messages[assistant].content[]{tool_use}"
 RESULT = f"{BLOCK}{{tool_result}}"
+DOCUMENT = f"{BLOCK}{{document}}"
 
 
 def choosing(kind: str, **fields: Any) -> dict[str, Any]:
     return {**WITH_TOOLS, "tool_choice": {"type": kind, **fields}}
+
+
+def documents(path: str, holding: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[Field]:
+    """The fields of a document at `path`; `holding` makes a request that has it there."""
+    read, at_url, plain, of_blocks = map(holding, (IN_BASE64, AT_URL, PLAIN, OF_BLOCKS))
+    source, image = f"{path}.source", f"{path}.source{{content}}.content[]{{image}}.source"
+    for concept, name, value in (
+        ("document", "source{base64}.data", OTHER_PDF),
+        ("name, title", "title", "Report"),
+        ("context", "context", "Of this year."),
+        ("pages", "pages", "2"),
+        ("size of pages", "dpi", 50),
+        ("size of pages", "max_pixels", 5000),
+        ("text of pages", "include_text", True),
+        ("citations", "citations.enabled", True),
+    ):
+        yield works(concept, f"{path}.{name}", value, on=read)
+    yield works("document", f"{source}{{url}}.url", pdf.data_url(pdf.numbered(3)), on=at_url)
+    named = holding(document(type="file", file_id=STORED_PDF_NAME))
+    yield works("document by id", f"{source}{{file}}.file_id", uploaded_pdf, on=named)
+    yield works("document", f"{source}{{text}}.data", "other", on=plain)
+    yield works("document", f"{source}{{content}}.content", "other", on=of_blocks)
+    yield works("document", f"{source}{{content}}.content[]{{text}}.text", "other", on=of_blocks)
+    yield works("image", f"{image}{{base64}}.data", OTHER, on=of_blocks)
+    by_id = holding(document(type="content", content=[NAMED_IMAGE]))
+    yield works("image by id", f"{image}{{file}}.file_id", uploaded, on=by_id)
+    linked = holding(document(type="content", content=[URL_IMAGE]))
+    yield works("image", f"{image}{{url}}.url", OTHER_URL, on=linked)
+    yield ignored(
+        "media type",
+        f"{image}{{base64}}.media_type",
+        "image/webp",
+        on=of_blocks,
+        neutral=("image/png",),
+        where="unless it is that of the bytes",
+    )
+    yield ignored(
+        "type of a document",
+        f"{source}{{base64}}.media_type",
+        "text/plain",
+        on=read,
+        neutral=("application/pdf",),
+        where="unless it is that of the bytes",
+    )
+    yield refused(
+        "type of a document",
+        f"{source}{{text}}.media_type",
+        "text/html",
+        on=plain,
+        neutral=("text/plain", None),
+    )
+    yield ignored("citations", f"{path}.citations.enabled", True, on=plain, neutral=(False,),
+                  where="of documents without pages")  # fmt: skip
 
 
 MESSAGES: tuple[Field, ...] = (
@@ -97,8 +166,13 @@ MESSAGES: tuple[Field, ...] = (
     works("image", f"{RESULT}.content[]{{image}}.source{{url}}.url", OTHER_URL, on=SHOT_LINKED),
     works("image by id", f"{RESULT}.content[]{{image}}.source{{file}}.file_id", uploaded,
           on=SHOT_NAMED),
-    refused("other parts", "messages[].content", [{"type": "document", "source": {}}],
-            named="messages[].content[].type", title="`document` and others"),
+    *documents(DOCUMENT, lambda block: request(user(block))),
+    *documents(
+        f"{RESULT}.content[]{{document}}",
+        lambda block: request(user("hi"), assistant(call()), user(result(block))),
+    ),
+    refused("other parts", "messages[].content", [{"type": "search_result", "source": "x"}],
+            named="messages[].content[].type", title="`search_result` and others"),
     ignored("media type", f"{RESULT}.content[]{{image}}.source{{base64}}.media_type", "image/webp",
             on=SHOT, neutral=("image/png",), where="unless it is that of the bytes"),
     works("failure", f"{RESULT}.is_error", True, on=CALLED),
@@ -173,6 +247,7 @@ UNKNOWN: tuple[Field, ...] = (
         ("messages[]", SAID),
         (f"{BLOCK}{{text}}", SAID),
         (f"{BLOCK}{{image}}", SEEN),
+        (DOCUMENT, request(user(IN_BASE64))),
         (f"{BLOCK}{{image}}.source{{base64}}", SEEN),
         (CALL, CALLED),
         (RESULT, CALLED),

@@ -99,6 +99,17 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "video",
         "other parts",
     ),
+    "Documents": (
+        "document",
+        "type of a document",
+        "name, title",
+        "context",
+        "document by id",
+        "pages",
+        "size of pages",
+        "text of pages",
+        "citations",
+    ),
     "Streams": (
         "stream",
         "usage at the end",

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.support import pdf
 from tests.support.image_files import image_file
 from tests.unit.api.scripted_engine import HELLO, Step
 
@@ -134,6 +135,17 @@ Given = Callable[[httpx.AsyncClient], Awaitable[Any]]
 STORED = image_file("PNG")
 STORED_NAME = f"sha256:{hashlib.sha256(STORED).hexdigest()}"
 """The name of bytes that every server of these tests has got."""
+
+
+STORED_PDF = pdf.numbered(2)
+STORED_PDF_NAME = f"sha256:{hashlib.sha256(STORED_PDF).hexdigest()}"
+
+
+async def uploaded_pdf(client: httpx.AsyncClient) -> str:
+    """The id of an uploaded document."""
+    file = ("a.pdf", pdf.numbered(3))
+    answer = await client.post("/v1/files", files={"file": file}, data={"purpose": "user_data"})
+    return str(answer.json()["id"])
 
 
 async def uploaded(client: httpx.AsyncClient) -> str:

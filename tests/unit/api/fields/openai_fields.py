@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support import video_files
+from tests.support import pdf, video_files
 from tests.support.image_files import data_url, image_file
 from tests.unit.api.fields.field import (
     STORED_NAME,
@@ -38,6 +38,17 @@ VIDEO_URL, OTHER_VIDEO_URL = (
     video_files.data_url(video_files.encode(video_files.noise(i, 3))) for i in (1, 2)
 )
 WITH_VIDEO = chat(user({"type": "video_url", "video_url": {"url": VIDEO_URL}}))
+PDF_URL, OTHER_PDF_URL = (pdf.data_url(pdf.numbered(num)) for num in (2, 3))
+WITH_PAPER, SHOT_PAPER = (
+    chat(
+        *messages,
+        {"role": role, **more, "content": [{"type": "file", "file": {"file_data": PDF_URL}}]},
+    )
+    for role, messages, more in (
+        ("user", (), {}),
+        ("tool", (user("hi"), assistant(called("1"))), {"tool_call_id": "1"}),
+    )
+)
 WITH_REFUSAL = chat(
     user("hi"), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, user("o")
 )
@@ -229,6 +240,8 @@ UNKNOWN: tuple[Field, ...] = (
         ("messages[]", None),
         ("messages[].content[]{text}", chat(user(text()))),
         ("messages[].content[]{image_url}.image_url", WITH_IMAGE),
+        ("messages[].content[]{file}", WITH_PAPER),
+        ("messages[].content[]{file}.file", WITH_PAPER),
         ("messages[assistant].tool_calls[]{function}", CALLED),
         ("messages[assistant].tool_calls[]{function}.function", CALLED),
         ("tools[]{function}", WITH_TOOL),
@@ -250,6 +263,7 @@ UNKNOWN: tuple[Field, ...] = (
 IMAGE = "messages[].content[]{image_url}.image_url"
 SHOT_IMAGE = "messages[tool].content[]{image_url}.image_url"
 VIDEO = "messages[].content[]{video_url}.video_url"
+FILE = "messages[].content[]{file}.file"
 MEDIA: tuple[Field, ...] = (
     works("image", IMAGE, OTHER_PNG, on=WITH_IMAGE),
     works("image", f"{IMAGE}.url", OTHER_PNG, on=WITH_IMAGE),
@@ -259,6 +273,15 @@ MEDIA: tuple[Field, ...] = (
     works("image by id", "messages[].content[]{file}.file.file_id", uploaded, on=WITH_FILE),
     works("video", VIDEO, OTHER_VIDEO_URL, on=WITH_VIDEO),
     works("video", f"{VIDEO}.url", OTHER_VIDEO_URL, on=WITH_VIDEO),
+    works("document", f"{FILE}.file_data", OTHER_PDF_URL, on=WITH_PAPER),
+    works(
+        "document", "messages[tool].content[]{file}.file.file_data", OTHER_PDF_URL, on=SHOT_PAPER
+    ),
+    works("name, title", f"{FILE}.filename", "report.pdf", on=WITH_PAPER),
+    works("pages", f"{FILE}.pages", "2", on=WITH_PAPER),
+    works("size of pages", f"{FILE}.dpi", 50, on=WITH_PAPER),
+    works("size of pages", f"{FILE}.max_pixels", 5000, on=WITH_PAPER),
+    works("text of pages", f"{FILE}.include_text", True, on=WITH_PAPER),
     works("bounds of the size", "mm_processor_kwargs.min_pixels", 5000, on=WITH_IMAGE),
     works("bounds of the size", "mm_processor_kwargs.max_pixels", 5000, on=WITH_IMAGE),
 )

@@ -21,8 +21,10 @@ from tests.unit.api.fields.field import (
     works,
 )
 from tests.unit.api.fields.openai_fields import (
+    OTHER_PDF_URL,
     OTHER_PNG,
     OTHER_VIDEO_URL,
+    PDF_URL,
     SCHEMA,
     UNKNOWN_AT_THE_TOP,
     VIDEO_URL,
@@ -42,6 +44,7 @@ ANSWER = {"type": "output_text", "text": "That.", "annotations": []}
 REFUSAL = {"type": "refusal", "refusal": "No."}
 IMAGE = {"type": "input_image", "image_url": PNG_URL}
 VIDEO = {"type": "input_video", "video_url": VIDEO_URL}
+PAPER = {"type": "input_file", "file_data": PDF_URL}
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "H"}]}
 
@@ -66,6 +69,9 @@ FILED = asking([message("user", FILE)])
 SHOT_BY_ID = asking([user("hi"), CALL, output(IMAGE_BY_ID)])
 SHOT_FILE = asking([user("hi"), CALL, output(FILE)])
 FILMED = asking([message("user", VIDEO)])
+READ = asking([message("user", PAPER)])
+READ_AT_URL = asking([message("user", {"type": "input_file", "file_url": PDF_URL})])
+READ_IN_RESULT = asking([user("hi"), CALL, output(PAPER)])
 WITH_TOOLS = asking(tools=[tool("f", description="F."), tool("g")])
 LAST_TOOL = "tools[]{function}"
 PART = "input[]{message}.content[]"
@@ -106,7 +112,23 @@ ITEMS: tuple[Field, ...] = (
     works("video", f"{PART}{{input_video}}.video_url", OTHER_VIDEO_URL, on=FILMED),
     ignored("what answers had", "input[]{message}.phase", "commentary", on=SAID),
     works("continuation", "input[]{message}.status", "completed", on=CUT_OFF, fails=400),
-    refused("other parts", "input[]{message}.content", [{"type": "input_audio"}],
+    *(
+        works(concept, f"{path}{{input_file}}.{name}", value, on=on)
+        for path, on in ((PART, READ), (f"{RESULT}.output[]", READ_IN_RESULT))
+        for concept, name, value in (
+            ("document", "file_data", OTHER_PDF_URL),
+            ("name, title", "filename", "report.pdf"),
+            ("pages", "pages", "2"),
+            ("size of pages", "dpi", 50),
+            ("size of pages", "detail", "low"),
+            ("size of pages", "max_pixels", 5000),
+            ("text of pages", "include_text", True),
+        )
+    ),
+    works("document", f"{PART}{{input_file}}.file_url", OTHER_PDF_URL, on=READ_AT_URL),
+    works("document", f"{RESULT}.output[]{{input_file}}.file_url", OTHER_PDF_URL,
+          on=asking([user("hi"), CALL, output({"type": "input_file", "file_url": PDF_URL})])),
+    refused("other parts", "input[]{message}.content", [{"type": "input_audio", "data": "f"}],
             on=SAID, named="input[].content[]", title="`input_audio` and others"),
     refused("other parts", "input", [{"type": "mcp_call", "id": "m"}], named="input[]",
             title="items of OpenAI's own tools"),
@@ -153,6 +175,7 @@ UNKNOWN: tuple[Field, ...] = (
         ("input[]{message}", SAID),
         (f"{PART}{{input_text}}", SAID),
         (f"{PART}{{input_image}}", SEEN),
+        (f"{PART}{{input_file}}", READ),
         ("input[]{function_call}", CALLED),
         (RESULT, CALLED),
         (f"{RESULT}.output[]{{input_text}}", CALLED),

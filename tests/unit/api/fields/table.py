@@ -97,7 +97,11 @@ def _cell(fields: Iterable[Field]) -> str:
 
 
 def _name(field: Field) -> str:
-    is_inside = field.concept in {*SECTIONS["Messages"], *SECTIONS["Images and videos"]}
+    is_inside = field.concept in {
+        concept
+        for section in ("Messages", "Images and videos", "Documents")
+        for concept in SECTIONS[section]
+    }
     return field.title or f"`{_IN_MESSAGES.sub('', field.name) if is_inside else field.name}`"
 
 

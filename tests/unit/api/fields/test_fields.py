@@ -15,6 +15,7 @@ from tests.unit.api.fields.concepts import CONCEPTS
 from tests.unit.api.fields.dialects import DIALECTS
 from tests.unit.api.fields.field import (
     STORED,
+    STORED_PDF,
     Body,
     Dialect,
     Field,
@@ -140,7 +141,8 @@ async def check_all(
     check: Check,
 ) -> None:
     """Check each field; the error names those that fail, and why."""
-    await client.put("/v1/media", content=STORED)
+    for content in (STORED, STORED_PDF):
+        await client.put("/v1/media", content=content)
     wrong = {}
     known = dict[bytes, Outcome]()
     for field in fields:

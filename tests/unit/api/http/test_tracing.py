@@ -91,6 +91,7 @@ async def test_request_span_has_documented_attributes(stream: bool) -> None:
         "http.response.status_code": 200,
         "vlm_server.images": 1,
         "vlm_server.videos": 0,
+        "vlm_server.pages": 0,
     }
 
 

@@ -14,7 +14,7 @@ from vlm_server.settings import Server, Settings
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 FILES = read_files()
 KEY = "correct-horse-battery"
-MAX_BYTES = 100_000
+MAX_BYTES = 300_000
 
 
 async def test_browser_gets_page(client: httpx.AsyncClient) -> None:

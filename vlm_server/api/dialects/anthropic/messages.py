@@ -6,11 +6,14 @@ Tool results, which are in the user's messages, become separate turns.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from vlm_server.api.dialects.anthropic import schema
-from vlm_server.api.dialects.fields import check_counts
-from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.dialects.anthropic.citations import CitedDocument, instruction
+from vlm_server.api.dialects.fields import check_counts, page_options
+from vlm_server.api.parsing import document_parts
+from vlm_server.api.parsing.conversation import Conversation, DocumentSource
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.media.external import file_name
 from vlm_server.api.parsing.tools import object_text
@@ -22,13 +25,18 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 ERROR_MARK = "Error: "
 """Prefix of a failed tool's result."""
+_PDF_BASE64 = "JVBERi"
+"""The beginning of a PDF in base64."""
 _INDEX = re.compile(r"\[[0-9]+\]")
 
 
 def parse_messages(
     request: schema.MessagesRequest, conversation: Conversation, ignored: IgnoredFields
-) -> None:
-    """Add all messages of `request`, its system prompt first. Raises RequestError."""
+) -> list[CitedDocument]:
+    """Add all messages of `request`, its system prompt first. Raises RequestError.
+
+    Returns the documents whose pages the answer may cite.
+    """
     if not any(message.role == "user" for message in request.messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
     check_counts(
@@ -41,6 +49,7 @@ def parse_messages(
         for turn in parser.turns(message, f"messages[{i}].content"):
             conversation.add(turn, f"messages[{i}]")
     conversation.check_complete()
+    return parser.cited
 
 
 def has_billing_header(request: schema.MessagesRequest) -> bool:
@@ -55,6 +64,9 @@ class _MessageParser:
         self._conversation = conversation
         self._ignored = ignored
         self._tools: dict[str, str] = {}
+        self._num_documents = 0
+        self.cited: list[CitedDocument] = []
+        """Documents whose pages the answer may cite."""
 
     def turns(self, message: schema.InputMessage, param: str) -> Iterator[Message]:
         """The turns of `message`, whose blocks are the field `param`."""
@@ -70,7 +82,7 @@ class _MessageParser:
             case "user":
                 yield from self._user(named_blocks)
             case "system":
-                yield Message("system", tuple(self._part(*part) for part in named_blocks))
+                yield Message("system", self._parts(named_blocks, "system"))
 
     def _assistant(self, blocks: Sequence[tuple[schema.ContentBlock, str]]) -> Message:
         content: list[ContentPart] = []
@@ -103,7 +115,7 @@ class _MessageParser:
         parts: list[ContentPart] = []
         for block, param in blocks:
             if not isinstance(block, schema.ToolResultBlock):
-                parts.append(self._part(block, param, "user"))
+                parts += self._parts([(block, param)], "user")
                 continue
             if parts:
                 yield Message("user", tuple(parts))
@@ -120,21 +132,73 @@ class _MessageParser:
         if isinstance(content, str):
             parts.append(self._conversation.text(content, f"{param}.content"))
         else:
-            parts += (
-                self._part(inner, f"{param}.content[{i}]", "user")
-                for i, inner in enumerate(content)
-            )
+            inner = ((block, f"{param}.content[{i}]") for i, block in enumerate(content))
+            parts += self._parts(inner, "user")
         call_id = self._conversation.count_text(block.tool_use_id, param)
         name = self._tools.get(call_id, "")
         return Message("tool", tuple(parts), tool_call_id=call_id, name=name)
 
-    def _part(self, block: schema.ContentBlock, param: str, role: str = "system") -> ContentPart:
-        match block:
-            case schema.TextBlock(text=text):
-                return self._conversation.text(text, param)
-            case schema.ImageBlock() if role == "user":
-                return self._image(block, param)
-        raise _misplaced_error(block, role, param)
+    def _parts(
+        self, blocks: Iterable[tuple[schema.ContentBlock, str]], role: str
+    ) -> tuple[ContentPart, ...]:
+        parts: list[ContentPart] = []
+        for block, param in blocks:
+            match block:
+                case schema.TextBlock(text=text):
+                    parts.append(self._conversation.text(text, param))
+                case schema.ImageBlock() if role == "user":
+                    parts.append(self._image(block, param))
+                case schema.DocumentBlock() if role == "user":
+                    parts += self._document(block, param)
+                case _:
+                    raise _misplaced_error(block, role, param)
+        return tuple(parts)
+
+    def _document(self, block: schema.DocumentBlock, param: str) -> Iterator[ContentPart]:
+        index, self._num_documents = self._num_documents, self._num_documents + 1
+        source = block.source
+        if isinstance(source, schema.TextSource | schema.ContentSource):
+            yield from self._given_document(block, source, param)
+            return
+        match source:
+            case schema.UrlSource(url=data):
+                pass
+            case schema.FileSource(file_id=file_id):
+                data = file_name(file_id, param)
+            case schema.Base64Source(data=data, media_type=given_type):
+                is_pdf = data.startswith(_PDF_BASE64)
+                if given_type != ("application/pdf" if is_pdf else "image/tiff"):
+                    self._ignore(f"{param}.source.media_type", given_type)
+        is_base64 = isinstance(source, schema.Base64Source)
+        options = page_options(block.pages, block.dpi, block.max_pixels, block.include_text)
+        document = DocumentSource(data, block.title or "", block.context or "", is_base64)
+        yield from self._conversation.document(document, param, options)
+        if block.citations and block.citations.enabled and self._conversation.documents:
+            pages = self._conversation.documents[-1]
+            self.cited.append(CitedDocument(index, block.title, pages))
+            yield self._conversation.text(instruction(index), param)
+
+    def _given_document(
+        self,
+        block: schema.DocumentBlock,
+        source: schema.TextSource | schema.ContentSource,
+        param: str,
+    ) -> Iterator[ContentPart]:
+        """The parts of a document without pages, in which there is nothing to draw or to cite."""
+        if block.citations and block.citations.enabled:
+            self._ignore(f"{param}.citations.enabled", True)
+        for name in ("pages", "dpi", "max_pixels", "include_text"):
+            self._ignore(f"{param}.{name}", getattr(block, name))
+        if heading := document_parts.heading(block.title or "", block.context or ""):
+            yield self._conversation.text(f"{heading}\n", param)
+        if isinstance(source, schema.TextSource):
+            yield self._conversation.text(source.data, param)
+        elif isinstance(source.content, str):
+            yield self._conversation.text(source.content, param)
+        else:
+            place = f"{param}.source.content"
+            inner = ((part, f"{place}[{i}]") for i, part in enumerate(source.content))
+            yield from self._parts(inner, "user")
 
     def _image(self, block: schema.ImageBlock, param: str) -> ImagePart:
         match block.source:
@@ -149,7 +213,7 @@ class _MessageParser:
                     self._ignore(f"{param}.source.media_type", given_type)
                 return part
 
-    def _ignore(self, param: str, value: str | None) -> None:
+    def _ignore(self, param: str, value: Any) -> None:
         self._ignored.add(_INDEX.sub("[]", param), value)
 
 
@@ -167,12 +231,19 @@ def _is_billing(block: schema.TextBlock) -> bool:
 
 
 def _contents(request: schema.MessagesRequest) -> Iterator[str | Sequence[schema.ContentBlock]]:
-    """The contents of all messages, and those of tool results that are lists."""
+    """The contents of all messages, and those of tool results and documents that are lists."""
+    blocks: list[schema.ContentBlock] = []
     for message in request.messages:
         yield message.content
-        for block in message.content if isinstance(message.content, list) else ():
-            if isinstance(block, schema.ToolResultBlock) and isinstance(block.content, list):
-                yield block.content
+        blocks += message.content if isinstance(message.content, list) else ()
+    for block in blocks:
+        if isinstance(block, schema.ToolResultBlock) and isinstance(block.content, list):
+            yield block.content
+            blocks += (each for each in block.content if isinstance(each, schema.DocumentBlock))
+        elif isinstance(block, schema.DocumentBlock) and isinstance(
+            block.source, schema.ContentSource
+        ):
+            yield block.source.content
 
 
 def _misplaced_error(block: schema.ContentBlock, role: str, param: str) -> InvalidRequest:

@@ -15,6 +15,7 @@ from vlm_server.api.dialects.anthropic.builtin_tools import (
     builtin_tool,
     fields_without_effect,
 )
+from vlm_server.api.dialects.anthropic.citations import CitedDocument
 from vlm_server.api.dialects.anthropic.messages import (
     BILLING_HEADER,
     has_billing_header,
@@ -50,9 +51,13 @@ _NOT_IN_PROMPT = (
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The renderer's options. Without `shows_reasoning` thinking blocks have no text."""
+    """The renderer's options. Without `shows_reasoning` thinking blocks have no text.
+
+    cited: the documents whose pages the answer may cite.
+    """
 
     shows_reasoning: bool = True
+    cited: tuple[CitedDocument, ...] = ()
 
 
 def parse_message(body: Body, context: Context) -> ParsedRequest:
@@ -69,12 +74,14 @@ def _parsed_request(
     request: schema.MessagesRequest, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     model = model_wanted(request.model, context)
-    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
+    conversation = Conversation(
+        context.limits, context.given, on_thread=context.on_thread, pages=context.pages
+    )
     definitions = [
         _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
     ]
     tools = read_tools(definitions, _choice(request, ignored), conversation)
-    parse_messages(request, conversation, ignored)
+    cited = parse_messages(request, conversation, ignored)
     continues = _continues(conversation.messages)
     schema_wanted = _schema(request, context.limits)
     json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
@@ -91,7 +98,7 @@ def _parsed_request(
     if has_billing_header(request):
         ignored.add(BILLING_HEADER)
     is_omitted = getattr(request.thinking, "display", None) == "omitted"
-    options = msgspec.msgpack.encode(Options(shows_reasoning=not is_omitted))
+    options = msgspec.msgpack.encode(Options(not is_omitted, tuple(cited)))
     return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
 
 

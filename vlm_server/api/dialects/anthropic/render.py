@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from vlm_server.api.dialects.anthropic import errors
+from vlm_server.api.dialects.anthropic.citations import CitationParser, Segment
 from vlm_server.api.dialects.anthropic.parse import Options
 from vlm_server.api.dialects.anthropic.schema import SIGNATURE
 from vlm_server.api.http import sse
@@ -25,6 +26,7 @@ _STOP_REASONS: dict[FinishReason, str] = {
 _BlockKind = Literal["text", "thinking", "tool_use"]
 _BlockKey = tuple[_BlockKind, int]
 """A block's kind, and the number of its tool call, or -1."""
+_TEXT: _BlockKey = ("text", -1)
 _DELTA_FIELDS: dict[_BlockKind, tuple[str, str]] = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
@@ -41,7 +43,9 @@ class MessageRenderer:
     def __init__(self, request_id: str, model: str, options: bytes) -> None:
         self._id = request_id
         self._model = model
-        self._shows_reasoning = msgspec.msgpack.decode(options, type=Options).shows_reasoning
+        decoded = msgspec.msgpack.decode(options, type=Options)
+        self._shows_reasoning = decoded.shows_reasoning
+        self._citations = CitationParser(decoded.cited)
         self._is_begun = False
         self._open: _BlockKey | None = None
         self._index = -1
@@ -52,9 +56,7 @@ class MessageRenderer:
         (deltas,) = choices
         self._ending = _ending(deltas[-1])
         blocks = [list(block) for _, block in groupby(filter(_has_content, deltas), _block_key)]
-        content = [
-            _block(block[0], "".join(map(self._piece, block)), SIGNATURE) for block in blocks
-        ]
+        content = [block for deltas in blocks for block in self._whole_blocks(deltas)]
         return _encode(self._message(content, _usage(finished)))
 
     def delta(self, delta: Delta) -> bytes:
@@ -62,16 +64,14 @@ class MessageRenderer:
         events = self._begin()
         if _has_content(delta):
             key = _block_key(delta)
-            if key != self._open:
-                events += self._close_block()
-                self._open = key
-                self._index += 1
-                events += self._block_event("start", content_block=_block(delta))
-            if piece := self._piece(delta):
-                kind, field = _DELTA_FIELDS[key[0]]
-                events += self._block_event("delta", delta={"type": kind, field: piece})
+            if key != _TEXT:
+                events += self._end_text()
+                events += self._open_block(key, delta)
+                events += self._add(key[0], self._piece(delta))
+            else:
+                events += self._add_segments(self._citations.feed(delta.text))
         if delta.finish_reason:
-            events += self._close_block()
+            events += self._end_text() + self._close_block()
             self._ending = _ending(delta)
         return events
 
@@ -108,6 +108,48 @@ class MessageRenderer:
             "role": "assistant",
         }
 
+    def _whole_blocks(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+        """The blocks of consecutive deltas of one kind: several, if there are citations."""
+        text = "".join(map(self._piece, deltas))
+        if _block_key(deltas[0]) != _TEXT:
+            return [_block(deltas[0], text, SIGNATURE)]
+        segments = [*self._citations.feed(text), *self._citations.flush()]
+        blocks: list[dict[str, Any]] = []
+        for segment in _joined(segments):
+            cited = {"citations": [segment.citation]} if segment.citation else {}
+            blocks.append({"type": "text", "text": segment.text} | cited)
+        return blocks
+
+    def _add_segments(self, segments: Sequence[Segment]) -> bytes:
+        """Events that add `segments` to the answer's text: a block ends with a citation."""
+        events = b""
+        for segment in segments:
+            events += self._open_block(_TEXT) + self._add("text", segment.text)
+            if segment.citation is not None:
+                change = {"type": "citations_delta", "citation": segment.citation}
+                events += self._block_event("delta", delta=change) + self._close_block()
+        return events
+
+    def _end_text(self) -> bytes:
+        """Events with the text that was held back."""
+        return self._add_segments(self._citations.flush())
+
+    def _open_block(self, key: _BlockKey, first_delta: Delta | None = None) -> bytes:
+        """The first event of a block, after the end of the open one; nothing if it is open."""
+        if key == self._open:
+            return b""
+        events = self._close_block()
+        self._open = key
+        self._index += 1
+        block = {"type": "text", "text": ""} if first_delta is None else _block(first_delta)
+        return events + self._block_event("start", content_block=block)
+
+    def _add(self, kind: _BlockKind, piece: str) -> bytes:
+        if not piece:
+            return b""
+        name, field = _DELTA_FIELDS[kind]
+        return self._block_event("delta", delta={"type": name, field: piece})
+
     def _close_block(self) -> bytes:
         """The last events of the open block, if there is one."""
         if self._open is None:
@@ -141,6 +183,16 @@ def _event(name: str, **fields: Any) -> bytes:
 def _has_content(delta: Delta) -> bool:
     """Whether `delta` belongs to a block."""
     return bool(delta.text) or delta.tool_call is not None
+
+
+def _joined(segments: Sequence[Segment]) -> list[Segment]:
+    """`segments`, each text without a citation joined to the one after it."""
+    joined: list[Segment] = []
+    for segment in segments:
+        if joined and joined[-1].citation is None:
+            segment = Segment(joined.pop().text + segment.text, segment.citation)
+        joined.append(segment)
+    return joined
 
 
 def _block_key(delta: Delta) -> _BlockKey:
@@ -178,11 +230,12 @@ def _ending(last_delta: Delta) -> dict[str, str | None]:
 
 
 def _usage(finished: Finished) -> dict[str, Any]:
-    """The usage. `images` is our extension: each image's size for the model, and its tokens."""
+    """The usage. `images` and `documents` are our extensions: their sizes and tokens."""
     usage = finished.usage
     uncached = usage.prompt_tokens - usage.cached_tokens
     counts = _token_counts(uncached, usage.cached_tokens, usage.completion_tokens)
-    return counts | ({"images": finished.images} if finished.images else {})
+    media = {"images": finished.images, "documents": finished.documents}
+    return counts | {name: uses for name, uses in media.items() if uses}
 
 
 def _token_counts(uncached: int, cached: int, output: int) -> dict[str, Any]:

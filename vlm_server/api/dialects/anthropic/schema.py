@@ -14,7 +14,9 @@ from msgspec import Meta, Struct
 from vlm_server.api.dialects.fields import (
     EFFORT_RULE,
     Count,
+    Dpi,
     Effort,
+    PageList,
     Size,
     Temperature,
     TopP,
@@ -28,16 +30,17 @@ from vlm_server.errors import ThreadUnsupported
 SIGNATURE = "dmxtX3NlcnZlcg=="
 """Signature of all reasoning in answers; clients send it back."""
 
-_SOURCES = "must be 'base64', 'url' or 'file'"
+_SOURCES = "must be 'base64', 'url' or 'file', or of documents 'text' or 'content'"
 RULES = {
     "role": "must be 'user', 'assistant' or 'system'",
-    "type": "must be 'text' or 'image'; in the user's messages also 'tool_result', in the "
-    "assistant's 'tool_use', 'thinking' or 'redacted_thinking'; send documents as images of their "
-    "pages",
+    "type": "must be 'text' or 'image'; in the user's messages also 'document' or "
+    "'tool_result', in the assistant's 'tool_use', 'thinking' or 'redacted_thinking'",
     "messages[].content[].source.type": _SOURCES,
     "messages[].content[].content[].source.type": _SOURCES,
-    "messages[].content[].content[].type": "must be 'text' or 'image'",
+    "messages[].content[].content[].type": "must be 'text', 'image' or 'document'",
+    "messages[].content[].source.content[].type": "must be 'text' or 'image'",
     "system[].type": "must be 'text'",
+    "media_type": "must be 'text/plain'",
     "tool_choice.type": "must be 'auto', 'any', 'tool' or 'none'",
     "thinking.type": "must be 'enabled', 'disabled' or 'adaptive'",
     "display": "must be 'summarized' or 'omitted'",
@@ -52,7 +55,7 @@ class TextBlock(Struct, tag_field="type", tag="text"):
 
 
 class Base64Source(Struct, tag_field="type", tag="base64"):
-    """Base64 of an image; `media_type` is ignored, the format is read from the bytes."""
+    """Base64 of an image or a document, whose bytes tell the format; `media_type` is ignored."""
 
     data: str
     media_type: str | None = None
@@ -63,13 +66,43 @@ class UrlSource(Struct, tag_field="type", tag="url"):
 
 
 class FileSource(Struct, tag_field="type", tag="file"):
-    """An uploaded image: its id, or `sha256:` and the hash of its bytes."""
+    """An uploaded image or document: its id, or `sha256:` and the hash of its bytes."""
 
     file_id: str
 
 
 class ImageBlock(Struct, tag_field="type", tag="image"):
     source: Base64Source | UrlSource | FileSource
+
+
+class TextSource(Struct, tag_field="type", tag="text"):
+    """A document that is plain text."""
+
+    data: str
+    media_type: Literal["text/plain"] | None = None
+
+
+class ContentSource(Struct, tag_field="type", tag="content"):
+    """A document of the client's own blocks."""
+
+    content: str | list[TextBlock | ImageBlock]
+
+
+class CitationsConfig(Struct):
+    enabled: bool | None = None
+
+
+class DocumentBlock(Struct, tag_field="type", tag="document"):
+    """A document; the fields from `pages` on are our extension."""
+
+    source: Base64Source | UrlSource | FileSource | TextSource | ContentSource
+    title: Annotated[str, Meta(max_length=500)] | None = None
+    context: str | None = None
+    citations: CitationsConfig | None = None
+    pages: PageList | None = None
+    dpi: Dpi | None = None
+    max_pixels: Size | None = None
+    include_text: bool | None = None
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
@@ -80,7 +113,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
     is_error: bool | None = None
 
 
@@ -98,7 +131,13 @@ class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
 
 
 ContentBlock = (
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
 )
 
 

@@ -78,7 +78,11 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
     ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
     conversation = Conversation(
-        context.limits, context.given, text_param="questions", on_thread=context.on_thread
+        context.limits,
+        context.given,
+        text_param="questions",
+        on_thread=context.on_thread,
+        pages=context.pages,
     )
     set_pixel_limits(request.mm_processor_kwargs, conversation)
     asked, inputs = _questions(request.questions, conversation)

@@ -83,7 +83,11 @@ def parse_embeddings(body: Body, context: Context) -> ParsedRequest:
     ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
     conversation = Conversation(
-        context.limits, context.given, text_param="input", on_thread=context.on_thread
+        context.limits,
+        context.given,
+        text_param="input",
+        on_thread=context.on_thread,
+        pages=context.pages,
     )
     set_pixel_limits(request.mm_processor_kwargs, conversation)
     if (request.input is None) == (request.messages is None):

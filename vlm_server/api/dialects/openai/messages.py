@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from vlm_server.api.dialects.fields import check_counts
 from vlm_server.api.dialects.openai import schema
+from vlm_server.api.dialects.openai.file_parts import file_parts, num_documents
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.tools import object_text
@@ -26,6 +27,7 @@ def parse_messages(
         (message.content for message in messages),
         conversation.limits,
         image=(schema.ImageUrlPart, schema.FilePart),
+        num_documents=num_documents(message.content for message in messages),
         video=schema.VideoUrlPart,
     )
     parser = _MessageParser(conversation, ignored)
@@ -121,22 +123,27 @@ class _MessageParser:
             return ()
         if isinstance(message.content, str):
             return (self.conversation.text(message.content, f"{param}.content"),)
-        return tuple(
-            self._part(part, message.role, f"{param}.content[{i}]")
-            for i, part in enumerate(message.content)
-        )
+        parts: list[ContentPart] = []
+        for i, part in enumerate(message.content):
+            place = f"{param}.content[{i}]"
+            if isinstance(part, schema.FilePart):
+                parts += self._file(part.file, message.role, place)
+            else:
+                parts.append(self._part(part, message.role, place))
+        return tuple(parts)
 
-    def _part(self, part: schema.ContentPart, role: str, param: str) -> ContentPart:
+    def _file(self, file: schema.File, role: str, param: str) -> tuple[ContentPart, ...]:
+        if role not in _IMAGE_ROLES:
+            raise InvalidRequest(f"Files are not allowed in messages of role '{role}'.", param)
+        return file_parts(file, param, self.conversation)
+
+    def _part(self, part: schema.MediaPart, role: str, param: str) -> ContentPart:
         match part:
             case schema.ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
                 data, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
                 return self.conversation.image(data, param, detail)
             case schema.VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
-            case schema.FilePart(file=file) if role in _IMAGE_ROLES:
-                return self.conversation.file(file.file_id, param)
-            case schema.FilePart():
-                raise InvalidRequest(f"Files are not allowed in messages of role '{role}'.", param)
             case schema.ImageUrlPart() | schema.VideoUrlPart():
                 kind = "Images" if isinstance(part, schema.ImageUrlPart) else "Videos"
                 raise InvalidRequest(f"{kind} are not allowed in messages of role '{role}'.", param)

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from vlm_server.api.dialects.fields import Count, prepare
 from vlm_server.api.dialects.openai import schema
+from vlm_server.api.dialects.openai.file_parts import file_parts
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.media.external import is_external
@@ -105,7 +106,7 @@ class InputParser:
                 case schema.VideoUrlPart(video_url=url):
                     yield self.conversation.video(url if isinstance(url, str) else url.url, place)
                 case schema.FilePart(file=file):
-                    yield self.conversation.file(file.file_id, place)
+                    yield from file_parts(file, place, self.conversation)
                 case schema.RefusalPart():
                     raise InvalidRequest(f"`{place}` is a refusal, and no input.", place)
                 case _:

@@ -181,8 +181,12 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _usage_of_all(finished: Finished) -> dict[str, Any]:
-    """The usage with our extensions `images` and `videos`: the tokens of each."""
-    media = {"images": finished.images, "videos": finished.videos}
+    """The usage with our extensions `images`, `videos` and `documents`: the tokens of each."""
+    media = {
+        "images": finished.images,
+        "videos": finished.videos,
+        "documents": finished.documents,
+    }
     return _usage(finished.usage) | {name: uses for name, uses in media.items() if uses}
 
 

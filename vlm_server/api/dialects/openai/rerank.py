@@ -73,7 +73,11 @@ def parse_rerank(body: Body, context: Context) -> ParsedRequest:
     request = json_body.convert(fields, RerankRequest, {})
     model = model_wanted(request.model, context)
     conversation = Conversation(
-        context.limits, context.given, text_param="documents", on_thread=context.on_thread
+        context.limits,
+        context.given,
+        text_param="documents",
+        on_thread=context.on_thread,
+        pages=context.pages,
     )
     set_pixel_limits(request.mm_processor_kwargs, conversation)
     check_inputs([request.query, *request.documents], context.limits, "documents")

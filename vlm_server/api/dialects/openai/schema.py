@@ -14,10 +14,12 @@ from vlm_server.api.dialects.fields import (
     EFFORT_RULE,
     CalledFunction,
     Count,
+    Dpi,
     Effort,
     ImageDetail,
     MinP,
     NamedSchema,
+    PageList,
     Penalty,
     RepetitionPenalty,
     Seed,
@@ -66,8 +68,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 RULES = {
     "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
-    "type": "must be 'text', 'image_url', 'video_url' or 'file'; send documents as images of their "
-    "pages",
+    "type": "must be 'text', 'image_url', 'video_url' or 'file'",
     "tools[].type": "must be 'function'",
     "messages[].tool_calls[].type": "must be 'function'",
     "tool_choice": "must be 'none', 'auto', 'required', or an object that names tools",
@@ -113,18 +114,27 @@ class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
 
 
 class File(Struct):
-    """The id of an uploaded file, or `sha256:` and the hash of its bytes."""
+    """A document, or with `file_id` an uploaded image, video or document.
 
-    file_id: str
+    file_data: a URL, or base64. file_id: its id, or `sha256:` and the hash of its bytes. The
+    fields from `pages` on are our extension.
+    """
+
+    file_data: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+    pages: PageList | None = None
+    dpi: Dpi | None = None
+    max_pixels: Size | None = None
+    include_text: bool | None = None
 
 
 class FilePart(Struct, tag_field="type", tag="file"):
-    """An uploaded image or video."""
-
     file: File
 
 
-ContentPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart | FilePart
+MediaPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart
+ContentPart = MediaPart | FilePart
 
 
 class ToolCall(Struct, tag_field="type", tag="function"):

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from vlm_server.api.dialects.fields import ImageDetail
+from vlm_server.api.dialects.fields import Dpi, ImageDetail, PageList, Size
+from vlm_server.api.parsing.media.documents import Detail
 from vlm_server.errors import NotFound, UnsupportedField
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -39,16 +40,28 @@ class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True
     file_id: str | None = None
 
 
-class InputFile(Struct, tag_field="type", tag="input_file"):
-    """An uploaded image or video: its id, or `sha256:` and the hash of its bytes."""
-
-    file_id: str
-
-
 class InputVideo(Struct, tag_field="type", tag="input_video"):
     """A video, our extension."""
 
     video_url: str
+
+
+class InputFile(Struct, tag_field="type", tag="input_file", omit_defaults=True):
+    """A document, or with `file_id` an uploaded image, video or document.
+
+    file_data: a URL, or base64. file_id: its id, or `sha256:` and the hash of its bytes. The
+    fields from `pages` on are our extension.
+    """
+
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: Detail | None = None
+    file_id: str | None = None
+    pages: PageList | None = None
+    dpi: Dpi | None = None
+    max_pixels: Size | None = None
+    include_text: bool | None = None
 
 
 MessagePart = InputText | OutputText | Refusal | InputImage | InputVideo | InputFile
@@ -163,6 +176,12 @@ def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
         content = content_of(item)
         if isinstance(content, list):
             yield from content
+
+
+def num_documents(contents: Iterable[object]) -> int:
+    """The files in `contents` that are documents for certain, and so no images."""
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return sum(isinstance(part, InputFile) and part.file_id is None for part in parts)
 
 
 def is_unfinished(item: Item) -> bool:

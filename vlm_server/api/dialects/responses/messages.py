@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vlm_server.api.dialects.fields import document_source, page_options
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.media.external import file_name
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, ToolCall
+
+_Part = items.InputText | items.OutputText | items.Refusal | items.InputImage | items.InputVideo
 
 
 @dataclass(slots=True)
@@ -98,17 +101,39 @@ class MessageBuilder:
     ) -> tuple[ContentPart, ...]:
         if isinstance(content, str):
             return (self._conversation.text(content, param),)
-        return tuple(self._part(part, role, f"{param}[{i}]") for i, part in enumerate(content))
+        parts: list[ContentPart] = []
+        for i, part in enumerate(content):
+            if isinstance(part, items.InputFile):
+                parts += self._pages(part, role, f"{param}[{i}]")
+            else:
+                parts.append(self._part(part, role, f"{param}[{i}]"))
+        return tuple(parts)
 
-    def _part(self, part: items.MessagePart, role: str, param: str) -> ContentPart:
+    def _pages(self, file: items.InputFile, role: str, param: str) -> tuple[ContentPart, ...]:
+        """Parts with the pages of a document."""
+        if role not in ("user", "tool"):
+            raise InvalidRequest(f"Files are not allowed in items of role '{role}'.", param)
+        given = [data for data in (file.file_data, file.file_url, file.file_id) if data is not None]
+        if len(given) != 1:
+            message = f"`{param}` needs either `file_data`, `file_url` or `file_id`."
+            raise InvalidRequest(message, param)
+        options = page_options(
+            file.pages, file.dpi, file.max_pixels, file.include_text, file.detail
+        )
+        if file.file_id is not None:
+            return self._conversation.file(file.file_id, param, options, file.filename or "")
+        source = document_source(given[0], file.filename)
+        if file.file_url is not None:
+            source = source._replace(is_base64=False)
+        return self._conversation.document(source, param, options)
+
+    def _part(self, part: _Part, role: str, param: str) -> ContentPart:
         match part:
             case items.InputImage() if role in ("user", "tool"):
                 return self._conversation.image(_image_url(part, param), param, part.detail)
-            case items.InputFile(file_id=file_id) if role in ("user", "tool"):
-                return self._conversation.file(file_id, param)
             case items.InputVideo() if role == "user":
                 return self._conversation.video(part.video_url, param)
-            case items.InputImage() | items.InputVideo() | items.InputFile():
+            case items.InputImage() | items.InputVideo():
                 kind = _KINDS[type(part)]
                 raise InvalidRequest(f"{kind} are not allowed in items of role '{role}'.", param)
             case _:

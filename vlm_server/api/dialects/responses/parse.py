@@ -92,7 +92,9 @@ def _parsed_request(
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     if request.background and request.store is False:
         raise InvalidRequest("`background` requires `store`.", "background")
-    conversation = Conversation(context.limits, context.given, "input", context.on_thread)
+    conversation = Conversation(
+        context.limits, context.given, "input", context.on_thread, context.pages
+    )
     definitions = tool_definitions(request.tools or (), "tools[{}]")
     tools = read_tools(definitions, _choice(request), conversation)
     reasoning = _reasoning(request)
@@ -157,12 +159,14 @@ def _parse_messages(
     request: schema.ResponsesRequest, previous: list[items.Item], conversation: Conversation
 ) -> None:
     input_items = request.items
+    contents = [items.content_of(item) for item in (*previous, *input_items)]
     check_counts(
         len(previous) + len(input_items),
-        map(items.content_of, [*previous, *input_items]),
+        contents,
         conversation.limits,
         image=(items.InputImage, items.InputFile),
         video=items.InputVideo,
+        num_documents=items.num_documents(contents),
         param="input",
     )
     builder = MessageBuilder(conversation)

@@ -169,7 +169,11 @@ class ResponsesRenderer(BackgroundRenderer):
 
 def _usage(finished: Finished) -> dict[str, Any]:
     usage = finished.usage
-    media = {"images": finished.images, "videos": finished.videos}
+    media = {
+        "images": finished.images,
+        "videos": finished.videos,
+        "documents": finished.documents,
+    }
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {

@@ -146,7 +146,9 @@ function showAttached(problems = []) {
 }
 
 const preview = (one, controls = false) =>
-  one.kind === "video"
+  one.kind === "document"
+    ? h("p.paper", one.name)
+    : one.kind === "video"
     ? h("video", { src: one.url, muted: true, playsinline: true, controls, "aria-label": one.name })
     : h("img", { src: one.url, alt: one.name, width: one.width, height: one.height });
 

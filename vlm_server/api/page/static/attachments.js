@@ -1,14 +1,16 @@
-// Pictures and videos on their way to the server: what can't be sent as it is, is made so that it can.
+// Pictures, videos and documents on their way to the server: what can't be sent as it is, is made so that it can.
 
 const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const VIDEOS = ["video/mp4", "video/webm"];
+const DOCUMENTS = ["application/pdf"];
 const MAX_SIDE = 4096;
 
 /** {name, kind, url to show, dataUrl to send, width, height}. Throws an Error that says what is wrong. */
 export async function attachment(file, limits) {
   if (VIDEOS.includes(file.type)) return made(file, file, "video");
+  if (DOCUMENTS.includes(file.type)) return made(file, file, "document");
   if (!file.type.startsWith("image/"))
-    throw new Error(`${name(file)} is neither a picture nor a video that can be sent.`);
+    throw new Error(`${name(file)} is no picture, video or PDF that can be sent.`);
   const size = await sizeOf(file);
   const isLarge =
     limits && (file.size > limits.max_image_bytes || size.width * size.height > limits.max_image_pixels);
@@ -16,10 +18,11 @@ export async function attachment(file, limits) {
   return { ...(await made(file, sent, "image")), ...size };
 }
 
-export const isMedia = (file) => file.type.startsWith("image/") || VIDEOS.includes(file.type);
+export const isMedia = (file) => file.type.startsWith("image/") || [...VIDEOS, ...DOCUMENTS].includes(file.type);
 
 /** The part of a message that stands for it. */
-export function part({ kind, dataUrl }) {
+export function part({ name, kind, dataUrl }) {
+  if (kind === "document") return { type: "file", file: { filename: name, file_data: dataUrl } };
   return kind === "video"
     ? { type: "video_url", video_url: { url: dataUrl } }
     : { type: "image_url", image_url: { url: dataUrl } };

@@ -49,7 +49,7 @@ const PLACE_QUOTED = /"@@media (\d+)@@"/g;
 function withPlaces(body, names) {
   const files = [];
   const copy = JSON.parse(JSON.stringify(body), (name, value) => {
-    if (name !== "url" || typeof value !== "string" || !value.startsWith("data:")) return value;
+    if (!["url", "file_data"].includes(name) || typeof value !== "string" || !value.startsWith("data:")) return value;
     files.push({ type: value.slice(5, value.indexOf(";")), name: names[files.length] ?? "picture.png" });
     return `@@media ${files.length - 1}@@`;
   });

@@ -37,7 +37,8 @@ _WHITE_SPACE = " \t\r\n\f"
 def decode(media: MediaUrl) -> bytes:
     """The bytes in a data URL.
 
-    Raises InvalidImage or InvalidVideo for another URL, and PayloadTooLarge, before decoding.
+    Raises the error of its kind (`MediaUrl.invalid`) for another URL, and PayloadTooLarge, before
+    decoding.
     """
     url = media.url
     if url[:5].lower() != "data:":
@@ -69,7 +70,7 @@ def _not_a_data_url(url: str, kind: str) -> str:
         return f"The {kind}'s URL is empty."
     if url.startswith(HASH_PREFIX):
         return f"After `{HASH_PREFIX}` there must be 64 hex digits in lower case."
-    start = f"'data:{kind}/...;base64,'"
+    start = f"'data:{'application/pdf' if kind == 'document' else f'{kind}/...'};base64,'"
     if _BASE64.fullmatch(url[:_PROBED_CHARS]):
         return f"The {kind} must be a base64 data URL: write {start} before the base64."
     place = _place(url)

@@ -1,4 +1,4 @@
-"""Images and videos whose bytes are not in the request: URLs, and names of uploaded files.
+"""Media whose bytes are not in the request: URLs, and names of uploaded files.
 
 Request parsing uses neither network nor disk: it raises BytesNeeded. The front then reads the
 uploaded files, and sends a `UrlJob` to a process that reads URLs; the request is parsed again with
@@ -15,7 +15,9 @@ from msgspec import Struct
 
 from vlm_server.errors import (
     FileNotStored,
+    InvalidDocument,
     InvalidImage,
+    InvalidRequest,
     InvalidVideo,
     PayloadTooLarge,
     RequestError,
@@ -24,17 +26,22 @@ from vlm_server.errors import (
 HASH_PREFIX = "sha256:"
 """Begins the name that any client can compute: the SHA-256 of a file's bytes, in hex digits."""
 _FILE_NAME = re.compile(r"file-[0-9a-f]{24}|sha256:[0-9a-f]{64}")
+_ERRORS: dict[str, type[InvalidRequest]] = {
+    "image": InvalidImage,
+    "video": InvalidVideo,
+    "document": InvalidDocument,
+}
 
 
 class MediaUrl(Struct, frozen=True):
-    """The URL of an image or video, or the name of an uploaded one.
+    """The URL of an image, video or document, or the name of an uploaded one.
 
     `param` names the first content part that has it.
     """
 
     url: str
     param: str
-    kind: Literal["image", "video"]
+    kind: Literal["image", "video", "document"]
     max_bytes: int
 
     @property
@@ -47,12 +54,11 @@ class MediaUrl(Struct, frozen=True):
         return is_file_name(self.url)
 
     def invalid(self, message: str) -> RequestError:
-        """An InvalidImage or InvalidVideo with `message`."""
-        error = InvalidImage if self.kind == "image" else InvalidVideo
-        return error(message, self.param)
+        """The error of its kind, such as InvalidImage, with `message`."""
+        return _ERRORS[self.kind](message, self.param)
 
     def refusal(self, why: str) -> RequestError:
-        """An error with a sentence about the image or video that ends with `why`."""
+        """An error with a sentence about the image, video or document that ends with `why`."""
         return self.invalid(f"The {self.kind} {why}.")
 
     def too_large(self) -> PayloadTooLarge:

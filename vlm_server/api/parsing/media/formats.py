@@ -65,5 +65,7 @@ def unreadable_message(noun: str, readable: Sequence[str], data: bytes) -> str:
         why = "it is damaged, cut off or of a rare kind"
         return f"The {noun} begins like {format_name}, but its header can't be read: {why}."
     guess = f" It looks like {format_name}." if format_name else ""
+    if format_name == "PDF":
+        guess += " Send it as a document: it is read page by page."
     names = f"{', '.join(readable[:-1])} or {readable[-1]}"
     return f"The {noun} is not a readable {names}.{guess}"

@@ -1,4 +1,4 @@
-"""A `protocol.Image` or `Video` of a URL: its base64 decoded, checked and hashed.
+"""An image, video or document of a URL: its base64 decoded, checked and hashed.
 
 Runs in a parsing process: the base64 and SHA-256 of a large image take tens of milliseconds. Pixels
 are decoded in the engine (`prompt.media.images`).
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from vlm_server.api.parsing.media import data_url, image_header, video_header
+from vlm_server.api.parsing.media import data_url, documents, image_header, video_header
+from vlm_server.api.parsing.media.documents import Document, PageOptions
 from vlm_server.api.parsing.media.external import MediaUrl, is_external
 from vlm_server.api.parsing.media.formats import guess_format
 from vlm_server.protocol import Image, Video
@@ -58,6 +59,17 @@ def parse_video(url: str, param: str, limits: Limits, contents: Given = _NONE) -
 def is_video(data: bytes) -> bool:
     """Whether `data`, whose kind its field does not say, begins like a video. A GIF is an image."""
     return guess_format(data) in _VIDEOS
+
+
+def parse_document(
+    source: MediaUrl, options: PageOptions, contents: Given = _NONE, *, is_base64: bool = False
+) -> Document:
+    """The document at `source`, its format known; otherwise as `parse_image`.
+
+    Raises InvalidDocument or PayloadTooLarge.
+    """
+    data = data_url.decode_base64(source) if is_base64 else _bytes_of(source, contents)
+    return documents.read_header(data, source, options)
 
 
 def _bytes_of(media: MediaUrl, contents: Given) -> bytes:

@@ -261,7 +261,7 @@ async def test_fields_without_effect_are_reported(
         ({"messages": []}, "messages"),
         ({"messages": [assistant("a")]}, "messages"),
         ({"messages": [user()]}, "messages[0].content"),
-        ({"messages": [user({"type": "document", "source": {}})]}, "messages[0].content[0].type"),
+        ({"messages": [user({"type": "search_result"})]}, "messages[0].content[0].type"),
         ({"messages": [user(call())]}, "messages[0].content[0]"),
         ({"messages": [user("a"), assistant(IMAGE_BLOCK)]}, "messages[1].content[0]"),
         ({"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},

@@ -317,7 +317,8 @@ async def test_unknown_input_part_is_refused_with_known_types(
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert all(
-        f"'{kind_name}'" in message for kind_name in ("input_text", "input_image", "input_video")
+        f"'{kind_name}'" in message
+        for kind_name in ("input_text", "input_image", "input_video", "input_file")
     )
 
 

@@ -1,0 +1,1 @@
+"""Pages of documents, drawn in processes of their own."""
