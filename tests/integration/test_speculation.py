@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.integration.harness import EngineHarness, Load, NewEngine, Served, ask, prepare
+from tests.integration.kv_columns import columns_of
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.integration.schemas import SHAPE, conforming_answer, schema_sampling
@@ -80,6 +82,33 @@ def test_batched_speculative_answers_equal_plain_answers(
     assert run_all(wide, LONGER, stagger) == answered.seqs
     assert wide.texts == answered.texts
     assert spec_counts(wide).spec_drafts > 0
+
+
+@pytest.mark.usefixtures("eligible")
+def test_kv_after_drafts_equals_kv_without(
+    new_engine: NewEngine,
+    answered: EngineHarness,
+    oracle_drafting: Callable[[EngineHarness], None],
+):
+    """Wide and plain steps alternate, and rows keep different numbers of tokens."""
+
+    def plain(engine: EngineHarness) -> None:
+        for name in PROMPTS:
+            engine.add(prompt_request(name, LONGER))
+
+    wanted = columns_of(new_engine, plain)
+    if not any(columns.arrays for columns in wanted.values()):
+        pytest.skip("this family's layers store no KV of single tokens")
+
+    def wide(engine: EngineHarness) -> None:
+        for number, name in enumerate(PROMPTS):
+            engine.add(prompt_request(name, LONGER))
+            engine.step(number)
+
+    oracle_drafting(answered)
+    found = columns_of(partial(new_engine, num_draft_tokens=5), wide)
+    for name in PROMPTS:
+        found[name].check_equal(wanted[name], 16)
 
 
 @pytest.mark.usefixtures("eligible")

@@ -129,6 +129,7 @@ TEXT_ROWS = (
             reads_images=False,
             mrope=MRopeRule.ASK_MODEL,
             position_state=POSITION_STATE,
+            needs_even_rows=True,
         )
         for name in ("qwen3_5_moe_text", "qwen3_5_text")
     ),

@@ -160,8 +160,10 @@ VISION_LANGUAGE_ROWS = (
         ),
     ),
     replace(qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower), needs_even_rows=True),
-    qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
-    qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    *(
+        replace(qwen(name, MRopeRule.SPLIT_VIDEOS, DeepstackTower), needs_even_rows=True)
+        for name in ("qwen3_5", "qwen3_5_moe")
+    ),
     Family(
         "qwen3_omni_moe",
         mrope=MRopeRule.SPLIT_VIDEOS,
