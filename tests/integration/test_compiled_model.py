@@ -52,7 +52,7 @@ from vlm_server.runner.kv.batch_cache import join
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import compiled_model
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import PromptChunk
+from vlm_server.runner.model.chunks import PromptChunk, StepOutput
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.mrope import next_position_ids
@@ -81,18 +81,18 @@ class Compiled(CompiledModel):
     piggybacked: list[int]
     """Tokens of the chunks that mixed steps have read."""
 
-    def _compiled_step(self, *arguments: Any) -> tuple[mx.array, mx.array | None] | None:
+    def _compiled_step(self, *arguments: Any) -> tuple[StepOutput, StepOutput | None] | None:
         made, chunk = super()._compiled_step(*arguments), arguments[-1]
         self.num_steps += made is not None
         if made is not None and made[1] is not None:
             self.piggybacked.append(chunk.num_tokens)
         return made
 
-    def prefill(self, chunk: PromptChunk) -> mx.array | None:
-        logits = super().prefill(chunk)
-        if logits is not None:
+    def prefill(self, chunk: PromptChunk) -> StepOutput | None:
+        output = super().prefill(chunk)
+        if output is not None:
             self.chunks.append(chunk.num_tokens)
-        return logits
+        return output
 
 
 def new_model(kind: type[Model], loaded: LoadedModel, mixed_step_tokens: int) -> Model:
@@ -109,6 +109,7 @@ def new_model(kind: type[Model], loaded: LoadedModel, mixed_step_tokens: int) ->
         embed,
         mixed_step_tokens,
         has_adapters=bool(loaded.spec.adapters),
+        keeps_hidden=loaded.draft_head is not None,
     )
 
 
@@ -325,10 +326,11 @@ def test_long_compiled_chunk_equals_eager_model(
     assert model._supports_chunk(chunk)
     found, wanted = model.prefill(chunk), by_model(loaded)
     assert found is not None
-    assert found[:, -1].shape == wanted.shape
+    logits = found.logits[:, -1]
+    assert logits.shape == wanted.shape
     exact = by_model(load_model(tiny_model("qwen2_5_vl")))
     rounding = mx.abs(wanted - exact).max() + 1e-4 * mx.abs(exact).max()
-    assert mx.abs(found[:, -1].astype(mx.float32) - exact).max() <= 2 * rounding
+    assert mx.abs(logits.astype(mx.float32) - exact).max() <= 2 * rounding
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="our kernels take half precision")
@@ -379,7 +381,7 @@ def test_mixed_step_equals_separate_decode_and_prefill(typed_model: LoadedModel)
             assert (read is not None) == (given is not None)
             read = read if given else model.prefill(chunk)
             assert read is not None
-            made += [stepped[:, -1], read[:, -1]]
+            made += [stepped.logits[:, -1], read.logits[:, -1]]
         return made
 
     for one, two in zip(logits(is_one_pass=True), logits(is_one_pass=False), strict=True):

@@ -255,6 +255,8 @@ def facts(
             "needs",
             f"{binary_size(examination.weight_bytes)} for its weights, which leaves {free_text}",
         )
+    if examination.drafter:
+        yield "drafter", f"{examination.drafter} (model.drafter), part of what its weights need"
     tokens = f"{examination.context_tokens} tokens"
     if examination.makes_vectors:
         yield "makes", "vectors or scores of inputs, and no answers (docs/embeddings.md)"

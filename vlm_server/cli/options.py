@@ -120,8 +120,10 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
         model = find_checkpoint(listed_model.as_model("", loaded.model.search_paths))
         models[name] = msgspec.structs.replace(listed_model, path=model.path)
         _check_template(f"models.{name}", listed_model)
+        _check_drafter(f"models.{name}", listed_model)
     loaded = msgspec.structs.replace(loaded, models=models)
     _check_template("model", loaded.model)
+    _check_drafter("model", loaded.model)
     keys.check_settings(loaded.server)
     if loaded.distributed.hosts:
         read_hostfile(Path(loaded.distributed.hosts))
@@ -234,6 +236,16 @@ def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
         raise missing_path_error(path, f"{section}.chat_template: there is no file {path}")
 
 
+def _check_drafter(section: str, checkpoint: CheckpointSettings) -> None:
+    from vlm_server.settings import AUTO, OFF
+    from vlm_server.settings.paths import expand_home, missing_path_error
+
+    path = expand_home(checkpoint.drafter)
+    if checkpoint.drafter not in (AUTO, OFF) and not os.path.isfile(path / "config.json"):
+        text = f"{section}.drafter: {path} is no drafter: it has no config.json"
+        raise missing_path_error(path, text)
+
+
 def _portable(override: str) -> str:
     """`override` with absolute paths, for a service's file."""
     from vlm_server import settings
@@ -245,13 +257,14 @@ def _portable(override: str) -> str:
             "server.api_keys: every user of this machine can read a service's command line; put "
             "them into a settings file that only you can read (chmod 600), and pass --config"
         )
-    if name not in ("model.path", "model.chat_template"):
+    if name not in ("model.path", "model.chat_template", "model.drafter"):
         return override
     model = settings.load(None, (override,)).model
     if name == "model.path" and model.path:
         return f"{name}={_toml(_portable_model(model.path))}"
-    if model.chat_template:
-        return f"{name}={_toml(expand_home(model.chat_template).absolute())}"
+    file = model.chat_template if name == "model.chat_template" else model.drafter
+    if file and file not in (settings.AUTO, settings.OFF):
+        return f"{name}={_toml(expand_home(file).absolute())}"
     return override
 
 

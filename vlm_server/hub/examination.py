@@ -49,6 +49,8 @@ class Examination(msgspec.Struct, frozen=True):
     kv_bytes: int | None = None
     least_kv_bytes: int = 0
     refusal: str = ""
+    drafter: str = ""
+    """The kind of its trained drafter; empty without one, or before the weights are here."""
     makes_vectors: bool = False
     """Whether it embeds its input and writes nothing; it keeps no KV then."""
 

@@ -223,6 +223,8 @@ class DraftCounts(NamedTuple):
 
     num_drafted: int = 0
     num_accepted: int = 0
+    is_trained: bool = False
+    """Whether a trained drafter made them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
     the image as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
     empty if unknown: see docs/agents.md. `warnings` are sentences on why answers may be wrong.
+    `drafter` is the kind of its trained drafter, such as `qwen3_5_mtp`; empty without one.
     """
 
     family: str = ""
@@ -63,6 +64,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     coordinates: str = ""
     warnings: tuple[str, ...] = ()
     vector_dimensions: int = 0
+    drafter: str = ""
 
     @property
     def writes(self) -> bool:

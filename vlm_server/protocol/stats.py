@@ -92,6 +92,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     spec_draft_tokens: int = 0
     spec_accepted_tokens: int = 0
     """The part of `spec_draft_tokens` that was accepted into answers."""
+    spec_trained_draft_tokens: int = 0
+    """The part of `spec_draft_tokens` that a trained drafter made."""
+    spec_trained_accepted_tokens: int = 0
     progress: tuple[RequestProgress, ...] = ()
     """The progress of requests that have not ended, in order of arrival."""
     max_num_seqs: int = 0

@@ -41,11 +41,13 @@ Stat = tuple[int, ...]
 class Checkpoint:
     """The files of a model, as they were before loading read them.
 
-    `dtype`: as in the settings. `template`: the file of `model.chat_template`, if any."""
+    `dtype`: as in the settings. `template`: the file of `model.chat_template`, if any. `drafter`:
+    the folder of its drafter's weights, whose KV is stored with its own."""
 
     folder: Path
     dtype: str
     template: str = ""
+    drafter: Path | None = None
     _stats: list[Stat] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class Checkpoint:
         """
         digest = self._start_digest()
         _add_readers(digest)
-        for path in _files(self.folder, _WEIGHTS):
+        for path in self._weights():
             digest.update(f"{path.name} {hashes.sha256(path)}\0".encode())
         if self._read_stats() != self._stats:
             raise OSError(errno.ESTALE, "the checkpoint was changed after its model was loaded")
@@ -80,6 +82,11 @@ class Checkpoint:
             digest.update(f"{path.name} {_sha256(path)}\0".encode())
         return digest
 
+    def _weights(self) -> list[Path]:
+        """Those of the model, then those of its drafter, which may be in the same files."""
+        folders = [self.folder, *([] if self.drafter is None else [self.drafter])]
+        return [path for folder in folders for path in _files(folder, _WEIGHTS)]
+
     def _small_files(self) -> list[Path]:
         template = [Path(self.template)] if self.template else []
         return _files(self.folder, _SMALL) + template
@@ -87,7 +94,7 @@ class Checkpoint:
     def _read_stats(self) -> list[Stat]:
         """Sizes and times of all readable files; loading reports the others."""
         found = []
-        for path in self._small_files() + _files(self.folder, _WEIGHTS):
+        for path in self._small_files() + self._weights():
             with suppress(OSError):
                 found.append(_stat(path))
         return found

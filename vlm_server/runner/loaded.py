@@ -15,7 +15,9 @@ from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families.family import Family
 from vlm_server.runner.fingerprint import Checkpoint
+from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.mrope import DecodePositions
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
@@ -54,6 +56,8 @@ class LoadedModel:
     """The errors of its device."""
     ranks: Ranks | None = None
     """None if this process has all of the model."""
+    draft_head: DraftHead | None = None
+    """Its trained drafter, if it has one."""
 
     @property
     def language_model(self) -> Any:
@@ -67,6 +71,28 @@ class LoadedModel:
     def tiling(self) -> Tiling | None:
         """The tiling with which its images are encoded; None to encode them as a whole."""
         return self.family.tiling if self.backend.is_filled_by_a_tile else None
+
+    def new_layers(self) -> list[Any]:
+        """An empty cache for each layer of one sequence: the model's, then the draft head's."""
+        head = self.draft_head
+        return new_layers(self.language_model) + ([] if head is None else head.new_layers())
+
+    def model_layers(self, layers: list[Any]) -> list[Any]:
+        """The part of `new_layers` that is the model's."""
+        return layers[: len(layers) - self._num_head_layers]
+
+    def head_layers(self, layers: list[Any]) -> list[Any]:
+        """The part of `new_layers` that is the draft head's."""
+        return layers[len(layers) - self._num_head_layers :]
+
+    @property
+    def _num_head_layers(self) -> int:
+        return 0 if self.draft_head is None else self.draft_head.num_layers
+
+    @property
+    def drafter(self) -> Any | None:
+        """mlx-vlm's module of the draft head."""
+        return None if self.draft_head is None else self.draft_head.module
 
     def forget_positions(self) -> None:
         """Clear the positions that mlx-vlm keeps of a prompt on the model."""

@@ -27,6 +27,7 @@ from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.chunks import StepOutput
 from vlm_server.runner.prefill.batched_prefill import launch_batched
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.prefix_writer import LateErrors, PrefixStore, PrefixWriter
@@ -101,7 +102,7 @@ class ModelRunner:
         with self._loaded.position_lock:
             if plan.finished_seqs:  # which are stored before they go
                 self._remove_finished(plan)
-            mixed_logits = self._launch_decode(plan, failures)
+            mixed = self._launch_decode(plan, failures)
             if not plan.finished_seqs:
                 self._store(plan)  # while the device decodes
             self._joined_prompts = {}
@@ -112,8 +113,8 @@ class ModelRunner:
                 with self._record_batch_error(failures):
                     batch, logits = launch_batched(self._loaded, plan.new)
             elif plan.prefills:
-                logits = self._launch_chunk(plan, plan.prefills[0], mixed_logits, failures)
-        is_mixed = mixed_logits is not None
+                logits = self._launch_chunk(plan, plan.prefills[0], mixed, failures)
+        is_mixed = mixed is not None
         return LaunchedStep(self, plan, failures, started, is_mixed, logits, batch)
 
     def synchronize(self) -> None:
@@ -169,8 +170,8 @@ class ModelRunner:
 
     # ---- decode --------------------------------------------------------------------
 
-    def _launch_decode(self, plan: SchedulerOutput, failures: StepFailures) -> mx.array | None:
-        """Begin a decode step; returns the chunk's logits if it is a mixed one."""
+    def _launch_decode(self, plan: SchedulerOutput, failures: StepFailures) -> StepOutput | None:
+        """Begin a decode step; returns the chunk's output if it is a mixed one."""
         assert set(plan.decode) == set(self._groups.seq_ids)
         piggybacked, prompt_chunk = self._piggybacked(plan), None
         if piggybacked is not None:
@@ -237,19 +238,19 @@ class ModelRunner:
         self,
         plan: SchedulerOutput,
         chunk: PrefillWork,
-        mixed_logits: mx.array | None,
+        mixed: StepOutput | None,
         failures: StepFailures,
     ) -> mx.array | None:
         """Begin a chunk; returns its last token's logits, (1, vocabulary), or None if it failed.
 
-        `mixed_logits` are those of a mixed step that did so.
+        `mixed` is the output of a mixed step that did so.
         """
         logits = None
         if chunk.request_id not in failures.by_request:
             with self._fail_on_chunk_error(chunk, failures):
                 prefill = self._prefill_of(plan, chunk)
                 if chunk.num_tokens:
-                    logits = prefill.launch(chunk.start, chunk.end, mixed_logits)
+                    logits = prefill.launch(chunk.start, chunk.end, mixed)
                 if chunk.branches:
                     logits = prefill.launch_options(chunk.branches)
         return logits

@@ -9,6 +9,9 @@ from msgspec import Meta
 
 from vlm_server.settings.quantities import AbsolutePath
 
+AUTO, OFF = "auto", "off"
+"""Values of `drafter` that are no folders."""
+
 
 class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint, and the way to load it."""
@@ -33,6 +36,11 @@ class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     chat_template: str = ""
     """File with a chat template (Jinja), in place of the checkpoint's; empty means the
     checkpoint's. A relative path starts where that of `model.path` does."""
+    drafter: str = AUTO
+    """Trained drafter, whose drafts are verified like others, so that answers stay the same
+    (docs/models.md): the folder of one, or of a checkpoint that has one; with auto the one within
+    the model's folder or beside it, if there is any; with off none. A relative path starts where
+    that of `path` does."""
     allow_unchecked: bool = False
     """Whether to serve a model family that no test covers (docs/families.md); those known to answer
     wrongly are refused in any case."""

@@ -27,7 +27,7 @@ from vlm_server.settings.front import (
 )
 from vlm_server.settings.media import DocumentSettings, ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
-from vlm_server.settings.model import ListedModel, ModelSettings
+from vlm_server.settings.model import AUTO, OFF, ListedModel, ModelSettings
 from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
 from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, AbsolutePath, value_of
 
@@ -199,8 +199,10 @@ def _current_name(section: str, key: str) -> str:
 def _resolve_model_path(model: Any, folder: Path) -> None:
     if not isinstance(model, dict):
         return
-    for key in ("path", "chat_template", "adapter"):
+    for key in ("path", "chat_template", "adapter", "drafter"):
         if not (isinstance(model.get(key), str) and model[key]):
+            continue
+        if key == "drafter" and model[key] in (AUTO, OFF):
             continue
         path = folder / expand_home(model[key])
         may_be_name = key == "path" and _HUB_NAME.fullmatch(model[key])

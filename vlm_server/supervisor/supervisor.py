@@ -358,7 +358,8 @@ class Supervisor:
                 self._handle_unloadable(reason)
 
     def _handle_ready(self, event: Ready) -> None:
-        logger.info("the engine is ready: %s on %s", event.model_type, event.device)
+        drafter = f", with the drafter {event.facts.drafter}" if event.facts.drafter else ""
+        logger.info("the engine is ready: %s on %s%s", event.model_type, event.device, drafter)
         self._was_ready = True
         self._tell_limit()
         self._failed_starts.record_ready()

@@ -246,6 +246,8 @@ async def test_status_reports_engine_requests_tokens_and_work(
         "spec_drafts": 0,
         "spec_draft_tokens": 0,
         "spec_accepted_tokens": 0,
+        "spec_trained_draft_tokens": 0,
+        "spec_trained_accepted_tokens": 0,
         "max_num_seqs": 12,
         "media_items": 90,
         "cached_media_items": 9,

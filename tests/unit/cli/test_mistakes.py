@@ -73,6 +73,7 @@ MISTAKES = [
     (f"serve --model ./{LONG}", WRONG, "model.path: can't read "),
     (f"serve --set models.x.path=./{LONG}", WRONG, "model.path: can't read "),
     (f"serve --chat-template ./{LONG}", WRONG, "model.chat_template: there is no file"),
+    ("serve --set model.drafter=absent", WRONG, "model.drafter: absent is no drafter"),
     ("serve --config long.toml", WRONG, "model.path: can't read "),
     ("serve --model model.gguf", WRONG, "GGUF"),
     (f"serve --model ./{BYTES}", WRONG, "is not UTF-8"),

@@ -202,3 +202,19 @@ def test_changed_source_changes_program_and_state_fingerprints(
     changed.write_bytes(changed.read_bytes() + b"\n")
     after = program_digest(), state_fingerprint("a", "b")
     assert all(new != old for new, old in zip(after, before, strict=True))
+
+
+def test_drafter_changes_fingerprint(weights: Path):
+    """Its KV is stored with the model's: without it, or with another, that is of no use."""
+    drafter = weights.parents[1] / "drafter"
+    drafter.mkdir()
+    (drafter / "model.safetensors").write_bytes(b"head")
+    hashes = KeptHashes(weights.parents[1] / "cache" / "hashes.json")
+    checkpoints = [
+        Checkpoint(weights.parent, "auto", drafter=folder)
+        for folder in (None, drafter, weights.parent)
+    ]
+    assert len({checkpoint.fingerprint(hashes) for checkpoint in checkpoints}) == 3
+    (drafter / "model.safetensors").write_bytes(b"other head")
+    with pytest.raises(OSError, match="changed"):
+        checkpoints[1].fingerprint(hashes)

@@ -237,6 +237,10 @@ def _add_requests(families: _Families, model: str, stats: Stats) -> None:
     counter("spec_decode_num_drafts", "Drafts verified.", stats.spec_drafts)
     counter("spec_decode_num_draft_tokens", "Tokens of drafts.", stats.spec_draft_tokens)
     counter("spec_decode_num_accepted_tokens", accepted, stats.spec_accepted_tokens)
+    trained, num_trained = "Of draft tokens, a drafter's.", stats.spec_trained_draft_tokens
+    counter("spec_decode_num_trained_draft_tokens", trained, num_trained)
+    accepted, num_trained = "Of these, accepted ones.", stats.spec_trained_accepted_tokens
+    counter("spec_decode_num_trained_accepted_tokens", accepted, num_trained)
 
 
 def _add_memory(families: _Families, model: str, stats: Stats) -> None:

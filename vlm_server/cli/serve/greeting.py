@@ -35,6 +35,7 @@ def invitation(
     url: str, seconds: float, settings: Settings, stream: TextIO, facts: ModelFacts = _UNKNOWN
 ) -> str:
     """The text for a person at a terminal when the model is ready."""
+    drafter = _drafter_line(facts)
     if not facts.writes:
         return f"Ready after {seconds:.1f} s.\n\nCtrl-C stops the daemon."
     words = [_program(), "ask"]
@@ -49,8 +50,12 @@ def invitation(
     bold = _bold(stream)
     return (
         f"Ready after {seconds:.1f} s. Open the page, or ask from another terminal:\n\n"
-        f"  {bold(command)}\n\nCtrl-C stops the daemon."
+        f"  {bold(command)}\n\n{drafter}Ctrl-C stops the daemon."
     )
+
+
+def _drafter_line(facts: ModelFacts) -> str:
+    return f"Tokens are drafted by {facts.drafter} where that is faster.\n" if facts.drafter else ""
 
 
 def _program() -> str:
@@ -72,7 +77,7 @@ def greeting(url: str, model_name: str, settings: Settings, facts: ModelFacts = 
     example = example_request(url, model_name, facts, with_key=with_key)
     has_image = facts.writes and facts.reads_images
     return (
-        f"Ready: {model_name} is served at {url}\n\n"
+        f"Ready: {model_name} is served at {url}\n{_drafter_line(facts)}\n"
         f"Try it{' with a small image of a red circle' if has_image else ''}:\n\n{example}\n"
     )
 

@@ -43,7 +43,7 @@ class OutputProcessor:
             num_accepted = min(max(num_appended - num_others, 0), drafts.num_accepted)
             choice.num_accepted += num_accepted
             choice.num_rejected += drafts.num_drafted - num_accepted
-            counts.add_draft(drafts.num_drafted, num_accepted)
+            counts.add_draft(drafts.num_drafted, num_accepted, is_trained=drafts.is_trained)
         return deltas
 
     def _append_token(

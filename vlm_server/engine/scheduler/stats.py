@@ -12,8 +12,8 @@ from vlm_server.protocol import CacheStats, RequestProgress
 class SchedulerStats:
     """The scheduler's fields of `protocol.Stats`.
 
-    The fields up to `spec_accepted_tokens` are counters since `reset_stats`; those of tool calls
-    count ended requests only. `Scheduler.stats` fills in the others.
+    The fields up to `spec_trained_accepted_tokens` are counters since `reset_stats`; those of tool
+    calls count ended requests only. `Scheduler.stats` fills in the others.
     """
 
     generated_tokens: int = 0
@@ -26,6 +26,8 @@ class SchedulerStats:
     spec_drafts: int = 0
     spec_draft_tokens: int = 0
     spec_accepted_tokens: int = 0
+    spec_trained_draft_tokens: int = 0
+    spec_trained_accepted_tokens: int = 0
     requests: dict[str, int] = field(default_factory=dict)
     tracked: int = 0
     caches: tuple[CacheStats, ...] = ()
@@ -40,11 +42,14 @@ class SchedulerStats:
         self.media_items += num_media
         self.cached_media_items += num_media - request.num_encoded
 
-    def add_draft(self, num_tokens: int, num_accepted: int) -> None:
+    def add_draft(self, num_tokens: int, num_accepted: int, *, is_trained: bool) -> None:
         """Count a draft that a step verified, and its tokens that are part of the answer."""
         self.spec_drafts += 1
         self.spec_draft_tokens += num_tokens
         self.spec_accepted_tokens += num_accepted
+        if is_trained:
+            self.spec_trained_draft_tokens += num_tokens
+            self.spec_trained_accepted_tokens += num_accepted
 
     def add_ended(self, request: Request) -> None:
         """Count a request that has ended, however."""

@@ -49,6 +49,9 @@ class CpuBackend(Backend):
         dequantize(model, free_bytes)
         return None
 
+    def use_kernels_of_head(self, module: Any, free_bytes: int) -> None:
+        dequantize(module, free_bytes)
+
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         return attention_on_cpu(q, k, v, scale)
 

@@ -146,6 +146,9 @@ class Backend(ABC):
         """
         return None
 
+    def use_kernels_of_head(self, module: Any, free_bytes: int) -> None:  # noqa: B027
+        """The same for the layers of a draft head."""
+
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         """`softmax(q @ k.T * scale) @ v`, all (rows, heads, patches, head size), of a tower.
 

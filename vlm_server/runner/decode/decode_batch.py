@@ -10,7 +10,6 @@ Where drafts promise more, the host reads the newest tokens first, and the step 
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -19,7 +18,9 @@ import mlx.core as mx
 
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
+from vlm_server.runner.decode.batch_state import NEXT_STATE, BatchState
 from vlm_server.runner.decode.drafts import Drafter
+from vlm_server.runner.decode.head_drafts import HeadDrafts
 from vlm_server.runner.decode.sequence import (
     DecodingSequence,
     NewTokens,
@@ -27,7 +28,7 @@ from vlm_server.runner.decode.sequence import (
     by_sequence,
     sample_next,
 )
-from vlm_server.runner.decode.speculation import Speculation
+from vlm_server.runner.decode.speculation import DraftChoice, Speculation
 from vlm_server.runner.decode.wide_step import (
     PlainStep,
     WideStep,
@@ -40,33 +41,9 @@ from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import snapshot
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.adapters import adapters_of_rows
-from vlm_server.runner.model.chunks import PromptChunk
+from vlm_server.runner.model.chunks import PromptChunk, StepOutput
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, choice_params
-
-
-class _State(enum.Enum):
-    """The state of a batch between two calls."""
-
-    IDLE = "idle"
-    """No step is under way: sequences may join, and single ones be removed."""
-    FORWARDED = "forwarded"
-    """The model runs on the newest tokens, which are unread. Requests may be detached."""
-    SAMPLED = "sampled"
-    """The next tokens are sampled, and those before them not read yet."""
-    WAITING = "waiting"
-    """A detached batch: the model ran on the newest tokens, which are read; masks are awaited."""
-
-
-_NEXT_STATE = {
-    (_State.IDLE, "forward"): _State.FORWARDED,
-    (_State.FORWARDED, "sample"): _State.SAMPLED,
-    (_State.SAMPLED, "result"): _State.IDLE,
-    (_State.FORWARDED, "result"): _State.WAITING,
-    (_State.WAITING, "sample"): _State.IDLE,
-}
-"""The legal calls. The main batch cycles through the first three; a detached batch cycles through
-the last two."""
 
 
 class DecodeBatch:
@@ -79,9 +56,11 @@ class DecodeBatch:
         """Without `speculation` no drafts are verified."""
         self._loaded = loaded
         self._speculation = speculation or Speculation()
-        self._state = _State.IDLE
+        self._state = BatchState.IDLE
         self._seqs: list[DecodingSequence] = []
         self._cache: list[Any] = []
+        """`LoadedModel.new_layers` of all sequences."""
+        self._head = HeadDrafts(loaded)
         self._newest: NewTokens | None = None
         """The tokens that the next `forward` appends; None while a step is under way."""
         self._step: PlainStep | WideStep | None = None
@@ -98,7 +77,7 @@ class DecodeBatch:
         """The arrays that are computed last of all that was launched."""
         newest = [] if self._newest is None else [self._newest.tokens]
         logits = [] if self._step is None else [self._step.logits]
-        return [*newest, *logits, [layer.state for layer in self._cache]]
+        return [*newest, *logits, *self._head.arrays, [layer.state for layer in self._cache]]
 
     @property
     def num_guided(self) -> int:
@@ -112,7 +91,7 @@ class DecodeBatch:
         Each sequence gets a copy of the prompt's cache, or the cache itself if it is the only one
         here. If this fails, nothing has changed. See `result` for `NO_TOKEN`.
         """
-        assert self._state is _State.IDLE
+        assert self._state is BatchState.IDLE
         seqs = [
             seq
             for request_id, prompt_kv in prompts.items()
@@ -129,6 +108,7 @@ class DecodeBatch:
     def _join(
         self, seqs: list[DecodingSequence], prompts: list[PromptKV], logits: mx.array
     ) -> Sampled:
+        self._head.catch_up(self._cache, self._seqs)
         rows = [row for row, prompt_kv in enumerate(prompts) for _ in range(prompt_kv.sampling.n)]
         first_tokens, logprobs = sample_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
         if len(prompts) == 1:
@@ -140,6 +120,7 @@ class DecodeBatch:
         mx.eval(first_tokens, tokens, [layer.state for layer in cache])
         sampled = Sampled(logprobs=by_sequence(logprobs))
         self._cache = cache
+        self._head.join([prompts[row].hidden for row in rows])
         self._newest = NewTokens(tokens, [] if newest is None else newest.logprobs)
         self._seqs += seqs
         for seq, token in zip(seqs, to_numpy(first_tokens).tolist(), strict=True):
@@ -163,6 +144,7 @@ class DecodeBatch:
         """
         for row, seq in enumerate(self._seqs):
             if seq.id == seq_id:
+                self._head.catch_up(self._cache, self._seqs)
                 layer_states = snapshot(self._cache, row if len(self._seqs) > 1 else None)
                 is_late = self._loaded.errors.are_late
                 return seq.prefix_entry(self._cache, row, layer_states, waits_for_copy=is_late)
@@ -178,17 +160,18 @@ class DecodeBatch:
             assert not staying or self._unread is None
             self._keep(staying)
             if not staying:
-                self._state, self._unread = _State.IDLE, None
+                self._state, self._unread = BatchState.IDLE, None
 
     def detach(self, request_id: str) -> DecodeBatch:
         """Move a request's sequences to a batch of their own, while this one is `FORWARDED`."""
-        assert self._state is _State.FORWARDED
+        assert self._state is BatchState.FORWARDED
         assert isinstance(self._step, PlainStep)
         rows = [i for i, seq in enumerate(self._seqs) if seq.id.request_id == request_id]
         other = DecodeBatch(self._loaded)
-        other._state = _State.WAITING  # `result` of this batch reads the newest tokens of all
+        other._state = BatchState.WAITING  # `result` of this batch reads the newest tokens of all
         other._seqs = [self._seqs[i] for i in rows]
         other._step = PlainStep(self._step.logits[mx.array(rows)])
+        other._head = self._head.rows(rows)
         other._cache = self._cache
         if len(rows) < len(self._seqs):
             other._cache = batch_cache.detach_rows(self._cache, rows)
@@ -198,8 +181,11 @@ class DecodeBatch:
 
     def reattach(self, other: DecodeBatch) -> None:
         """Add all sequences of `other`, while both are `IDLE`."""
-        assert self._state is other._state is _State.IDLE
+        assert self._state is other._state is BatchState.IDLE
         newest = [batch._newest for batch in (self, other) if batch._newest is not None]
+        for batch in (self, other):
+            batch._head.catch_up(batch._cache, batch._seqs)
+        self._head.join(other._head.arrays)
         self._cache = batch_cache.reattach_rows(
             self._cache, len(self._seqs), other._cache, len(other._seqs)
         )
@@ -210,12 +196,11 @@ class DecodeBatch:
         self._seqs = self._seqs + other._seqs
         mx.eval(self.pending_arrays)
 
-    def forward(self, chunk: PromptChunk | None = None) -> mx.array | None:
+    def forward(self, chunk: PromptChunk | None = None) -> StepOutput | None:
         """Begin the model's part of the next step, if there is a sequence.
 
-        With `chunk` it may be a mixed step, which verifies no drafts. Returns the chunk's logits,
-        (1, 1, vocabulary), lazy; None if the chunk is not part of it. Grammars advance while the
-        device works.
+        With `chunk` it may be a mixed step, which verifies no drafts. Returns the chunk's output;
+        None if the chunk is not part of it. Grammars advance while the device works.
         """
         if self._newest is None:
             return None
@@ -225,18 +210,20 @@ class DecodeBatch:
         self._unread = self._seqs, newest
         places = [seq.position + seq.prompt.rope_delta for seq in self._seqs]
         token_ids = newest.tokens[:, None] if drafts is None else drafts[0]
+        layers = self._loaded.model_layers(self._cache)
         inputs = next_position_ids(self._loaded.decode_positions, places, token_ids.shape[1])
         inputs |= adapters_of_rows([seq.prompt.adapter for seq in self._seqs])
-        layers = self._cache if drafts is None else layers_of_step(self._cache)
-        logits, chunk_logits = self._loaded.text.step(token_ids, layers, inputs, chunk)
+        layers = layers if drafts is None else layers_of_step(layers)
+        output, chunk_output = self._loaded.text.step(token_ids, layers, inputs, chunk)
         if drafts is not None:
-            self._step = WideStep(self._seqs, logits, drafts[1], layers, self._loaded.ranks)
+            self._step = WideStep(self._seqs, output, drafts[1], layers, self._loaded.ranks)
             return None
-        self._step = PlainStep(logits[:, -1])
+        self._step = PlainStep(output.logits[:, -1])
+        self._head.add(output.hidden, [1] * len(self._seqs))
         self._advance_grammars(newest, self._step.logits)
         for seq in self._seqs:
             seq.position += 1
-        return chunk_logits
+        return chunk_output
 
     def late_requests(self, seconds: float) -> list[str]:
         """Requests whose masks for the next tokens are not known within `seconds`."""
@@ -249,7 +236,7 @@ class DecodeBatch:
 
     def sample(self) -> None:
         """Begin to sample the next tokens. No grammar may be late."""
-        if self._state is _State.IDLE and not self._seqs:
+        if self._state is BatchState.IDLE and not self._seqs:
             return
         self._move("sample")
         if isinstance(self._step, WideStep):
@@ -262,11 +249,12 @@ class DecodeBatch:
             state = batch_cache.counters(self._cache)
             state += [array for seq in self._seqs for array in seq.sampler.state]
             state += [array for step in logprobs for array in step.arrays]
+            state += self._head.arrays
             mx.async_eval(tokens, state)  # type: ignore[no-untyped-call]
 
     def finish_late_step(self) -> None:
         """Sample the tokens of a detached batch's step, whose masks are known by now."""
-        assert self._state is _State.WAITING
+        assert self._state is BatchState.WAITING
         self.sample()
 
     def lower_priority(self) -> None:
@@ -293,20 +281,23 @@ class DecodeBatch:
             seq.newest_token_reported = seq.newest_token_followed = False
         logprobs = by_sequence(newest.logprobs)
         sampled.logprobs = {seq: logprobs[seq] for seq in logprobs if seq in sampled.tokens}
-        width, step = 1, self._step
+        step = self._step
         if isinstance(step, WideStep):
-            width, self._step = step.width, None
+            self._step = None
             self._accept(step, sampled)
-        self._speculation.record_step(len(self._seqs), width)
+            self._speculation.record_step(len(self._seqs), step.width, by_head=step.choice.by_head)
+        else:
+            self._speculation.record_step(len(self._seqs), 1)
+        self._head.bound(self._cache, self._seqs)
         return sampled
 
     def _move(self, call: str) -> None:
         """Enter the state that `call` leads to."""
-        next_state = _NEXT_STATE.get((self._state, call))
+        next_state = NEXT_STATE.get((self._state, call))
         assert next_state is not None, f"{call} of a batch that is {self._state.value}"
         self._state = next_state
 
-    def _new_drafts(self) -> tuple[mx.array, list[list[int]]] | None:
+    def _new_drafts(self) -> tuple[mx.array, DraftChoice] | None:
         """The token ids of a wide step and the drafts among them; None if a plain one is better.
 
         A wide step needs the newest tokens on the host.
@@ -314,11 +305,12 @@ class DecodeBatch:
         if self._newest is None or not self._speculation.can_gain(self._seqs):
             return None
         tokens = self._follow_newest(self._newest)
-        choice = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
+        by_head = self._head.after(self._cache, self._seqs, tokens)
+        eos_token_ids = self._loaded.spec.eos_token_ids
+        choice = self._speculation.drafts(self._seqs, eos_token_ids, by_head)
         if choice is None:
             return None
-        width, drafts = choice
-        return token_ids_of(tokens, width, drafts), drafts
+        return token_ids_of(tokens, choice.width, choice.token_ids), choice
 
     def _accept(self, wide: WideStep, sampled: Sampled) -> None:
         """Keep the tokens that `wide` verified, and report all of them but `NO_TOKEN`.
@@ -337,12 +329,15 @@ class DecodeBatch:
             if seq.id in logprobs:
                 sampled.logprobs.setdefault(seq.id, []).extend(logprobs[seq.id][: len(reported)])
         sampled.drafts = wide.counts
+        self._speculation.record_drafts(wide.counts.values())
+        self._head.add(wide.hidden, [len(tokens) for tokens in rows])
         self._newest = NewTokens(mx.array(last_tokens, dtype=mx.int32), [])
         if self._speculation.needs_even_rows:
             batch_cache.even_out(self._cache)
 
     def _keep(self, rows: list[int]) -> None:
         self._speculation.discard_time()
+        self._head = self._head.rows(rows)
         self._seqs = [self._seqs[i] for i in rows]
         if not rows:
             self._cache, self._newest, self._step = [], None, None

@@ -21,7 +21,7 @@ from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.decode.speculation import Speculation
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.chunks import PromptChunk
+from vlm_server.runner.model.chunks import PromptChunk, StepOutput
 
 _MAX_PATIENCE_SECONDS = 0.05
 """Longest wait for late grammars; most masks take a tenth of a millisecond."""
@@ -94,23 +94,25 @@ class DecodeGroups:
                 if request_id in staying
             }
 
-    def launch(self, *, is_alone: bool = True, chunk: PromptChunk | None = None) -> mx.array | None:
+    def launch(
+        self, *, is_alone: bool = True, chunk: PromptChunk | None = None
+    ) -> StepOutput | None:
         """Begin the next step of the batch, and of one detached request whose masks are ready.
 
         is_alone: whether the device does nothing else during the step. chunk, and the returned
-        logits: see `DecodeBatch.forward`.
+        output: see `DecodeBatch.forward`.
         """
         if self._detached or not is_alone:
             self._speculation.discard_time()
         self._reattach()
         batch, detached = self._batch, list(self._detached)
-        chunk_logits = batch.forward(chunk)
+        chunk_output = batch.forward(chunk)
         if batch.num_guided:
             self._wait_for_grammars()
         batch.sample()
         if detached:  # requests detached just now have begun this step
             self._step_one(detached)
-        return chunk_logits
+        return chunk_output
 
     def synchronize(self) -> None:
         """Wait for all that was launched; raises its error."""

@@ -20,6 +20,8 @@ _MAX_MATCH = 16
 _PRIOR_WEIGHT = 4.0
 _PRIORS = ((2, 0.3), (3, 0.5), (5, 0.7), (9, 0.85))
 """(minimum match, prior probability that a draft is right)."""
+_TRAINED_PRIOR = 0.7
+"""Prior probability that a guess of a draft head is right."""
 _MEMORY = 64.0
 """Number of guesses at which all earlier ones are halved in weight."""
 FORCED_PROBABILITY = 0.9
@@ -37,6 +39,28 @@ class _HitRate:
         weight = 0.5 if self._count >= _MEMORY else 1.0
         self._hits, self._count = weight * self._hits + is_hit, weight * self._count + 1
         self.probability = self._hits / self._count
+
+
+class TrainedRates:
+    """How often the guesses of a draft head were right, if all before them were."""
+
+    def __init__(self, count: int) -> None:
+        """count: the maximum number of its guesses in a step."""
+        self._count = count
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget them, as after text of another kind."""
+        self._rates = [_HitRate(_TRAINED_PRIOR) for _ in range(self._count)]
+
+    def probabilities(self, count: int) -> list[float]:
+        """Of each of the next `count` guesses."""
+        return [rate.probability for rate in self._rates[:count]]
+
+    def record(self, num_drafted: int, num_right: int) -> None:
+        """Record the guesses for one sequence in a step, of which the first `num_right` were."""
+        for place, rate in enumerate(self._rates[: min(num_drafted, num_right + 1)]):
+            rate.record(is_hit=place < num_right)
 
 
 class Drafter:

@@ -1,22 +1,25 @@
 """Decides how many draft tokens a step verifies, from measured times and hit rates.
 
 A step that verifies drafts is wider: it takes several tokens of each row, and more time. It pays if
-more tokens are expected of it than of plain steps in the same time.
+more tokens are expected of it than of plain steps in the same time. Drafts of a draft head take
+time, too: steps with them are measured separately, and compete with those that need none.
 """
 
 from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from typing import NamedTuple
 
+from vlm_server.interfaces import DraftCounts
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
-from vlm_server.runner.decode.drafts import FORCED_PROBABILITY
+from vlm_server.runner.decode.drafts import FORCED_PROBABILITY, TrainedRates
 from vlm_server.runner.decode.sequence import DecodingSequence
-from vlm_server.runner.kv.layers import can_store, has_states, new_layers
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.state_modules import records_states
+from vlm_server.runner.model.state_modules import can_forget
 
 _MASK_SECONDS = 0.01
 """Longest wait for the masks of drafts; after it, the step is a plain one."""
@@ -28,41 +31,79 @@ _WEIGHT = 0.2
 """Weight of a new measurement."""
 _OUTLIER = 4.0
 """Factor above the usual time from which a measurement is taken for a disturbance."""
+_MAX_WIDE = 200
+"""Steps with drafts of a head after which a plain one is measured again."""
 _MAX_REJECTED = 500
 """Plain steps in spite of drafts after which wide steps may get another try."""
 
 
 def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
     """Speculation with at most `num_draft_tokens` drafts; none if this model can't verify any."""
-    if not (num_draft_tokens and loaded.family.is_checked and _can_forget(loaded)):
+    is_possible = num_draft_tokens and loaded.family.is_checked
+    if not (is_possible and can_forget(loaded.language_model)):
         return Speculation()
+    loaded.forget_positions()
     limit = num_draft_tokens + 1
     widths = sorted({min(width, limit) for width in loaded.backend.draft_widths} - {1})
-    return Speculation(widths, needs_even_rows=loaded.family.needs_even_rows)
+    return Speculation(
+        widths,
+        needs_even_rows=loaded.family.needs_even_rows,
+        has_head=loaded.draft_head is not None,
+    )
 
 
-def _can_forget(loaded: LoadedModel) -> bool:
-    """Whether the layers of this model can remove rejected tokens."""
-    model = loaded.language_model
-    if not can_store(model):
-        return False
-    can_forget = not has_states(new_layers(model)) or records_states(model)
-    loaded.forget_positions()
-    return can_forget
+DraftByHead = Callable[[int], list[list[int]]]
+"""The next tokens of each row by a draft head, as many as asked for; waits for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """The drafts that a step of `width` tokens a row verifies.
+
+    are_trained: for each row, whether the draft head made them. by_head: whether it made any, so
+    that the step's time includes its own.
+    """
+
+    width: int
+    token_ids: list[list[int]]
+    are_trained: list[bool]
+    by_head: bool = False
+
+
+class _Guess(NamedTuple):
+    """Tokens, and the probability of each if all before it are right."""
+
+    tokens: list[int]
+    chances: list[float]
+    is_trained: bool = False
+
+    @property
+    def worth(self) -> float:
+        return expected_tokens(self.chances)
 
 
 class Speculation:
     """The choice of drafts that the steps of one model verify."""
 
-    def __init__(self, widths: Sequence[int] = (), *, needs_even_rows: bool = False) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int] = (),
+        *,
+        needs_even_rows: bool = False,
+        has_head: bool = False,
+    ) -> None:
         """`widths`: numbers of tokens of a row that a step may take, ascending; none for no drafts.
 
-        `needs_even_rows`: see `Family`.
+        `needs_even_rows`: see `Family`. `has_head`: whether there is a draft head.
         """
         self.widths = widths
         self._max_drafts = max(widths, default=1) - 1
         self.needs_even_rows = needs_even_rows
         self._times = StepTimes()
+        self._head_times = StepTimes()
+        """Of steps with drafts of the head, which include its time."""
+        self._has_head = has_head
+        self._rates = TrainedRates(self._max_drafts)
         self._last: tuple[float, bool] | None = None
         """The end of the last step, and whether it was wide; None if other work ran since it
         began."""
@@ -76,12 +117,22 @@ class Speculation:
             return True
         if any(map(any, chances)):
             self._times.reject(len(seqs))
+        if not self._has_head or self._head_times.needs_plain(len(seqs)):
+            return False
+        trained = [self._trained_chances(seq) for seq in seqs]
+        if best_width(self.widths, trained, self._head_times) > 1:
+            return True
+        if any(map(any, trained)) and self._head_times.reject(len(seqs)):
+            self._rates.reset()
         return False
 
     def drafts(
-        self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
-    ) -> tuple[int, list[list[int]]] | None:
-        """The width of the next step, and the drafts of each row, once the host has all tokens.
+        self,
+        seqs: Sequence[DecodingSequence],
+        eos_token_ids: frozenset[int],
+        draft_by_head: DraftByHead | None = None,
+    ) -> DraftChoice | None:
+        """The drafts of the next step, once the host has all tokens.
 
         None if plain steps bring more. Drafts that grammars forbid are left out.
         """
@@ -92,17 +143,44 @@ class Speculation:
             if (guess := self._guess(seq, eos_token_ids)) is None:
                 return None
             guesses.append(guess)
-        width = best_width(self.widths, [chances for _, chances in guesses], self._times)
-        return None if width == 1 else (width, [tokens[: width - 1] for tokens, _ in guesses])
+        times = self._times
+        if draft_by_head is not None and (width := self._width_by_head(seqs, guesses)) > 1:
+            times, drafted = self._head_times, draft_by_head(width - 1)
+            guesses = [
+                max(guess, self._trained_guess(seq, tokens, eos_token_ids), key=_worth)
+                for seq, guess, tokens in zip(seqs, guesses, drafted, strict=True)
+            ]
+        allowed = []
+        for seq, guess in zip(seqs, guesses, strict=True):
+            if (count := self._num_allowed(seq, guess.tokens)) is None:
+                return None
+            allowed.append(_Guess(guess.tokens[:count], guess.chances[:count], guess.is_trained))
+        width = best_width(self.widths, [guess.chances for guess in allowed], times)
+        if width == 1:
+            return None
+        return DraftChoice(
+            width,
+            [guess.tokens[: width - 1] for guess in allowed],
+            [guess.is_trained for guess in allowed],
+            by_head=times is self._head_times,
+        )
 
-    def record_step(self, rows: int, width: int) -> None:
+    def record_step(self, rows: int, width: int, *, by_head: bool = False) -> None:
         """Record the end of a step; its time counts if the step before was of its kind."""
         if not self.widths:
             return
         now, is_wide = time.perf_counter(), width > 1
         if self._last is not None and self._last[1] == is_wide:
-            self._times.record(rows, width, now - self._last[0])
+            for times in (self._times, self._head_times):
+                if not is_wide or (times is self._head_times) == by_head:
+                    times.record(rows, width, now - self._last[0])
         self._last = now, is_wide
+
+    def record_drafts(self, counts: Iterable[DraftCounts]) -> None:
+        """Record how many drafts of each row of a step were right."""
+        for num_drafted, num_accepted, is_trained in counts:
+            if is_trained:
+                self._rates.record(num_drafted, num_accepted)
 
     def discard_time(self) -> None:
         """Leave out the time of the next step, during which other work runs."""
@@ -123,30 +201,56 @@ class Speculation:
         num_forced = min(len(matcher.forced) - lag, limit)
         return max(chances, [FORCED_PROBABILITY] * num_forced, key=expected_tokens)
 
-    def _guess(
-        self, seq: DecodingSequence, eos_token_ids: frozenset[int]
-    ) -> tuple[list[int], list[float]] | None:
-        """Draft tokens and the probability of each; None if a grammar is late."""
+    def _trained_chances(self, seq: DecodingSequence) -> list[float]:
+        """The probability of each draft that a draft head would make."""
+        matcher = seq.sampler.matcher
+        if matcher is not None and not matcher.can_look_ahead:
+            return []
+        return self._rates.probabilities(seq.num_useful_drafts(self._max_drafts))
+
+    def _width_by_head(self, seqs: Sequence[DecodingSequence], guesses: Sequence[_Guess]) -> int:
+        """The width of the next step if the head should draft for it; else 1."""
+        by_head = [
+            max(guess.chances, self._trained_chances(seq), key=expected_tokens)
+            for seq, guess in zip(seqs, guesses, strict=True)
+        ]
+        chances = [guess.chances for guess in guesses]
+        width, gain = _best(self.widths, by_head, self._head_times)
+        return width if gain > _best(self.widths, chances, self._times)[1] else 1
+
+    def _trained_guess(
+        self, seq: DecodingSequence, tokens: list[int], eos_token_ids: frozenset[int]
+    ) -> _Guess:
+        chances = self._trained_chances(seq)
+        guess = list(takewhile(lambda i: i not in eos_token_ids, tokens[: len(chances)]))
+        return _Guess(guess, chances[: len(guess)], is_trained=True)
+
+    def _guess(self, seq: DecodingSequence, eos_token_ids: frozenset[int]) -> _Guess | None:
+        """Draft tokens that cost nothing; None if a grammar is late."""
         assert seq.drafter is not None
         limit = seq.num_useful_drafts(self._max_drafts)
-        guess = list(takewhile(lambda i: i not in eos_token_ids, seq.drafter.guess(limit)))
-        chances = seq.drafter.probabilities(len(guess))
+        tokens = list(takewhile(lambda i: i not in eos_token_ids, seq.drafter.guess(limit)))
+        guess = _Guess(tokens, seq.drafter.probabilities(len(tokens)))
         matcher = seq.sampler.matcher
         if matcher is None:
-            return guess, chances
+            return guess
         if not matcher.wait(_MASK_SECONDS):
             return None
         if not matcher.can_look_ahead:
-            return [], []
-        forced = list(matcher.forced[:limit]), [FORCED_PROBABILITY] * len(matcher.forced[:limit])
-        guess, chances = max(
-            (guess, chances), forced, key=lambda drafts: expected_tokens(drafts[1])
-        )
-        matcher.look_ahead(guess)
-        if not matcher.wait(_MASK_SECONDS):
-            return None
-        count = len(matcher.draft_masks())
-        return guess[:count], chances[:count]
+            return _Guess([], [])
+        forced = list(matcher.forced[:limit])
+        return max(guess, _Guess(forced, [FORCED_PROBABILITY] * len(forced)), key=_worth)
+
+    def _num_allowed(self, seq: DecodingSequence, tokens: list[int]) -> int | None:
+        """The number of draft tokens that the grammar allows; None if it is late."""
+        matcher = seq.sampler.matcher
+        if matcher is None or not matcher.can_look_ahead:
+            return len(tokens)
+        matcher.look_ahead(tokens)
+        return len(matcher.draft_masks()) if matcher.wait(_MASK_SECONDS) else None
+
+
+_worth = operator.attrgetter("worth")
 
 
 class StepTimes:
@@ -158,6 +262,15 @@ class StepTimes:
         self._slopes = dict[int, dict[int, float]]()
         """Cost of each further token of a row, in plain steps, by rows and width."""
         self._num_rejected = 0
+        self._num_wide = dict[int, int]()
+        """Wide steps since the last plain one was measured, by rows."""
+
+    def needs_plain(self, rows: int) -> bool:
+        """Whether the next step should be a plain one, to compare the others with.
+
+        Without its time, a head whose drafts take too long would go on.
+        """
+        return rows not in self._plain or self._num_wide[rows] >= _MAX_WIDE
 
     def record(self, rows: int, width: int, seconds: float) -> None:
         """Record the time of a step of `width` tokens for each of `rows`."""
@@ -165,23 +278,27 @@ class StepTimes:
             average = self._plain.get(rows)
             if average is None or seconds < _OUTLIER * average:
                 self._plain[rows] = _moving_average(average, seconds)
+            self._num_wide[rows] = 0
         elif rows in self._plain:
+            self._num_wide[rows] += 1
             slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
             average = self._slope(rows, width)
             limit = _OUTLIER * max(average, _PRIOR_SLOPE)
             self._slopes.setdefault(rows, {})[width] = _moving_average(average, min(slope, limit))
 
-    def reject(self, rows: int) -> None:
+    def reject(self, rows: int) -> bool:
         """Count a plain step in spite of drafts; after many, halve what wide steps cost too much.
 
-        They might have been disturbed, and none would be measured again.
+        They might have been disturbed, and none would be measured again. Returns whether it did.
         """
         self._num_rejected += 1
-        if self._num_rejected == _MAX_REJECTED:
-            self._num_rejected = 0
-            slopes = self._slopes.get(rows, {})
-            for width, slope in slopes.items():
-                slopes[width] = min(slope, (slope + _PRIOR_SLOPE) / 2)
+        if self._num_rejected < _MAX_REJECTED:
+            return False
+        self._num_rejected = 0
+        slopes = self._slopes.get(rows, {})
+        for width, slope in slopes.items():
+            slopes[width] = min(slope, (slope + _PRIOR_SLOPE) / 2)
+        return True
 
     def cost(self, rows: int, width: int) -> float:
         """The time of a step, in plain steps."""
@@ -204,6 +321,13 @@ def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times:
     chances: for each row, the probability that each of its draft tokens is right if all before it
     are.
     """
+    return _best(widths, chances, times)[0]
+
+
+def _best(
+    widths: Sequence[int], chances: Sequence[Sequence[float]], times: StepTimes
+) -> tuple[int, float]:
+    """The best width, and its gain over plain steps."""
     best, best_gain = 1, _MIN_GAIN
     for width in widths:
         if best > 1 and best > max(map(len, chances)):
@@ -212,7 +336,7 @@ def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times:
         gain = tokens / len(chances) / times.cost(len(chances), width)
         if gain > best_gain:
             best, best_gain = width, gain
-    return best
+    return best, best_gain
 
 
 def expected_tokens(chances: Sequence[float]) -> float:

@@ -18,8 +18,10 @@ from mlx_vlm.models.cache import ArraysCache
 
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.decode.sequence import DecodingSequence, by_sequence, logprobs_of
+from vlm_server.runner.decode.speculation import DraftChoice
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.batch_cache import SequenceLayer
+from vlm_server.runner.model.chunks import StepOutput
 from vlm_server.runner.model.state_modules import RecordedStates
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, sample
@@ -42,24 +44,25 @@ class WideStep:
     def __init__(
         self,
         seqs: Sequence[DecodingSequence],
-        logits: mx.array,
-        drafts: Sequence[list[int]],
+        output: StepOutput,
+        choice: DraftChoice,
         cache: Sequence[Any],
         ranks: Ranks | None,
     ) -> None:
-        """`logits`, (sequences, width, vocabulary), lazy: after the tokens of `token_ids_of`.
+        """`output`: for the tokens of `token_ids_of`, with the logits of all.
 
         `cache`: the layers of the step, see `layers_of_step`. With several `ranks`, all take the
         samples of rank 0.
         """
-        self.logits = logits
+        self.logits, self.hidden = output
+        self.choice = choice
         self.counts: dict[SeqId, DraftCounts] = {}
         """Numbers of drafts that were verified, and were right; after `result`."""
         self._seqs = seqs
-        self._drafts = drafts
         self._cache = cache
         self._ranks = ranks
-        self._samplers = [_samplers(seq, ids) for seq, ids in zip(seqs, drafts, strict=True)]
+        drafts = zip(seqs, choice.token_ids, strict=True)
+        self._samplers = [_samplers(seq, ids) for seq, ids in drafts]
         """For each row, a sampler for its newest token and one for each of its drafts."""
         self._sampled: mx.array | None = None
         """(positions,): the samples of all rows, one row after another."""
@@ -90,12 +93,15 @@ class WideStep:
         assert self._sampled is not None
         sampled = iter(to_numpy(self._sampled).tolist())
         logprobs, rows = by_sequence(self._logprobs), []
-        for seq, drafts, samplers in zip(self._seqs, self._drafts, self._samplers, strict=True):
+        choice = zip(self.choice.token_ids, self.choice.are_trained, strict=True)
+        for seq, (drafts, is_trained), samplers in zip(
+            self._seqs, choice, self._samplers, strict=True
+        ):
             tokens = [next(sampled) for _ in samplers]
             wrong = (i for i, draft in enumerate(drafts) if draft != tokens[i])
             num_right = next(wrong, len(drafts))
             rows.append(tokens[: num_right + 1])
-            self.counts[seq.id] = DraftCounts(len(drafts), num_right)
+            self.counts[seq.id] = DraftCounts(len(drafts), num_right, is_trained)
             seq.sampler = samplers[num_right]
             seq.sampler.advance(mx.array(tokens[num_right]))
             seq.position += num_right + 1

@@ -37,7 +37,7 @@ from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
-from vlm_server.settings import MemorySettings
+from vlm_server.settings import OFF, MemorySettings
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,10 @@ class SingleProcess:
 
     def load(self, start: Start, device: Device, limit_bytes: int) -> LoadedModel:
         """The model, or this rank's shard of it. Raises ModelLoadError."""
-        return load(start.model, device, limit_bytes, adapters=start.adapters)
+        model = start.model
+        if not start.scheduler.num_speculative_tokens:
+            model = msgspec.structs.replace(model, drafter=OFF)
+        return load(model, device, limit_bytes, adapters=start.adapters)
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """The runner of the engine's plans."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vlm_server.runner.decode.sequence import DecodingSequence
-from vlm_server.runner.decode.speculation import Speculation
+from vlm_server.runner.decode.speculation import DraftByHead, DraftChoice, Speculation
 from vlm_server.runner.distributed.messages import Drafts
 
 
@@ -26,11 +26,16 @@ class RankZeroSpeculation(Speculation):
         return can_gain
 
     def drafts(
-        self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
-    ) -> tuple[int, list[list[int]]] | None:
-        choice = super().drafts(seqs, eos_token_ids)
-        width, token_ids = choice or (1, [])
-        self._send(Drafts(width, tuple(map(tuple, token_ids))))
+        self,
+        seqs: Sequence[DecodingSequence],
+        eos_token_ids: frozenset[int],
+        draft_by_head: DraftByHead | None = None,
+    ) -> DraftChoice | None:
+        choice = super().drafts(seqs, eos_token_ids, draft_by_head)
+        drafts = Drafts()
+        if choice is not None:
+            drafts = Drafts(choice.width, tuple(map(tuple, choice.token_ids)))
+        self._send(drafts)
         return choice
 
 
@@ -50,6 +55,10 @@ class FollowerSpeculation(Speculation):
         return self._received.width > 1
 
     def drafts(
-        self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
-    ) -> tuple[int, list[list[int]]] | None:
-        return self._received.width, list(map(list, self._received.token_ids))
+        self,
+        seqs: Sequence[DecodingSequence],
+        eos_token_ids: frozenset[int],
+        draft_by_head: DraftByHead | None = None,
+    ) -> DraftChoice | None:
+        token_ids = list(map(list, self._received.token_ids))
+        return DraftChoice(self._received.width, token_ids, [False] * len(seqs))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.interfaces import NewRequest
 from vlm_server.runner.kv.segments import LayerStates, SequenceState
@@ -37,6 +39,8 @@ class PromptKV:
         self.cache = cache
         self.snapshots: dict[int, LayerStates] = {}
         """States of layers that can't be cut, by the number of tokens before them."""
+        self.hidden: mx.array | None = None
+        """The hidden state of the last token, (1, 1, hidden), for a draft head."""
         self._row = row
         self._waits_for_copy = waits_for_copy
 

@@ -122,7 +122,7 @@ def _with_weights(
             image_token_of(opened.family, opened.model, opened.config, tokenizer)
         if opened.family.embeds is not None:
             return msgspec.structs.replace(examination, weight_bytes=opened.size_bytes)
-        state = planned_state_size(opened.model.language_model, opened.family)
+        state = planned_state_size(opened.model.language_model, opened.family, opened.drafter)
     free_bytes = limit_bytes - opened.size_bytes
     fitting = bisect_right(
         range(1, examination.context_tokens + 1), free_bytes, key=state.bytes_for
@@ -141,6 +141,7 @@ def _with_weights(
         kv_bytes=state.bytes_for(fitting),
         least_kv_bytes=state.bytes_for(min_tokens),
         refusal=refusal,
+        drafter=str(opened.drafter.config.model_type) if opened.drafter else "",
     )
 
 
@@ -167,6 +168,7 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         coordinates=loaded.family.coordinates,
         warnings=(*loaded.family.warnings, *loaded.spec.warnings),
         vector_dimensions=loaded.spec.vectors.dimensions if loaded.spec.vectors else 0,
+        drafter=loaded.draft_head.name if loaded.draft_head else "",
     )
 
 

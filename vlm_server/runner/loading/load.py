@@ -44,6 +44,7 @@ from vlm_server.runner.loading.checkpoint.view import (
     weights_renamed,
 )
 from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
+from vlm_server.runner.loading.drafter import find_drafter, open_drafter
 from vlm_server.runner.loading.embedder import load_embedder, make_embedder_fast
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
@@ -52,16 +53,17 @@ from vlm_server.runner.model.adapters import Adapter, attach
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.deepstack import add_to_all_tokens
+from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.gated_delta import use_gated_delta
-from vlm_server.runner.model.lm_head import use_last_token_head
+from vlm_server.runner.model.lm_head import has_last_token_head, use_last_token_head
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.simplify import simplify
-from vlm_server.runner.model.state_modules import use_state_modules
+from vlm_server.runner.model.state_modules import can_forget, use_state_modules
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.vision.patches import use_fast_patches
-from vlm_server.settings import ModelSettings
+from vlm_server.settings import AUTO, ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,13 @@ def load(
     take more than `limit_bytes`.
     """
     folder, backend = Path(settings.path), backend_of(device)
-    checkpoint = Checkpoint(folder, str(settings.dtype), settings.chat_template)
+    drafter = find_drafter(settings.drafter, folder)
+    checkpoint = Checkpoint(
+        folder,
+        str(settings.dtype),
+        settings.chat_template,
+        None if drafter is None else drafter.folder,
+    )
     with open_lazily(settings, device, limit_bytes, ranks, adapters) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
@@ -96,11 +104,16 @@ def load(
             attach(opened.adapters)
             check_applied(model.language_model, family, opened.adapters)
         whole = model if ranks is None or ranks.leads else model.language_model
-        mx.eval(arrays_of(whole))
+        if opened.drafter is not None:
+            backend.use_kernels_of_head(opened.drafter, free_bytes)
+        mx.eval(arrays_of(whole), arrays_of(opened.drafter))
     generation = read_json(folder / "generation_config.json")
     language_model = language_model_of(model)
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
-    text = TextModel(language_model, attention)
+    head = _draft_head(settings, opened.drafter, language_model, attention)
+    if opened.drafter is not None:
+        family.forget_positions(language_model)
+    text = TextModel(language_model, attention, keeps_hidden=head is not None)
     if device.runs_our_kernels and family.is_checked and family.embeds is None:
         count = backend.mixed_step_tokens
         embed = None
@@ -118,6 +131,7 @@ def load(
             embed,
             count,
             has_adapters=bool(opened.adapters),
+            keeps_hidden=head is not None,
         )
         family.forget_positions(language_model)
     writes = family.tower is None and bool(family.position_state)  # while it encodes
@@ -137,12 +151,32 @@ def load(
         position_lock=threading.Lock() if writes else nullcontext(),
         errors=DeviceErrors(are_late=backend.errors_are_late),
         ranks=ranks,
+        draft_head=head,
     )
+
+
+def _draft_head(
+    settings: ModelSettings, module: Any | None, language_model: Any, attention: ModelAttention
+) -> DraftHead | None:
+    """The drafter of a loaded model, if its drafts can be verified.
+
+    Raises ModelLoadError if not, and the settings name it.
+    """
+    if module is None:
+        return None
+    if can_forget(language_model) and has_last_token_head(language_model):
+        return DraftHead(module, language_model, attention.attention)
+    text = "its drafter is not used: this model can't verify drafts, or hides its hidden states"
+    if settings.drafter != AUTO:
+        raise ModelLoadError(text)
+    logger.warning("%s", text)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A checkpoint whose weights are lazy, and the bytes that they and its adapters will take."""
+    """A checkpoint whose weights are lazy, and the bytes that they, its adapters and its drafter
+    will take."""
 
     config: dict[str, Any]
     family: Family
@@ -150,6 +184,8 @@ class OpenedModel:
     processor: Any
     size_bytes: int
     adapters: tuple[Adapter, ...] = ()
+    drafter: Any | None = None
+    """mlx-vlm's module."""
 
 
 @contextmanager
@@ -194,11 +230,29 @@ def open_lazily(
             ranks.shard(model, family.name, is_shardable=family.is_shardable)
         adapters = read_adapters(adapter_folders, family, model)
         _correct(family, model, processor, folder)
-        adapter_arrays = [array for adapter in adapters for array in adapter.arrays]
-        size_bytes = sum(array.nbytes for array in [*arrays_of(model), *adapter_arrays])
+        drafter = _open_drafter(settings, family, model, ranks, dtype)
+        further = [array for adapter in adapters for array in adapter.arrays] + arrays_of(drafter)
+        size_bytes = sum(array.nbytes for array in [*arrays_of(model), *further])
         check_fits(tensors, dtype, budget, size_bytes)
         check_finite(adapters)
-        yield OpenedModel(config, family, model, processor, size_bytes, adapters)
+        yield OpenedModel(config, family, model, processor, size_bytes, adapters, drafter)
+
+
+def _open_drafter(
+    settings: ModelSettings, family: Family, model: Any, ranks: Ranks | None, dtype: str
+) -> Any | None:
+    """The module of the model's drafter, lazy. Raises ModelLoadError; see `open_drafter`."""
+    files = find_drafter(settings.drafter, Path(settings.path))
+    if files is None:
+        return None
+    if ranks is not None:
+        if settings.drafter != AUTO:
+            raise ModelLoadError("a model that is split over machines has no drafter: leave it out")
+        return None
+    drafter = open_drafter(files, settings.drafter, family, model)
+    if drafter is not None and dtype != "auto":
+        drafter.set_dtype(_DTYPES[dtype])
+    return drafter
 
 
 def as_processors(config: dict[str, Any], row: Family | None) -> dict[str, Any]:

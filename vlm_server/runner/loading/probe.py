@@ -23,6 +23,8 @@ from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule
 from vlm_server.runner.families.refusals import WRITE_PROMPTS
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
+from vlm_server.runner.model.draft_head import append_lazily
+from vlm_server.runner.model.lm_head import embed
 from vlm_server.runner.vision.towers import fast_tower_of
 
 _PROBE_TOKENS = 2
@@ -51,14 +53,19 @@ def _package_of(model: Any) -> ModuleType:
     return sys.modules[type(model).__module__.rpartition(".")[0]]
 
 
-def planned_state_size(language_model: Any, family: Family) -> StateSize:
+def planned_state_size(
+    language_model: Any, family: Family, drafter: Any | None = None
+) -> StateSize:
     """The memory of a sequence, from a lazy step that is never computed.
 
-    No other step of the model may be under way.
+    drafter: mlx-vlm's module of a draft head. No other step of the model may be under way.
     """
     layers = new_layers(language_model)
-    language_model(mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32), cache=layers)
+    token_ids = mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32)
+    language_model(token_ids, cache=layers)
     family.forget_positions(language_model)
+    if drafter is not None:
+        layers += append_lazily(drafter, embed(language_model, token_ids))
     return StateSize(layers, _PROBE_TOKENS)
 
 

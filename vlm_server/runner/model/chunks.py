@@ -12,7 +12,7 @@ saves, so padding is computed like tokens. On an H200, 256 tokens take as long a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
@@ -28,6 +28,17 @@ TOKEN_AXES = {
     ADAPTERS: 1,
 }
 """Axis of tokens in array arguments; a list of deepstack has rows of visual tokens alone."""
+
+
+class StepOutput(NamedTuple):
+    """The result of a step for some rows; lazy.
+
+    logits: (rows, tokens, vocabulary), of all tokens, or of the last alone. hidden: the states of
+    all tokens from which logits are computed, (rows, tokens, hidden); None if they are not kept.
+    """
+
+    logits: mx.array
+    hidden: mx.array | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,13 @@ from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.model.adapters import ADAPTERS, adapters_of_rows
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, pad_inputs
+from vlm_server.runner.model.chunks import (
+    TOKEN_AXES,
+    PaddedChunk,
+    PromptChunk,
+    StepOutput,
+    pad_inputs,
+)
 from vlm_server.runner.model.forward_pass import (
     Buffers,
     Embed,
@@ -39,6 +45,8 @@ from vlm_server.runner.model.forward_pass import (
     LayerKind,
     ModelArguments,
     Rows,
+    output_of_prompt,
+    output_of_rows,
 )
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
 from vlm_server.runner.model.state_modules import states_ignore_padding
@@ -94,15 +102,18 @@ class CompiledModel(TextModel):
         mixed_step_tokens: int = 0,
         *,
         has_adapters: bool = False,
+        keeps_hidden: bool = False,
     ) -> None:
         """`embed`: see `text_inputs`. `draft_widths`, `mixed_step_tokens`: see `Backend`."""
-        super().__init__(language_model, attention)
+        super().__init__(language_model, attention, keeps_hidden=keeps_hidden)
         self._positions = positions
         self._in_place = attention.attention.appends_in_place
         self._tokens_per_pass = 0 if embed is None else mixed_step_tokens
         layers = new_layers(language_model)
         self._kinds = [_kind_of(layer) for layer in layers]
-        self._forward = ForwardPass(language_model, attention, self._kinds, arguments, embed)
+        self._forward = ForwardPass(
+            language_model, attention, self._kinds, arguments, embed, keeps_hidden=keeps_hidden
+        )
         self._step: Any = mx.compile(self._forward.run)
         self._prompt_step: Any = mx.compile(self._forward.run_prompt)
         self.can_compile = bool(self._forward.windows) and _can_compile(language_model, layers)
@@ -156,7 +167,7 @@ class CompiledModel(TextModel):
         cache: list[Any],
         inputs: dict[str, mx.array],
         chunk: PromptChunk | None = None,
-    ) -> tuple[mx.array, mx.array | None]:
+    ) -> tuple[StepOutput, StepOutput | None]:
         """See `TextModel`; a compiled step if possible."""
         if self._supports(cache):
             outputs = self._compiled_step(token_ids, cache, inputs, chunk)
@@ -171,7 +182,7 @@ class CompiledModel(TextModel):
         cache: list[Any],
         inputs: dict[str, mx.array],
         chunk: PromptChunk | None,
-    ) -> tuple[mx.array, mx.array | None] | None:
+    ) -> tuple[StepOutput, StepOutput | None] | None:
         """The result of `step`; None if it failed, and nothing was done."""
         rows, width = token_ids.shape
         if chunk is not None and width == 1 and self._supports_inputs(chunk):
@@ -189,9 +200,9 @@ class CompiledModel(TextModel):
             outputs = launched
         if outputs is None:
             return None
-        logits, new_kv = outputs
+        computed, new_kv = outputs
         target.advance(new_kv)
-        mx.async_eval(logits, new_kv)  # type: ignore[no-untyped-call]
+        mx.async_eval(computed, new_kv)  # type: ignore[no-untyped-call]
         if not self._buffer_pattern:
             self._buffer_pattern = [
                 tuple(arrays) if kind.has_states else tuple(_first(side, 2) for side in arrays)
@@ -201,9 +212,9 @@ class CompiledModel(TextModel):
                 tuple(array[:1] for array in arrays) for arrays in self._buffer_pattern
             ]
             mx.eval(self._buffer_pattern)
-        return logits, None
+        return output_of_rows(computed), None
 
-    def prefill(self, chunk: PromptChunk) -> mx.array | None:
+    def prefill(self, chunk: PromptChunk) -> StepOutput | None:
         """See `TextModel`; None also if it failed, and nothing was done."""
         if not self._supports_chunk(chunk):
             return None
@@ -215,11 +226,11 @@ class CompiledModel(TextModel):
             outputs = self._prompt_step(None, prompt, mx.array([num_new - 1]))
         if outputs is None:
             return None
-        logits, (_, new_kv) = outputs
+        computed, (_, new_kv) = outputs
         self._shapes_to_compile.pop(StepShape(0, prompt_tokens=count), None)
         target.advance(new_kv)
-        mx.async_eval(logits, new_kv)  # type: ignore[no-untyped-call]
-        return logits  # type: ignore[no-any-return]
+        mx.async_eval(computed, new_kv)  # type: ignore[no-untyped-call]
+        return output_of_prompt(computed, 0, num_new)
 
     def precompile_next(self) -> bool:
         shape = next(
@@ -345,7 +356,7 @@ class CompiledModel(TextModel):
         cache: list[Any],
         inputs: dict[str, mx.array],
         chunk: PromptChunk,
-    ) -> tuple[mx.array, mx.array] | None:
+    ) -> tuple[StepOutput, StepOutput] | None:
         """A mixed step: see `TextModel.step`. None if it failed, and nothing was done."""
         num_rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
         logit_rows = mx.array([*range(num_rows), num_rows + chunk.num_tokens - 1])
@@ -353,8 +364,8 @@ class CompiledModel(TextModel):
             decode_target = self._target(cache, 1, 1)
             prompt, prompt_target = self._prompt_rows(chunk, count)
             rows = decode_target.rows(token_ids, inputs)
-            logits, (new_kv, prompt_kv) = self._prompt_step(rows, prompt, logit_rows)
-            mx.async_eval(logits, new_kv, prompt_kv)  # type: ignore[no-untyped-call]
+            computed, (new_kv, prompt_kv) = self._prompt_step(rows, prompt, logit_rows)
+            mx.async_eval(computed, new_kv, prompt_kv)  # type: ignore[no-untyped-call]
         except Exception as error:
             logger.warning("a mixed step failed", exc_info=True)
             if not is_out_of_memory(error):
@@ -368,7 +379,8 @@ class CompiledModel(TextModel):
         self._shapes_to_compile.pop(shape, None)
         decode_target.advance(new_kv)
         prompt_target.advance(prompt_kv)
-        return logits[:num_rows], logits[num_rows:]
+        of_prompt = output_of_prompt(computed, num_rows, chunk.num_tokens)
+        return output_of_rows(computed, num_rows), of_prompt
 
 
 def _can_compile(language_model: Any, layers: Sequence[Any]) -> bool:

@@ -18,7 +18,7 @@ from vlm_server.runner.backends.bounded_layer import (
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.model.adapters import applied
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import TOKEN_AXES
+from vlm_server.runner.model.chunks import TOKEN_AXES, StepOutput
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ Buffers = list[tuple[mx.array, ...]]
 Bounds = Sequence[mx.array]
 """For each window of the layers, the bounds of `BoundedLayer`."""
 Inputs = dict[str, mx.array]
+Outputs = list[Any]
+"""Logits, and hidden states if they are kept."""
 Embed = Callable[[mx.array], Inputs]
 """Token ids, (rows, 1), to the inputs of a language model that depend on them."""
 ModelArguments = Callable[[Inputs], Mapping[str, Any]]
@@ -65,9 +67,12 @@ class ForwardPass:
         kinds: Sequence[LayerKind],
         arguments: ModelArguments,
         embed: Embed | None,
+        *,
+        keeps_hidden: bool = False,
     ) -> None:
         """`kinds`: of the layers. `embed`: None if unknown; passes with `rows` and a prompt need
-        it."""
+        it. `keeps_hidden`: see `TextModel`."""
+        self._keeps_hidden = keeps_hidden
         self._language_model = language_model
         self._attention = attention
         self._kinds = kinds
@@ -78,23 +83,22 @@ class ForwardPass:
 
     def run(
         self, token_ids: mx.array, bounds: Bounds, buffers: Buffers, inputs: Inputs
-    ) -> tuple[mx.array, Buffers]:
+    ) -> tuple[Outputs, Buffers]:
         """Append `token_ids`, (rows, tokens).
 
-        Returns the logits of all, and for each layer what was not changed in place.
+        Returns the outputs of all, and for each layer what was not changed in place.
         """
         layers = self._layers(bounds, buffers)
-        with logits_of(self._language_model, WantedLogits(token_ids.shape[1])):
-            logits = self._call(token_ids, layers, inputs)
-        return logits, self._new(layers)
+        wanted = WantedLogits(token_ids.shape[1])
+        return self._call(token_ids, layers, inputs, wanted), self._new(layers)
 
     def run_prompt(
         self, rows: Rows | None, prompt: Rows, logit_rows: mx.array
-    ) -> tuple[mx.array, tuple[Buffers, Buffers]]:
+    ) -> tuple[Outputs, tuple[Buffers, Buffers]]:
         """Append a token to each of `rows`, if there are any, and a prompt's (1, tokens).
 
         To the model, each token is a row of its own. Returns the logits of `logit_rows` of these,
-        and of both what was not changed in place.
+        the hidden states of all, and of both what was not changed in place.
         """
         count = prompt.token_ids.shape[1]
         num_new = prompt.bounds[0][:, 2]
@@ -115,9 +119,8 @@ class ForwardPass:
             else MixedLayer(row, layer, count)
             for row, layer in zip(decode_layers, prompt_layers, strict=True)
         ]
-        with logits_of(self._language_model, WantedLogits(rows=logit_rows)):
-            logits = self._call(ids, layers, inputs)
-        return logits, ([] if rows is None else self._new(decode_layers), self._new(prompt_layers))
+        outputs = self._call(ids, layers, inputs, WantedLogits(rows=logit_rows))
+        return outputs, ([] if rows is None else self._new(decode_layers), self._new(prompt_layers))
 
     def _layers(
         self, bounds: Bounds, buffers: Buffers, num_new: mx.array | None = None
@@ -137,13 +140,16 @@ class ForwardPass:
             for kind, arrays in zip(self._kinds, buffers, strict=True)
         ]
 
-    def _call(self, token_ids: mx.array, layers: Sequence[Any], inputs: Inputs) -> mx.array:
-        with applied(inputs) as others, self._attention.in_place():
+    def _call(
+        self, token_ids: mx.array, layers: Sequence[Any], inputs: Inputs, wanted: WantedLogits
+    ) -> Outputs:
+        logits_wanted = logits_of(self._language_model, wanted)
+        with applied(inputs) as others, self._attention.in_place(), logits_wanted as seen:
             arguments = self._arguments(others)
             output = self._language_model(token_ids, cache=layers, **arguments)
         if not all(getattr(layer, "was_attended", True) for layer in layers):
             raise NotImplementedError("it attends in a way of its own")
-        return output.logits  # type: ignore[no-any-return]
+        return [output.logits, seen.hidden] if self._keeps_hidden else [output.logits]
 
     def _new(self, layers: Sequence[Any]) -> Buffers:
         """The new states, and the new buffers if they were not written in place."""
@@ -153,6 +159,18 @@ class ForwardPass:
             else (() if self._in_place else (layer.keys, layer.values))
             for layer in layers
         ]
+
+
+def output_of_rows(outputs: Outputs, num_rows: int | None = None) -> StepOutput:
+    """That of the first `num_rows` of a pass, or of all."""
+    logits, *hidden = (array[:num_rows] for array in outputs)
+    return StepOutput(logits, mx.contiguous(hidden[0]) if hidden else None)
+
+
+def output_of_prompt(outputs: Outputs, first: int, count: int) -> StepOutput:
+    """That of a prompt whose tokens are the rows from `first` on; the others are padding."""
+    logits, *hidden = (array[first:] for array in outputs)
+    return StepOutput(logits, hidden[0][:count].swapaxes(0, 1) if hidden else None)
 
 
 def _as_rows(inputs: Inputs) -> Inputs:

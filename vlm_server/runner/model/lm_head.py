@@ -20,6 +20,7 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
     QuantizedLinear,
 )
 
+from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends.cuda import few_rows
 
 
@@ -36,12 +37,22 @@ class WantedLogits:
     rows: mx.array | None = None
 
 
+@dataclass(slots=True)
+class HeadInput:
+    """The hidden states of all tokens of a step, (rows, tokens, hidden), lazy; None before it."""
+
+    hidden: mx.array | None = None
+
+
 class _OfLastToken:
     wanted = WantedLogits()
+    seen: HeadInput | None = None
 
     def _last(self, x: mx.array) -> mx.array:
         """The hidden states of the wanted tokens, of (rows, tokens, hidden)."""
         wanted = self.wanted
+        if self.seen is not None:
+            self.seen.hidden = x
         if wanted.places is not None:
             return x[mx.arange(len(x)), wanted.places][:, None]
         if wanted.rows is not None:
@@ -85,16 +96,40 @@ def has_last_token_head(language_model: Any) -> bool:
 
 
 @contextmanager
-def logits_of(language_model: Any, wanted: WantedLogits) -> Iterator[None]:
-    """Let logits be those of the wanted tokens, (rows, tokens, vocabulary)."""
+def logits_of(language_model: Any, wanted: WantedLogits) -> Iterator[HeadInput]:
+    """Let logits be those of the wanted tokens, (rows, tokens, vocabulary).
+
+    What it yields gets the hidden states from which they are computed.
+    """
     heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
+    head_input = HeadInput()
     for head in heads:
-        head.wanted = wanted
+        head.wanted, head.seen = wanted, head_input
     try:
-        yield
+        yield head_input
     finally:
         for head in heads:
-            head.wanted = WantedLogits()
+            head.wanted, head.seen = WantedLogits(), None
+
+
+def embedding_shape(language_model: Any) -> tuple[int, int]:
+    """The sizes of vocabulary and hidden states, by a lazy embedding. Raises ModelLoadError."""
+    embeddings = _heads(language_model)[1]
+    if not hasattr(embeddings, "weight"):
+        raise ModelLoadError("no drafter fits this model: its embeddings are not in one table")
+    return len(embeddings.weight), embeddings(mx.zeros((1, 1), mx.int32)).shape[-1]
+
+
+def embed(language_model: Any, token_ids: mx.array) -> mx.array:
+    """The embeddings of `token_ids`, (rows, tokens): (rows, tokens, hidden)."""
+    return _heads(language_model)[1](token_ids)  # type: ignore[no-any-return]
+
+
+def likeliest(language_model: Any, hidden: mx.array) -> mx.array:
+    """The likeliest tokens, (rows, 1), after hidden states, (rows, 1, hidden)."""
+    head, embeddings = _heads(language_model)
+    logits = embeddings.as_linear(hidden) if head is None else head(hidden)
+    return mx.argmax(logits, axis=-1)
 
 
 _TEXTS = ("model", "transformer", "backbone")

@@ -17,7 +17,7 @@ from mlx_vlm.models.cache import ArraysCache
 
 from vlm_server.runner.backends.bounded_layer import MixedStates, StepStates
 from vlm_server.runner.device.arrays import to_numpy
-from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.kv.layers import can_store, has_states, new_layers
 from vlm_server.runner.model.adapters import chosen, chosen_now, chosen_part
 
 _STATE_BLOCK = 64
@@ -131,6 +131,13 @@ def use_state_modules(language_model: Any) -> None:
         for module in layer.children().values():
             if not isinstance(module, StateModule) and _takes_cache(module):
                 module.__class__ = _state_type(type(module))
+
+
+def can_forget(language_model: Any) -> bool:
+    """Whether the layers of a model can remove rejected tokens."""
+    if not can_store(language_model):
+        return False
+    return not has_states(new_layers(language_model)) or records_states(language_model)
 
 
 def records_states(language_model: Any) -> bool:

@@ -12,7 +12,7 @@ from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer
 from vlm_server.runner.kv.layers import has_states, new_layers
 from vlm_server.runner.model.adapters import applied
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import PromptChunk
+from vlm_server.runner.model.chunks import PromptChunk, StepOutput
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 
 _CAPTURE = "capture_layer_ids"
@@ -21,7 +21,11 @@ _CAPTURE = "capture_layer_ids"
 class TextModel:
     """One language model, run by mlx-vlm's code without compilation."""
 
-    def __init__(self, language_model: Any, attention: ModelAttention) -> None:
+    def __init__(
+        self, language_model: Any, attention: ModelAttention, *, keeps_hidden: bool = False
+    ) -> None:
+        """keeps_hidden: whether steps return hidden states, for a draft head."""
+        self.keeps_hidden = keeps_hidden
         self._language_model = language_model
         self._attention = attention
         self._wide_arguments = _arguments_of_wide_steps(language_model)
@@ -36,12 +40,11 @@ class TextModel:
         cache: list[Any],
         inputs: dict[str, mx.array],
         chunk: PromptChunk | None = None,
-    ) -> tuple[mx.array, mx.array | None]:
+    ) -> tuple[StepOutput, StepOutput | None]:
         """Append `token_ids`, (rows, tokens), to `cache`, and, if possible, `chunk` to its prompt.
 
-        inputs: further arguments of the model, and `ADAPTERS`. Returns logits, (rows, tokens,
-        vocabulary), lazy, and those of the chunk's last token, (1, 1, vocabulary); None if the
-        chunk is not part of it.
+        inputs: further arguments of the model, and `ADAPTERS`. Returns the output for the rows, and
+        that for the chunk, whose logits are of its last token; None if it is not part of the step.
         """
         count, layers, arguments = token_ids.shape[1], cache, dict[str, Any](inputs)
         if count > 1:
@@ -51,25 +54,26 @@ class TextModel:
                 for layer in cache
             ]
         logits = logits_of(self._language_model, WantedLogits(count))
-        with logits, self._attention.in_place(), applied(arguments) as others:
+        with logits as seen, self._attention.in_place(), applied(arguments) as others:
             output = self._language_model(token_ids, cache=layers, **others)
         for layer, layer_cache in zip(layers, cache, strict=True):
             if layer is not layer_cache:
                 layer.give_back(layer_cache)
-        return output.logits[:, -count:], None
+        hidden = seen.hidden if self.keeps_hidden else None
+        return StepOutput(output.logits[:, -count:], hidden), None
 
     def step_once(
         self, token_ids: mx.array, cache: list[Any], inputs: dict[str, mx.array]
     ) -> mx.array:
         """The logits of `step`, never compiled: for shapes that hardly come again."""
         forget_columns(cache)
-        return TextModel.step(self, token_ids, cache, inputs)[0]
+        return TextModel.step(self, token_ids, cache, inputs)[0].logits
 
-    def prefill(self, chunk: PromptChunk) -> mx.array | None:
+    def prefill(self, chunk: PromptChunk) -> StepOutput | None:
         """Prefill `chunk` in a step of its own.
 
-        Returns the logits of its last token, (1, 1, vocabulary), lazy; None if there is no compiled
-        step for it, and nothing was done.
+        Returns the output, whose logits are of its last token; None if there is no compiled step
+        for it, and nothing was done.
         """
         return None
 

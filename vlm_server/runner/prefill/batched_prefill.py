@@ -50,9 +50,10 @@ def launch_batched(
     wanted = WantedLogits(places=places)
     arguments |= adapters_of_rows([prompt.adapter for prompt in prompts])
     logits_wanted = logits_of(loaded.language_model, wanted)
-    with loaded.attention.in_place(), logits_wanted, applied(arguments) as others:
-        output = loaded.language_model(token_ids, cache=cache, **others)
+    with loaded.attention.in_place(), logits_wanted as seen, applied(arguments) as others:
+        output = loaded.language_model(token_ids, cache=loaded.model_layers(cache), **others)
     loaded.forget_positions()
+    last_hidden = _launch_head(loaded, seen.hidden, arguments, cache, places)
     logits: mx.array = output.logits[:, -1]
     layers = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
     mx.async_eval(logits, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
@@ -61,7 +62,26 @@ def launch_batched(
         request.request_id: PromptKV(request, layers, row, waits_for_copy=waits_for_copy)
         for row, request in enumerate(requests)
     }
+    for prompt_kv, hidden in zip(prompts_kv.values(), last_hidden, strict=False):
+        prompt_kv.hidden = hidden
     return prompts_kv, logits
+
+
+def _launch_head(
+    loaded: LoadedModel,
+    hidden: mx.array | None,
+    arguments: dict[str, mx.array],
+    cache: list[Any],
+    places: mx.array,
+) -> list[mx.array]:
+    """Append the tokens to the layers of the draft head; returns the states at `places`."""
+    head = loaded.draft_head
+    if head is None or hidden is None:
+        return []
+    layers, positions = loaded.head_layers(cache), arguments.get("position_ids")
+    head.append_chunk(arguments["inputs_embeds"], hidden, None, layers, positions)
+    last = hidden[mx.arange(len(hidden)), places][:, None]
+    return list(mx.split(last, len(hidden)))
 
 
 def _inputs(
@@ -91,7 +111,7 @@ def _restore_prefixes(
     loaded: LoadedModel, requests: Sequence[NewRequest], length: int, capacity: int
 ) -> list[Any]:
     """Layers with a row for each prompt, which holds its cached prefix of `length` tokens."""
-    stacked = new_layers(loaded.language_model)
+    stacked = loaded.new_layers()
     for layer in stacked:
         layer.step, layer.offset = capacity, length
     if not length:
@@ -102,7 +122,7 @@ def _restore_prefixes(
     for request in requests:
         segments = tuple((id(segment), count) for segment, count in request.prefix.segments)
         if segments not in restored_layers:
-            restored_layers[segments] = new_layers(loaded.language_model)
+            restored_layers[segments] = loaded.new_layers()
             restore(restored_layers[segments], request.prefix, capacity - 1)
         rows.append(restored_layers[segments])
     for layer, prompt_layers in zip(stacked, zip(*rows, strict=True), strict=True):

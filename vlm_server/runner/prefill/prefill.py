@@ -14,13 +14,13 @@ from vlm_server.interfaces import Branches, NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
-from vlm_server.runner.kv.layers import new_layers, only_append
+from vlm_server.runner.kv.layers import only_append
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import LayerStates, restore, snapshot
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.adapters import ADAPTERS, adapters_of_rows, applied
-from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
+from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk, StepOutput
 from vlm_server.runner.model.deepstack import EMBEDS, MASK, Deepstack
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.prefill.branches import OptionBranches
@@ -32,7 +32,8 @@ class Prefill:
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._loaded = loaded
         self._prompt = request.prompt
-        self._cache = new_layers(loaded.language_model)
+        self._cache = loaded.new_layers()
+        self._model_cache = loaded.model_layers(self._cache)
         self.kv = PromptKV(request, self._cache, waits_for_copy=loaded.errors.are_late)
         for layer in self._cache:
             if type(layer) is KVCache:  # allocated once for all chunks
@@ -62,18 +63,19 @@ class Prefill:
         """Tokens `start` to `end` for a mixed step; None if they need a step of their own."""
         return self._chunk(start, end) if self._can_be_compiled else None
 
-    def launch(self, start: int, end: int, logits: mx.array | None = None) -> mx.array:
-        """Begin tokens `start` to `end`; `logits` are those of a mixed step that did so.
+    def launch(self, start: int, end: int, output: StepOutput | None = None) -> mx.array:
+        """Begin tokens `start` to `end`; `output` is that of a mixed step that did so.
 
         Returns the last token's logits, (1, vocabulary), lazy.
         """
         self._keep_before_media(start, end)
         self._num_launched = end
-        self.is_piggybacked = logits is not None
-        if logits is None:
-            logits = self._launch_alone(start, end)
+        self.is_piggybacked = output is not None
+        if output is None:
+            output = self._launch_alone(start, end)
         else:
             self._is_compiled = True
+        self._launch_head(start, end, output.hidden)
         self._loaded.forget_positions()
         for point in self._prompt.snapshot_points:
             if start < point <= end:
@@ -84,7 +86,7 @@ class Prefill:
                 vars(layer).pop("step", None)  # grows by KVCache's own steps from here on
                 if isinstance(layer, WindowKVCache):
                     layer.shrink()
-        self._logits = logits[:, -1]
+        self._logits = output.logits[:, -1]
         return self._logits
 
     def launch_options(self, branches: Sequence[Branches]) -> mx.array:
@@ -94,7 +96,7 @@ class Prefill:
         """
         assert self._logits is not None
         self.is_piggybacked = False
-        self.options.launch(self._cache, self._logits, branches)
+        self.options.launch(self._model_cache, self._logits, branches)
         return self._logits
 
     def wait(self) -> None:
@@ -128,16 +130,27 @@ class Prefill:
             is_inside = key.floor(end) < end
             self._before_media = {start: snapshot(self._cache)} if is_inside else {}
 
-    def _launch_alone(self, start: int, end: int) -> mx.array:
-        """The last token's logits, (1, 1, vocabulary), lazy; by a compiled step if there is one."""
+    def _launch_alone(self, start: int, end: int) -> StepOutput:
+        """The output, whose logits are the last token's; by a compiled step if there is one."""
         chunk = self._chunk(start, end)
-        logits = self._loaded.text.prefill(chunk) if self._can_be_compiled else None
-        self._is_compiled = logits is not None
-        if logits is None:
-            logits = self._forward_eager(PaddedChunk.around(start, end, self._multiple), chunk)
-            launched = [logits] if end == self._prompt.num_tokens else []
-            mx.async_eval(launched, [layer.state for layer in self._cache])  # type: ignore[no-untyped-call]
-        return logits
+        output = self._loaded.text.prefill(chunk) if self._can_be_compiled else None
+        self._is_compiled = output is not None
+        if output is None:
+            output = self._forward_eager(PaddedChunk.around(start, end, self._multiple), chunk)
+            launched = [output.logits] if end == self._prompt.num_tokens else []
+            mx.async_eval(launched, [layer.state for layer in self._model_cache])  # type: ignore[no-untyped-call]
+        return output
+
+    def _launch_head(self, start: int, end: int, hidden: mx.array | None) -> None:
+        """Append the chunk to the layers of the draft head, if there is one."""
+        head = self._loaded.draft_head
+        if head is None or hidden is None:
+            return
+        inputs, layers = self._chunk(start, end).inputs, self._loaded.head_layers(self._cache)
+        embeddings, positions = inputs["inputs_embeds"], inputs.get("position_ids")
+        head.append_chunk(embeddings, hidden, self.kv.hidden, layers, positions)
+        self.kv.hidden = mx.contiguous(hidden[:, -1:])
+        mx.async_eval(self.kv.hidden, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
 
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None
@@ -146,29 +159,33 @@ class Prefill:
             self._inputs.arguments(start, end),
         )
         return PromptChunk(
-            token_ids, arguments, self._cache, buffer_capacity(self._prompt.num_tokens)
+            token_ids, arguments, self._model_cache, buffer_capacity(self._prompt.num_tokens)
         )
 
-    def _forward_eager(self, padded: PaddedChunk, chunk: PromptChunk) -> mx.array:
-        """The last token's logits, lazy, by mlx-vlm's model without compilation."""
-        language_model, cache = self._loaded.language_model, self._cache
+    def _forward_eager(self, padded: PaddedChunk, chunk: PromptChunk) -> StepOutput:
+        """The output, whose logits are the last token's, by mlx-vlm's model not compiled."""
+        language_model, cache = self._loaded.language_model, self._model_cache
         token_ids, arguments = chunk.token_ids, chunk.inputs
         forget_columns(cache)
         if not padded.is_exact:
-            cache = [PaddedChunkCache(layer, padded) for layer in self._cache]
+            cache = [PaddedChunkCache(layer, padded) for layer in cache]
             token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
         arguments = {name: arguments[name] for name in arguments if name != ADAPTERS}
         arguments |= adapters_of_rows([self._prompt.adapter])
         logits = logits_of(language_model, wanted)
-        with self._loaded.attention.in_place(), logits, applied(arguments) as others:
+        with self._loaded.attention.in_place(), logits as seen, applied(arguments) as others:
             model_arguments = self._loaded.family.deepstack.arguments(others)
-            return language_model(token_ids, cache=cache, **model_arguments).logits  # type: ignore[no-any-return]
+            output = language_model(token_ids, cache=cache, **model_arguments)
+        hidden = None
+        if seen.hidden is not None and self._loaded.text.keeps_hidden:
+            hidden = seen.hidden[:, padded.num_before :][:, : chunk.num_tokens]
+        return StepOutput(output.logits, hidden)
 
     def _supports_padding(self) -> bool:
         """Whether no layer attends to padding, or has it in its states, in mlx-vlm's own code."""
         is_by_place = self._loaded.family.deepstack is Deepstack.BY_PLACE
-        return self._can_be_compiled and only_append(self._cache) and not is_by_place
+        return self._can_be_compiled and only_append(self._model_cache) and not is_by_place
 
 
 def embed_text(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:

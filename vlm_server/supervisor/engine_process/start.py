@@ -11,18 +11,19 @@ from vlm_server.models import EMBEDDED
 from vlm_server.platform import preload
 from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
 from vlm_server.protocol import Start
-from vlm_server.settings import EngineSettings, Settings
+from vlm_server.settings import AUTO, OFF, EngineSettings, Settings
 from vlm_server.settings.paths import expand_home
 
 
 def start_of(settings: Settings) -> Start:
     """The first command of an engine, with absolute paths; the embedded model if none is named."""
     path = Path(settings.model.path) if settings.model.path else EMBEDDED
-    template = settings.model.chat_template
+    template, drafter = settings.model.chat_template, settings.model.drafter
     model = msgspec.structs.replace(
         settings.model,
         path=str(path.absolute()),
         chat_template=str(expand_home(template).absolute()) if template else "",
+        drafter=drafter if drafter in (AUTO, OFF) else str(expand_home(drafter).absolute()),
     )
     return Start(
         model=model,

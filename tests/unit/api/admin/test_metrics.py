@@ -29,6 +29,8 @@ STATS = Stats(
     spec_drafts=71,
     spec_draft_tokens=72,
     spec_accepted_tokens=73,
+    spec_trained_draft_tokens=74,
+    spec_trained_accepted_tokens=75,
     media_items=90,
     cached_media_items=9,
     caches=(
@@ -122,6 +124,8 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
         of_model("spec_decode_num_drafts_total"): 71,
         of_model("spec_decode_num_draft_tokens_total"): 72,
         of_model("spec_decode_num_accepted_tokens_total"): 73,
+        of_model("spec_decode_num_trained_draft_tokens_total"): 74,
+        of_model("spec_decode_num_trained_accepted_tokens_total"): 75,
     },
     "caches": {
         of_model("cache_entries", cache="pixel"): 1,
@@ -192,7 +196,8 @@ async def test_metrics_have_documentation_and_right_types(
                      "generation_tokens", "prompt_tokens", "prefix_cache_queries",
                      "prefix_cache_hits", "mm_cache_queries", "mm_cache_hits", "cache_hits",
                      "cache_misses", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
-                     "spec_decode_num_accepted_tokens",
+                     "spec_decode_num_accepted_tokens", "spec_decode_num_trained_draft_tokens",
+                     "spec_decode_num_trained_accepted_tokens",
                      "tool_calls", "broken_tool_calls", "stored_responses_evictions",
                      "stored_files_evictions",
                      "resumed_streams", "abandoned_streams",

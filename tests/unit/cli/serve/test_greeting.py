@@ -19,6 +19,7 @@ from vlm_server.cli import log
 from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.client.questions import red_circle_url
 from vlm_server.cli.serve import greeting
+from vlm_server.protocol import ModelFacts
 
 URL = "http://127.0.0.1:8000/v1"
 
@@ -40,6 +41,13 @@ def test_example_request_is_one_curl_command_about_image() -> None:
     assert body["model"] == "demo"
     (message,) = body["messages"]
     assert [part["type"] for part in message["content"]] == ["image_url", "text"]
+
+
+def test_greetings_name_drafter() -> None:
+    facts = ModelFacts(drafter="qwen3_5_mtp")
+    assert "qwen3_5_mtp" in greeting.greeting(URL, "demo", settings.Settings(), facts)
+    assert "qwen3_5_mtp" in greeting.invitation(URL, 2.0, settings.Settings(), Terminal(), facts)
+    assert "drafter" not in greeting.greeting(URL, "demo", settings.Settings())
 
 
 def test_example_request_never_shows_api_key() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from vlm_server.interfaces import DraftCounts
 from vlm_server.runner.decode import speculation
 from vlm_server.runner.decode.speculation import (
     Speculation,
@@ -105,9 +108,8 @@ def test_time_of_single_wide_steps_among_plain_steps_is_measured(monkeypatch: py
         now += 0.007
         choice = model.drafts(seqs, frozenset())
         assert choice is not None
-        width, _ = choice
-        now += 0.01 * width
-        model.record_step(1, width)
+        now += 0.01 * choice.width
+        model.record_step(1, choice.width)
         num_wide += 1
     assert num_wide < 10
 
@@ -132,3 +134,90 @@ def test_best_draft_width_is_bounded_by_longest_draft():
     assert best_width(WIDTHS, [[1.0, 1.0]], times) == 3
     assert best_width(WIDTHS, [[]], times) == 1
     assert best_width((8,), [[1.0] * 3], times) == 8
+
+
+# ---- a draft head ----------------------------------------------------------------------------
+
+
+class Head:
+    """A head whose drafts are right for `share` of the time, and take `seconds` each."""
+
+    def __init__(self, share: float, seconds: float) -> None:
+        self.share, self.seconds = share, seconds
+        self.now = 0.0
+        self.num_drafted = 0
+        self.random = random.Random(1)
+
+    def draft(self, count: int) -> list[list[int]]:
+        self.now += count * self.seconds
+        self.num_drafted += count
+        return [[9] * count]
+
+    def num_right(self, count: int) -> int:
+        return next((n for n in range(count) if self.random.random() >= self.share), count)
+
+
+def run_steps(head: Head, model: Speculation, chance: float, count: int) -> tuple[int, int]:
+    """The steps by text and by head; plain steps take 10 ms, each further token 1 ms."""
+    by_text = by_head = 0
+    seqs: list[Any] = [Drafting(chance)]
+    for _ in range(count):
+        choice = model.drafts(seqs, frozenset(), head.draft) if model.can_gain(seqs) else None
+        width = 1 if choice is None else choice.width
+        head.now += 0.01 + 0.001 * (width - 1)
+        if choice is not None:
+            by_head += choice.by_head
+            by_text += not choice.by_head
+            drafts, (is_trained,) = choice.token_ids[0], choice.are_trained
+            counts = DraftCounts(len(drafts), head.num_right(len(drafts)), is_trained)
+            model.record_drafts([counts])
+        model.record_step(1, width, by_head=choice is not None and choice.by_head)
+    return by_text, by_head
+
+
+@pytest.fixture
+def new_head(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], Head]:
+    def new(share: float, seconds: float) -> Head:
+        head = Head(share, seconds)
+        monkeypatch.setattr(speculation.time, "perf_counter", lambda: head.now)
+        return head
+
+    return new
+
+
+NewHead = Callable[[float, float], Head]
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds", "is_used"),
+    [(0.9, 0.001, True), (0.1, 0.001, False), (0.9, 0.02, False)],
+    ids=["good", "often wrong", "slow"],
+)
+def test_head_drafts_where_that_pays(
+    new_head: NewHead, share: float, seconds: float, is_used: bool
+):
+    head, model = new_head(share, seconds), Speculation((2, 4, 8), has_head=True)
+    run_steps(head, model, 0.0, 60)
+    _, by_head = run_steps(head, model, 0.0, 200)
+    assert by_head > 190 if is_used else by_head < 10
+
+
+def test_text_drafts_where_they_are_as_good_as_head(new_head: NewHead):
+    head, model = new_head(0.8, 0.003), Speculation((2, 4, 8), has_head=True)
+    run_steps(head, model, 0.0, 60)
+    assert run_steps(head, model, 0.95, 100)[0] > 90
+    assert run_steps(head, model, 0.2, 100)[1] > 90
+
+
+def test_head_that_was_wrong_is_tried_again(new_head: NewHead):
+    """The text may have become easier."""
+    head, model = new_head(0.0, 0.001), Speculation((2, 4, 8), has_head=True)
+    run_steps(head, model, 0.0, 300)
+    head.share = 0.9
+    assert run_steps(head, model, 0.0, 600)[1] > 50
+
+
+def test_head_without_widths_never_drafts(new_head: NewHead):
+    head, model = new_head(1.0, 0.0), Speculation(has_head=True)
+    assert run_steps(head, model, 0.0, 10) == (0, 0)
+    assert head.num_drafted == 0

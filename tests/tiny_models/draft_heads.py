@@ -1,0 +1,79 @@
+"""Tiny draft heads of Qwen3.5's kind, for tiny models of the same width.
+
+The next token of a random model depends on all before it, which no head can guess. So the model is
+written with layers that add little to what a token's embedding is, and the head as one that adds
+nothing: it guesses the model's token as often as `strength` lets it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests.tiny_models.weights import Array, save
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+"""The last matrix of each part of a layer."""
+_LAYER = "language_model.model.layers.{}."
+_ATTENDING = 3
+"""A layer of tiny Qwen3.5 that attends to all tokens."""
+
+
+def with_weak_layers(source: Path, folder: Path, strength: float) -> Path:
+    """The checkpoint in `source` whose language model's layers add `strength` of what they did."""
+    shutil.copytree(source, folder)
+    weights = load_file(source / WEIGHTS)
+    for name, array in weights.items():
+        if name.startswith("language_model.") and name.endswith(_ADDING):
+            weights[name] = (strength * array).astype(np.float32)
+    save(weights, folder / WEIGHTS)
+    return folder
+
+
+def head_of(qwen: Path, *, is_idle: bool = True) -> dict[str, Array]:
+    """A head for models of the width of tiny Qwen3.5, in `qwen`, with a layer of that.
+
+    If it `is_idle`, it guesses by the newest token alone, else by what the layer makes of both.
+    """
+    weights = load_file(qwen / WEIGHTS)
+    size = len(weights["language_model.model.norm.weight"])
+    prefix = _LAYER.format(_ATTENDING)
+    scale = 0.0 if is_idle else 1.0
+    head = {
+        "fc.weight": np.concatenate([np.eye(size), (1 - is_idle) * np.eye(size)], axis=1),
+        "pre_fc_norm_embedding.weight": np.ones(size),
+        "pre_fc_norm_hidden.weight": np.ones(size),
+        "norm.weight": weights["language_model.model.norm.weight"],
+    }
+    for name, array in weights.items():
+        if name.startswith(prefix):
+            factor = scale if name.endswith(_ADDING) else 1.0
+            head[f"layers.0.{name.removeprefix(prefix)}"] = factor * array
+    return {name: array.astype(np.float32) for name, array in head.items()}
+
+
+def write_head(qwen: Path, folder: Path, model: Path, *, is_idle: bool = True) -> Path:
+    """A folder with a head alone, as mlx-vlm splits it off, for the checkpoint in `model`."""
+    text, of_model = (
+        whole.get("text_config", whole)
+        for whole in (json.loads((source / CONFIG).read_text()) for source in (qwen, model))
+    )
+    sizes = {"vocab_size": of_model["vocab_size"], "mtp_num_hidden_layers": 1}
+    config = {"model_type": "qwen3_5_mtp", "text_config": text | sizes, "block_size": 3}
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps(config))
+    save(head_of(qwen, is_idle=is_idle), folder / WEIGHTS)
+    return folder
+
+
+def add_head(folder: Path, *, is_idle: bool = True) -> Path:
+    """Write the head into the weights of tiny Qwen3.5 in `folder`, where its makers have it."""
+    weights = load_file(folder / WEIGHTS)
+    head = {f"mtp.{name}": array for name, array in head_of(folder, is_idle=is_idle).items()}
+    save(weights | head, folder / WEIGHTS)
+    return folder

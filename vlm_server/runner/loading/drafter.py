@@ -1,0 +1,135 @@
+"""Finds and loads a trained drafter: a head within a checkpoint, beside it, or in a folder."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_vlm.speculative.drafters.mtp_split import MTPSplitter, get_mtp_splitter
+from mlx_vlm.utils import get_model_and_args, load_model, load_model_weights
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.hub.layout import CONFIG, read_object
+from vlm_server.runner.families.family import Family
+from vlm_server.runner.loaded import language_model_of
+from vlm_server.runner.loading.checkpoint.files import reason_of
+from vlm_server.runner.loading.checkpoint.view import no_code_of
+from vlm_server.runner.model.lm_head import embedding_shape
+from vlm_server.settings import AUTO, OFF
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("qwen3_5_mtp",)
+"""The `model_type`s of mlx-vlm's drafters that are served."""
+_BASES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
+"""Names by which mlx-vlm finds the heads of text models."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFiles:
+    """A drafter in `folder`; `splitter` takes it out of a whole checkpoint, if that is one."""
+
+    folder: Path
+    splitter: MTPSplitter | None = None
+
+    @property
+    def kind(self) -> str:
+        if self.splitter is not None:
+            return str(self.splitter.output_model_type)
+        return str(read_object(self.folder / CONFIG).get("model_type", ""))
+
+    def load(self) -> Any:
+        """mlx-vlm's module, whose weights may be lazy. Raises any exception."""
+        if self.splitter is None:
+            return load_model(self.folder, lazy=True)
+        config, weights = self.splitter.prepare(self.folder)
+        package, _ = get_model_and_args(config)
+        module = package.Model(package.ModelConfig.from_dict(config))
+        return load_model_weights(module, config, weights, self.folder, lazy=True)
+
+
+def find_drafter(setting: str, folder: Path) -> DrafterFiles | None:
+    """The drafter for the checkpoint in `folder`; `setting` is `model.drafter`.
+
+    Raises ModelLoadError if the setting names a folder without one.
+    """
+    if setting == OFF:
+        return None
+    if setting == AUTO:
+        beside = (folder, folder / "mtp", folder.with_name(f"{folder.name}-mtp"))
+        return next(filter(None, map(_drafter_in, beside)), None)
+    found = _drafter_in(Path(setting))
+    if found is None:
+        name = read_object(Path(setting) / CONFIG).get("model_type") or "no model_type"
+        raise ModelLoadError(
+            f"{setting} is no drafter that can be served (model.drafter): its config.json names "
+            f"{name}, and those served are {', '.join(KINDS)}, or checkpoints with such a head"
+        )
+    return found
+
+
+def _drafter_in(folder: Path) -> DrafterFiles | None:
+    config = read_object(folder / CONFIG)
+    if config.get("model_type") in KINDS:
+        return DrafterFiles(folder)
+    base = _BASES.get(str(config.get("model_type")))
+    splitter = get_mtp_splitter(base, source_config=config) if config else None
+    if splitter is None or splitter.output_model_type not in KINDS:
+        return None
+    try:
+        names = splitter.iter_selected(folder, splitter.read_text_config(config))
+        return DrafterFiles(folder, splitter) if next(iter(names), None) else None
+    except Exception:  # of damaged files, which loading reports
+        logger.debug("no drafter is found in %s", folder, exc_info=True)
+        return None
+
+
+def open_drafter(
+    files: DrafterFiles | None, setting: str, family: Family, model: Any
+) -> Any | None:
+    """mlx-vlm's module of a drafter for `model`, whose weights may be lazy; or None.
+
+    Raises ModelLoadError if it can't be served or does not fit. One that was found by itself is
+    left out then, with a warning.
+    """
+    try:
+        return None if files is None else _open(files, family, model)
+    except ModelLoadError as error:
+        if setting != AUTO:
+            raise
+        logger.warning("a drafter was found and is not used: %s", error)
+        return None
+
+
+def _open(files: DrafterFiles, family: Family, model: Any) -> Any:
+    if not family.is_checked or family.embeds is not None:
+        raise ModelLoadError(f"no drafts are verified for {family.name}, so it can have no drafter")
+    try:
+        with no_code_of(files.folder):
+            module = files.load()
+    except Exception as error:
+        raise ModelLoadError(
+            f"mlx-vlm can't load the drafter in {files.folder}: {reason_of(error)}"
+        ) from error
+    _check_fits(module, language_model_of(model), files.folder)
+    return module
+
+
+def _check_fits(module: Any, language_model: Any, folder: Path) -> None:
+    """Raises ModelLoadError if the drafter is one of another model."""
+    text, config = module.config.text_config, read_object(folder / CONFIG)
+    if (config.get("text_config") or config).get("mtp_use_dedicated_embeddings"):
+        raise ModelLoadError(f"the drafter in {folder} has embeddings of its own: not supported")
+    vocabulary, hidden_size = embedding_shape(language_model)
+    sizes = (
+        ("hidden_size", int(text.hidden_size), hidden_size),
+        ("vocab_size", int(text.vocab_size), vocabulary),
+    )
+    for name, own, wanted in sizes:
+        if own != wanted:
+            raise ModelLoadError(
+                f"the drafter in {folder} is one of another model: its {name} is {own}, and the "
+                f"model's {wanted}"
+            )
