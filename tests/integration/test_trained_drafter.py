@@ -37,7 +37,15 @@ from tests.integration.test_speculation import answer_tokens, ask_all
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from tests.tiny_models import cached
-from tests.tiny_models.draft_heads import WEIGHTS, add_head, head_of, with_weak_layers, write_head
+from tests.tiny_models.draft_heads import (
+    EAGLE,
+    WEIGHTS,
+    add_head,
+    head_of,
+    with_weak_layers,
+    write_eagle,
+    write_head,
+)
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import SeqId
@@ -50,8 +58,11 @@ from vlm_server.runner.loading.probe import planned_state_size
 
 STRENGTH = 0.03
 """With it, the head is right about four times in ten."""
-FAMILIES = ("qwen3_5", "qwen3_vl")
-"""One with states, and one whose layers all append, so that prompts are prefilled together."""
+KINDS = few_of(
+    [f"{family}-{kind}" for kind in ("mtp", EAGLE) for family in ("qwen3_5", "qwen3_vl")],
+    ["qwen3_5-mtp", f"qwen3_vl-{EAGLE}"],
+)
+"""Models with states, and ones whose layers all append: their prompts are prefilled together."""
 
 
 class Mute:
@@ -81,12 +92,15 @@ class Pair:
     busy: LoadedModel
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder, qwen = tmp_path_factory.mktemp("heads"), cached("qwen3_5")
-    model = with_weak_layers(cached(request.param), folder / "model", STRENGTH)
+    family, kind = request.param.split("-")
+    folder = tmp_path_factory.mktemp("heads")
+    model = with_weak_layers(cached(family), folder / "model", STRENGTH)
     heads = [
-        write_head(qwen, folder / name, model, is_idle=is_idle)
+        write_eagle(model, folder / name, is_idle=is_idle)
+        if kind == EAGLE
+        else write_head(cached("qwen3_5"), folder / name, model, is_idle=is_idle)
         for name, is_idle in (("idle", True), ("busy", False))
     ]
     return Pair(*(load_model(model, drafter=str(drafter)) for drafter in ("off", *heads)))
@@ -489,6 +503,41 @@ def narrow(path: Path) -> None:
         halves = (slice(32), slice(None)) if "down_proj" in name or "o_proj" in name else halves
         weights[name] = np.ascontiguousarray(array[halves[: array.ndim]])
     save_file(weights, path, {"format": "mlx"})
+
+
+@pytest.mark.usefixtures("mute")
+def test_eagle_head_is_found_beside_checkpoint(tmp_path: Path):
+    model = with_weak_layers(cached("qwen3_vl"), tmp_path / "model", STRENGTH)
+    wanted = run_all(engine_of(load_model(model)))
+    write_eagle(model, tmp_path / "model-eagle3")
+    drafted = load_model(model)
+    assert drafted.draft_head is not None
+    assert drafted.draft_head.name == EAGLE
+    engine = engine_of(drafted, num_draft_tokens=7)
+    assert run_all(engine) == wanted
+    assert num_accepted(engine) > 5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"target_hidden_size": 32}, "its hidden_size is 32, and the model's 64"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, r"asks for layers \[1, 2, 9\] of 4"),
+    ],
+)
+def test_eagle_head_that_does_not_fit_is_refused(
+    tmp_path: Path, change: dict[str, Any], reason: str
+):
+    model = cached("qwen3_vl")
+    head = write_eagle(model, tmp_path / "head")
+    config = json.loads((head / "config.json").read_text()) | change
+    (head / "config.json").write_text(json.dumps(config))
+    if "target_hidden_size" in change:
+        weights = load_file(head / WEIGHTS)
+        weights["fc.weight"] = np.ascontiguousarray(weights["fc.weight"][:, :96])
+        save_file(weights, head / WEIGHTS, {"format": "mlx"})
+    with pytest.raises(ModelLoadError, match=reason):
+        load_model(model, drafter=str(head))
 
 
 def test_folder_without_drafter_is_refused(tmp_path: Path):

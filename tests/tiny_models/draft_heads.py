@@ -20,6 +20,9 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 """The last matrix of each part of a layer."""
 _LAYER = "language_model.model.layers.{}."
+EAGLE = "eagle3"
+_SHARPNESS = 4.0
+"""Of the queries and keys of a head that attends to the newest token alone."""
 _ATTENDING = 3
 """A layer of tiny Qwen3.5 that attends to all tokens."""
 
@@ -76,4 +79,66 @@ def add_head(folder: Path, *, is_idle: bool = True) -> Path:
     weights = load_file(folder / WEIGHTS)
     head = {f"mtp.{name}": array for name, array in head_of(folder, is_idle=is_idle).items()}
     save(weights | head, folder / WEIGHTS)
+    return folder
+
+
+def write_eagle(model: Path, folder: Path, *, is_idle: bool = True) -> Path:
+    """An EAGLE-3 head, as Speculators saves it, for the checkpoint in `model`.
+
+    If it `is_idle`, its layer copies the newest token's embedding, else it is random. It can guess
+    two thirds of the vocabulary.
+    """
+    weights = load_file(model / WEIGHTS)
+    embeddings = weights["language_model.model.embed_tokens.weight"]
+    vocabulary, size = embeddings.shape
+    kept = np.array([number for number in range(vocabulary) if number % 3])
+    config = {
+        "speculators_model_type": EAGLE,
+        "draft_vocab_size": len(kept),
+        "target_hidden_size": size,
+        "norm_before_residual": is_idle,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+        "transformer_layer_config": {
+            "hidden_size": size,
+            "intermediate_size": 2 * size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "vocab_size": vocabulary,
+        },
+    }
+    rng, gain, both = np.random.default_rng(3), size**-0.5, (size, 2 * size)
+    copying = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1)
+    sharp = _SHARPNESS * copying
+
+    def matrix(idle: Array, shape: tuple[int, ...]) -> Array:
+        return idle if is_idle else (gain * rng.standard_normal(shape)).astype(np.float32)
+
+    nothing, ones = np.zeros((size, size)), np.ones(size)
+    head = {
+        "embed_tokens.weight": embeddings,
+        "fc.weight": matrix(np.zeros((size, 3 * size)), (size, 3 * size)),
+        "norm.weight": weights["language_model.model.norm.weight"],
+        "lm_head.weight": weights["language_model.lm_head.weight"][kept],
+        "d2t": (kept - np.arange(len(kept))).astype(np.int64),
+        "layers.0.input_layernorm.weight": ones,
+        "layers.0.hidden_norm.weight": nothing[0] if is_idle else ones,
+        "layers.0.post_attention_layernorm.weight": ones,
+        "layers.0.self_attn.q_proj.weight": matrix(sharp, both),
+        "layers.0.self_attn.k_proj.weight": matrix(sharp, both),
+        "layers.0.self_attn.v_proj.weight": matrix(copying, both),
+        "layers.0.self_attn.o_proj.weight": matrix(np.eye(size), (size, size)),
+        "layers.0.mlp.gate_proj.weight": matrix(np.zeros((2 * size, size)), (2 * size, size)),
+        "layers.0.mlp.up_proj.weight": matrix(np.zeros((2 * size, size)), (2 * size, size)),
+        "layers.0.mlp.down_proj.weight": matrix(np.zeros((size, 2 * size)), (size, 2 * size)),
+    }
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps(config))
+    save(
+        {
+            name: array if name == "d2t" else array.astype(np.float32)
+            for name, array in head.items()
+        },
+        folder / WEIGHTS,
+    )
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from vlm_server.runner.families.family import Family
 from vlm_server.runner.loaded import language_model_of
 from vlm_server.runner.loading.checkpoint.files import reason_of
 from vlm_server.runner.loading.checkpoint.view import no_code_of
+from vlm_server.runner.model.draft_head import EAGLE, is_eagle
 from vlm_server.runner.model.lm_head import embedding_shape
 from vlm_server.settings import AUTO, OFF
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("qwen3_5_mtp",)
+_MTP = "qwen3_5_mtp"
+KINDS = (_MTP, EAGLE)
 """The `model_type`s of mlx-vlm's drafters that are served."""
 _BASES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 """Names by which mlx-vlm finds the heads of text models."""
@@ -38,7 +41,7 @@ class DrafterFiles:
     def kind(self) -> str:
         if self.splitter is not None:
             return str(self.splitter.output_model_type)
-        return str(read_object(self.folder / CONFIG).get("model_type", ""))
+        return _kind_of(read_object(self.folder / CONFIG))
 
     def load(self) -> Any:
         """mlx-vlm's module, whose weights may be lazy. Raises any exception."""
@@ -58,11 +61,12 @@ def find_drafter(setting: str, folder: Path) -> DrafterFiles | None:
     if setting == OFF:
         return None
     if setting == AUTO:
-        beside = (folder, folder / "mtp", folder.with_name(f"{folder.name}-mtp"))
-        return next(filter(None, map(_drafter_in, beside)), None)
+        beside = [folder.with_name(f"{folder.name}-{kind}") for kind in ("mtp", EAGLE)]
+        within = (folder, folder / "mtp", folder / EAGLE)
+        return next(filter(None, map(_drafter_in, [*within, *beside])), None)
     found = _drafter_in(Path(setting))
     if found is None:
-        name = read_object(Path(setting) / CONFIG).get("model_type") or "no model_type"
+        name = _kind_of(read_object(Path(setting) / CONFIG)) or "no model_type"
         raise ModelLoadError(
             f"{setting} is no drafter that can be served (model.drafter): its config.json names "
             f"{name}, and those served are {', '.join(KINDS)}, or checkpoints with such a head"
@@ -70,9 +74,14 @@ def find_drafter(setting: str, folder: Path) -> DrafterFiles | None:
     return found
 
 
+def _kind_of(config: Mapping[str, Any]) -> str:
+    """The `model_type`, which Speculators' heads name otherwise."""
+    return str(config.get("speculators_model_type") or config.get("model_type") or "")
+
+
 def _drafter_in(folder: Path) -> DrafterFiles | None:
     config = read_object(folder / CONFIG)
-    if config.get("model_type") in KINDS:
+    if _kind_of(config) in KINDS:
         return DrafterFiles(folder)
     base = _BASES.get(str(config.get("model_type")))
     splitter = get_mtp_splitter(base, source_config=config) if config else None
@@ -119,15 +128,18 @@ def _open(files: DrafterFiles, family: Family, model: Any) -> Any:
 
 def _check_fits(module: Any, language_model: Any, folder: Path) -> None:
     """Raises ModelLoadError if the drafter is one of another model."""
-    text, config = module.config.text_config, read_object(folder / CONFIG)
+    config = read_object(folder / CONFIG)
     if (config.get("text_config") or config).get("mtp_use_dedicated_embeddings"):
         raise ModelLoadError(f"the drafter in {folder} has embeddings of its own: not supported")
     vocabulary, hidden_size = embedding_shape(language_model)
-    sizes = (
-        ("hidden_size", int(text.hidden_size), hidden_size),
-        ("vocab_size", int(text.vocab_size), vocabulary),
-    )
-    for name, own, wanted in sizes:
+    if is_eagle(module):
+        sizes = module.target_hidden_size, module.target_vocab_size
+    else:
+        sizes = module.config.text_config.hidden_size, module.config.text_config.vocab_size
+    for name, own, wanted in (
+        ("hidden_size", sizes[0], hidden_size),
+        ("vocab_size", sizes[1], vocabulary),
+    ):
         if own != wanted:
             raise ModelLoadError(
                 f"the drafter in {folder} is one of another model: its {name} is {own}, and the "

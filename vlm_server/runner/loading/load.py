@@ -53,7 +53,7 @@ from vlm_server.runner.model.adapters import Adapter, attach
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.deepstack import add_to_all_tokens
-from vlm_server.runner.model.draft_head import DraftHead
+from vlm_server.runner.model.draft_head import DraftHead, EagleHead, MtpHead, is_eagle
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import has_last_token_head, use_last_token_head
@@ -164,13 +164,16 @@ def _draft_head(
     """
     if module is None:
         return None
-    if can_forget(language_model) and has_last_token_head(language_model):
-        return DraftHead(module, language_model, attention.attention)
-    text = "its drafter is not used: this model can't verify drafts, or hides its hidden states"
-    if settings.drafter != AUTO:
-        raise ModelLoadError(text)
-    logger.warning("%s", text)
-    return None
+    kind = EagleHead if is_eagle(module) else MtpHead
+    try:
+        if not (can_forget(language_model) and has_last_token_head(language_model)):
+            raise ModelLoadError("no drafter fits this model: its layers or its head are unknown")
+        return kind(module, language_model, attention.attention)
+    except ModelLoadError as error:
+        if settings.drafter != AUTO:
+            raise
+        logger.warning("a drafter was found and is not used: %s", error)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from vlm_server.runner.families.refusals import WRITE_PROMPTS
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.draft_head import append_lazily
-from vlm_server.runner.model.lm_head import embed
 from vlm_server.runner.vision.towers import fast_tower_of
 
 _PROBE_TOKENS = 2
@@ -65,7 +64,7 @@ def planned_state_size(
     language_model(token_ids, cache=layers)
     family.forget_positions(language_model)
     if drafter is not None:
-        layers += append_lazily(drafter, embed(language_model, token_ids))
+        layers += append_lazily(drafter, language_model, token_ids)
     return StateSize(layers, _PROBE_TOKENS)
 
 

@@ -1,8 +1,7 @@
 """A trained drafter: a head that guesses tokens from the hidden states of the model.
 
-Multi-token prediction (MTP; DeepSeek-V3, Qwen3.5): from the embedding of a token and the hidden
-state of the token before it, a small layer computes a hidden state. The model's own head turns that
-into logits of the next token, and the layer itself, with the guess's embedding, into one more.
+From a token and the hidden state of the token before it, a small layer computes a state whose
+logits are those of the next token, and from the guess and that state one more.
 
 Its KV has a column for each token, in layers after the model's own. So batches, the prefix cache
 and estimates of memory treat them alike.
@@ -10,35 +9,28 @@ and estimates of memory treat them alike.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx_vlm.models.base import create_attention_mask
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.runner.backends.interface import Attention
 from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.hidden_states import keep_inputs
 from vlm_server.runner.model.lm_head import embed, likeliest
 from vlm_server.runner.model.mrope import next_position_ids, use_shared_mrope
 
 
-def append_lazily(module: Any, embeddings: mx.array) -> list[Any]:
-    """The layers of a head after these tokens, (1, tokens, hidden), none of it computed."""
-    layers = [KVCache() for _ in module.layers]
-    count = embeddings.shape[1]
-    position_ids = mx.broadcast_to(mx.arange(count), (3, 1, count))
-    module._forward_hidden(embeddings, mx.zeros_like(embeddings), layers, position_ids)
-    return layers
-
-
-class DraftHead:
-    """mlx-vlm's module of a head, with the embeddings and the head of one language model."""
+class DraftHead(ABC):
+    """mlx-vlm's module of a head, for one language model."""
 
     def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
         self.module = module
         self._language_model = language_model
         self._attention = ModelAttention(module, attention)
-        self._positions = use_shared_mrope(module)
 
     @property
     def name(self) -> str:
@@ -53,24 +45,6 @@ class DraftHead:
         """An empty cache for each of its layers, of one sequence."""
         return [KVCache() for _ in range(self.num_layers)]
 
-    def append(
-        self,
-        embeddings: mx.array,
-        hidden: mx.array,
-        layers: Sequence[Any],
-        position_ids: mx.array,
-    ) -> mx.array:
-        """Append tokens to `layers`; returns the hidden states for the tokens after them, lazy.
-
-        embeddings: of the tokens; hidden: the states before each; both (rows, tokens, hidden), as
-        is the result. position_ids: (3, rows, tokens), or (rows, 1) of text.
-        """
-        with self._attention.in_place():
-            states: mx.array = self.module._forward_hidden(
-                embeddings, hidden, list(layers), position_ids
-            )
-        return states
-
     def append_text(
         self,
         token_ids: mx.array,
@@ -78,34 +52,178 @@ class DraftHead:
         layers: Sequence[Any],
         positions: Sequence[int],
     ) -> mx.array:
-        """`append` for `token_ids`, (rows, tokens), given the first position of each row."""
-        embeddings = embed(self._language_model, token_ids)
-        ids = next_position_ids(self._positions, positions, token_ids.shape[1])
-        return self.append(embeddings, hidden, layers, ids["position_ids"])
+        """Append tokens to `layers`; returns the states for the tokens after them, lazy.
 
-    def guess(self, hidden: mx.array) -> mx.array:
-        """The likeliest tokens, (rows, 1), by hidden states that it returned, (rows, 1, hidden)."""
-        return likeliest(self._language_model, hidden)
+        token_ids: (rows, tokens). hidden: the states before each, (rows, tokens, hidden), of the
+        model or of this head. positions: of each row's first token.
+        """
+        with self._attention.in_place():
+            return self._append_text(token_ids, hidden, layers, positions)
 
     def append_chunk(
         self,
-        embeddings: mx.array,
+        token_ids: mx.array,
+        inputs: dict[str, Any],
         hidden: mx.array,
         before: mx.array | None,
         layers: Sequence[Any],
-        position_ids: mx.array | None,
     ) -> None:
         """Append tokens of prompts whose own hidden states are `hidden`, (rows, tokens, hidden).
 
-        before: the state before the first of them, (rows, 1, hidden). None at the start of a
-        prompt, or after a cached prefix, with which it is not stored: zeros take its place.
-        position_ids: None for an order without pictures.
+        inputs: those of the model's step. before: the state before the first of them, (rows, 1,
+        hidden). None at the start of a prompt, or after a cached prefix, with which it is not
+        stored: zeros take its place.
         """
-        rows, count, _ = hidden.shape
         if before is None:
             before = mx.zeros_like(hidden[:, :1])
-        if position_ids is None:
-            start = layers[0].offset
-            position_ids = mx.broadcast_to(mx.arange(start, start + count), (3, rows, count))
         states = mx.concatenate([before, hidden[:, :-1]], axis=1)
-        self.append(embeddings, states, layers, position_ids)
+        with self._attention.in_place():
+            self._append_prompt(token_ids, inputs, states, layers)
+
+    @abstractmethod
+    def guess(self, hidden: mx.array) -> mx.array:
+        """The likeliest tokens, (rows, 1), by states that it returned, (rows, 1, hidden)."""
+
+    @abstractmethod
+    def _append_text(
+        self,
+        token_ids: mx.array,
+        hidden: mx.array,
+        layers: Sequence[Any],
+        positions: Sequence[int],
+    ) -> mx.array: ...
+
+    @abstractmethod
+    def _append_prompt(
+        self,
+        token_ids: mx.array,
+        inputs: dict[str, Any],
+        hidden: mx.array,
+        layers: Sequence[Any],
+    ) -> mx.array: ...
+
+
+class MtpHead(DraftHead):
+    """Multi-token prediction (DeepSeek-V3, Qwen3.5), by the model's embeddings and `lm_head`."""
+
+    def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
+        super().__init__(module, language_model, attention)
+        self._positions = use_shared_mrope(module)
+
+    def guess(self, hidden: mx.array) -> mx.array:
+        return likeliest(self._language_model, hidden)
+
+    def _append_text(
+        self,
+        token_ids: mx.array,
+        hidden: mx.array,
+        layers: Sequence[Any],
+        positions: Sequence[int],
+    ) -> mx.array:
+        embeddings = embed(self._language_model, token_ids)
+        ids = next_position_ids(self._positions, positions, token_ids.shape[1])
+        return _by_mtp(self.module, embeddings, hidden, layers, ids["position_ids"])
+
+    def _append_prompt(
+        self,
+        token_ids: mx.array,
+        inputs: dict[str, Any],
+        hidden: mx.array,
+        layers: Sequence[Any],
+    ) -> mx.array:
+        position_ids = inputs.get("position_ids")
+        if position_ids is None:
+            position_ids = _in_order(token_ids, layers[0].offset)
+        return _by_mtp(self.module, inputs["inputs_embeds"], hidden, layers, position_ids)
+
+
+class EagleHead(DraftHead):
+    """EAGLE-3 (Li et al. 2025): by the inputs of three of the model's layers.
+
+    It has embeddings, a head and mostly a smaller vocabulary of its own, and counts positions by
+    its columns.
+    """
+
+    def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
+        super().__init__(module, language_model, attention)
+        keep_inputs(language_model, layers_of_eagle(module, language_model))
+
+    def guess(self, hidden: mx.array) -> mx.array:
+        ids = mx.argmax(self.module._logits(hidden), axis=-1)
+        token_ids: mx.array = self.module._draft_to_target(ids, mx.int32)
+        return token_ids
+
+    def _append_text(
+        self,
+        token_ids: mx.array,
+        hidden: mx.array,
+        layers: Sequence[Any],
+        positions: Sequence[int],
+    ) -> mx.array:
+        return _by_eagle(self.module, token_ids, hidden, layers)
+
+    def _append_prompt(
+        self,
+        token_ids: mx.array,
+        inputs: dict[str, Any],
+        hidden: mx.array,
+        layers: Sequence[Any],
+    ) -> mx.array:
+        return _by_eagle(self.module, token_ids, hidden, layers)
+
+
+def is_eagle(module: Any) -> bool:
+    return bool(module.config.model_type == EAGLE)
+
+
+EAGLE = "eagle3"
+"""mlx-vlm's name of the kind."""
+
+
+def layers_of_eagle(module: Any, language_model: Any) -> tuple[int, ...]:
+    """The numbers of the model's layers whose inputs the head gets; by default EAGLE-3's own."""
+    num_layers = len(language_model.layers)
+    numbers = module.config.eagle_aux_hidden_state_layer_ids
+    return tuple(numbers or (2, num_layers // 2, num_layers - 3))
+
+
+def append_lazily(module: Any, language_model: Any, token_ids: mx.array) -> list[Any]:
+    """The layers of a head after these tokens, (1, tokens), none of it computed."""
+    layers = [KVCache() for _ in module.layers]
+    if is_eagle(module):
+        size = 3 * module.target_hidden_size
+        _by_eagle(module, token_ids, mx.zeros((*token_ids.shape, size)), layers)
+        return layers
+    embeddings = embed(language_model, token_ids)
+    hidden, positions = mx.zeros_like(embeddings), _in_order(token_ids, 0)
+    _by_mtp(module, embeddings, hidden, layers, positions)
+    return layers
+
+
+def _by_mtp(
+    module: Any,
+    embeddings: mx.array,
+    hidden: mx.array,
+    layers: Sequence[Any],
+    position_ids: mx.array,
+) -> mx.array:
+    states: mx.array = module._forward_hidden(embeddings, hidden, list(layers), position_ids)
+    return states
+
+
+def _by_eagle(
+    module: Any, token_ids: mx.array, hidden: mx.array, layers: Sequence[Any]
+) -> mx.array:
+    states: mx.array = module._prepare_target_hidden(hidden)
+    embeddings = module.embed_tokens(token_ids)
+    for number, (layer, cache) in enumerate(zip(module.layers, layers, strict=True)):
+        mask = create_attention_mask(states, cache)
+        inputs = (embeddings, states) if number == 0 else (states,)
+        states = layer(*inputs, mask, cache, cache.offset)
+    return states
+
+
+def _in_order(token_ids: mx.array, start: int) -> mx.array:
+    """Positions of text, (3, rows, tokens)."""
+    rows, count = token_ids.shape
+    return mx.broadcast_to(mx.arange(start, start + count), (3, rows, count))

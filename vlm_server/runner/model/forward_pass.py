@@ -149,7 +149,7 @@ class ForwardPass:
             output = self._language_model(token_ids, cache=layers, **arguments)
         if not all(getattr(layer, "was_attended", True) for layer in layers):
             raise NotImplementedError("it attends in a way of its own")
-        return [output.logits, seen.hidden] if self._keeps_hidden else [output.logits]
+        return [output.logits, seen.all] if self._keeps_hidden else [output.logits]
 
     def _new(self, layers: Sequence[Any]) -> Buffers:
         """The new states, and the new buffers if they were not written in place."""

@@ -22,6 +22,7 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends.cuda import few_rows
+from vlm_server.runner.model.hidden_states import HiddenStates, kept_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,16 @@ class WantedLogits:
     rows: mx.array | None = None
 
 
-@dataclass(slots=True)
-class HeadInput:
-    """The hidden states of all tokens of a step, (rows, tokens, hidden), lazy; None before it."""
-
-    hidden: mx.array | None = None
-
-
 class _OfLastToken:
     wanted = WantedLogits()
-    seen: HeadInput | None = None
+    seen: HiddenStates | None = None
+    """What gets the hidden states of the present step."""
 
     def _last(self, x: mx.array) -> mx.array:
         """The hidden states of the wanted tokens, of (rows, tokens, hidden)."""
         wanted = self.wanted
         if self.seen is not None:
-            self.seen.hidden = x
+            self.seen.of_head = x
         if wanted.places is not None:
             return x[mx.arange(len(x)), wanted.places][:, None]
         if wanted.rows is not None:
@@ -96,20 +91,24 @@ def has_last_token_head(language_model: Any) -> bool:
 
 
 @contextmanager
-def logits_of(language_model: Any, wanted: WantedLogits) -> Iterator[HeadInput]:
+def logits_of(language_model: Any, wanted: WantedLogits) -> Iterator[HiddenStates]:
     """Let logits be those of the wanted tokens, (rows, tokens, vocabulary).
 
-    What it yields gets the hidden states from which they are computed.
+    What it yields gets the hidden states of the step.
     """
     heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
-    head_input = HeadInput()
+    layers, hidden_states = kept_layers(language_model), HiddenStates()
     for head in heads:
-        head.wanted, head.seen = wanted, head_input
+        head.wanted, head.seen = wanted, hidden_states
+    for layer in layers:
+        layer.seen = hidden_states
     try:
-        yield head_input
+        yield hidden_states
     finally:
         for head in heads:
             head.wanted, head.seen = WantedLogits(), None
+        for layer in layers:
+            layer.seen = None
 
 
 def embedding_shape(language_model: Any) -> tuple[int, int]:

@@ -59,7 +59,7 @@ class TextModel:
         for layer, layer_cache in zip(layers, cache, strict=True):
             if layer is not layer_cache:
                 layer.give_back(layer_cache)
-        hidden = seen.hidden if self.keeps_hidden else None
+        hidden = seen.all if self.keeps_hidden else None
         return StepOutput(output.logits[:, -count:], hidden), None
 
     def step_once(

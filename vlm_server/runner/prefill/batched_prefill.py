@@ -53,7 +53,8 @@ def launch_batched(
     with loaded.attention.in_place(), logits_wanted as seen, applied(arguments) as others:
         output = loaded.language_model(token_ids, cache=loaded.model_layers(cache), **others)
     loaded.forget_positions()
-    last_hidden = _launch_head(loaded, seen.hidden, arguments, cache, places)
+    states = seen.all if loaded.text.keeps_hidden else None
+    last_hidden = _launch_head(loaded, states, token_ids, arguments, cache, places)
     logits: mx.array = output.logits[:, -1]
     layers = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
     mx.async_eval(logits, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
@@ -70,6 +71,7 @@ def launch_batched(
 def _launch_head(
     loaded: LoadedModel,
     hidden: mx.array | None,
+    token_ids: mx.array,
     arguments: dict[str, mx.array],
     cache: list[Any],
     places: mx.array,
@@ -78,8 +80,7 @@ def _launch_head(
     head = loaded.draft_head
     if head is None or hidden is None:
         return []
-    layers, positions = loaded.head_layers(cache), arguments.get("position_ids")
-    head.append_chunk(arguments["inputs_embeds"], hidden, None, layers, positions)
+    head.append_chunk(token_ids, arguments, hidden, None, loaded.head_layers(cache))
     last = hidden[mx.arange(len(hidden)), places][:, None]
     return list(mx.split(last, len(hidden)))
 

@@ -146,9 +146,8 @@ class Prefill:
         head = self._loaded.draft_head
         if head is None or hidden is None:
             return
-        inputs, layers = self._chunk(start, end).inputs, self._loaded.head_layers(self._cache)
-        embeddings, positions = inputs["inputs_embeds"], inputs.get("position_ids")
-        head.append_chunk(embeddings, hidden, self.kv.hidden, layers, positions)
+        chunk, layers = self._chunk(start, end), self._loaded.head_layers(self._cache)
+        head.append_chunk(chunk.token_ids, chunk.inputs, hidden, self.kv.hidden, layers)
         self.kv.hidden = mx.contiguous(hidden[:, -1:])
         mx.async_eval(self.kv.hidden, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
 
@@ -178,8 +177,9 @@ class Prefill:
             model_arguments = self._loaded.family.deepstack.arguments(others)
             output = language_model(token_ids, cache=cache, **model_arguments)
         hidden = None
-        if seen.hidden is not None and self._loaded.text.keeps_hidden:
-            hidden = seen.hidden[:, padded.num_before :][:, : chunk.num_tokens]
+        states = seen.all if self._loaded.text.keeps_hidden else None
+        if states is not None:
+            hidden = states[:, padded.num_before :][:, : chunk.num_tokens]
         return StepOutput(output.logits, hidden)
 
     def _supports_padding(self) -> bool:
