@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_vlm.speculative.drafters import load_drafter
 from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
@@ -53,8 +55,10 @@ from vlm_server.protocol import SamplingParams
 from vlm_server.runner.decode import decode_batch
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.speculation import StepTimes
+from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import planned_state_size
+from vlm_server.runner.model.lm_head import WantedLogits, embed, logits_of
 
 STRENGTH = 0.03
 """With it, the head is right about four times in ten."""
@@ -422,6 +426,42 @@ def test_pending_states_are_bounded(pair: Pair):
     assert 64 < most <= 128 + 3
     engine.run()
     assert not engine.runner._groups._batch._head.arrays
+
+
+@pytest.mark.parametrize("kind", ["mtp", EAGLE])
+def test_guesses_equal_those_of_mlx_vlms_drafter(tmp_path: Path, kind: str):
+    """But for the effect of a prompt's first column, which mlx-vlm's layers do not have."""
+    model = with_weak_layers(cached("qwen3_5"), tmp_path / "model", 0.3)
+    folder = tmp_path / "head"
+    if kind == EAGLE:
+        write_eagle(model, folder, is_idle=False)
+    else:
+        write_head(model, folder, model, is_idle=False)
+    loaded, drafter = load_model(model, drafter=str(folder)), load_drafter(str(folder))[0]
+    head = loaded.draft_head
+    assert head is not None
+    rng, pairs = np.random.default_rng(0), list[tuple[int, int]]()
+    for _ in range(12):
+        token_ids, layers = mx.array(rng.integers(3, 340, size=(1, 40))), head.new_layers()
+        with logits_of(loaded.language_model, WantedLogits(1)) as seen:
+            cache = new_layers(loaded.language_model)
+            logits = loaded.language_model(token_ids, cache=cache).logits
+        loaded.forget_positions()
+        assert seen.all is not None
+        first = int(mx.argmax(logits[0, -1]).item())
+        drafter.reset(loaded.model)
+        drafter.prefill_from_target_hidden(token_ids, seen.all, first, None, greedy=True)
+        last = seen.all[:, -1:]
+        wanted = drafter.draft_block(first, last, None, 4, None, greedy=True)[0].tolist()
+        inputs = {"inputs_embeds": embed(loaded.language_model, token_ids)}
+        head.append_chunk(token_ids, inputs, seen.all, None, layers)
+        state, token = last, mx.array([[first]])
+        for number in range(3):
+            state = head.append_text(token, state, layers, [40 + number])
+            token = head.guess(state)
+            pairs.append((int(token.item()), wanted[number]))
+    assert sum(own == other for own, other in pairs) > 0.8 * len(pairs)
+    assert len({own for own, _ in pairs}) > 10
 
 
 # ---- finding and loading ---------------------------------------------------------------------

@@ -86,7 +86,7 @@ def load(
     take more than `limit_bytes`.
     """
     folder, backend = Path(settings.path), backend_of(device)
-    drafter = find_drafter(settings.drafter, folder)
+    drafter = None if ranks is not None else find_drafter(settings.drafter, folder)
     checkpoint = Checkpoint(
         folder,
         str(settings.dtype),
