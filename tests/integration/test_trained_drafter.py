@@ -154,17 +154,27 @@ def num_accepted(engine: EngineHarness) -> int:
     return engine.scheduler.stats().spec_trained_accepted_tokens
 
 
+LIMITS = {
+    "chunks": {"chunk_tokens": 16},
+    "whole": {},
+    "together": {"max_prompts_per_prefill": 8},
+}
+COMPILED = {
+    "compiled": {"chunk_tokens": 16, "mixed_step_tokens": 0},
+    "mixed": {"chunk_tokens": 16, "mixed_step_tokens": 64},
+}
+
+
 # ---- answers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("mute")
-@pytest.mark.parametrize("stagger", few_of([0, 3], [3]))
-def test_answers_drafted_by_head_equal_plain_answers(pair: Pair, stagger: int):
-    wanted = run_all(engine_of(pair.plain))
-    for limits in ({}, {"chunk_tokens": 16}, {"max_prompts_per_prefill": 8}):
-        engine = engine_of(pair.drafted, num_draft_tokens=7, **limits)
-        assert run_all(engine, stagger) == wanted
-        assert num_accepted(engine) > 5
+@pytest.mark.parametrize("limits", few_of(LIMITS, ["chunks"]))
+@pytest.mark.parametrize("stagger", [0, 3])
+def test_answers_drafted_by_head_equal_plain_answers(pair: Pair, stagger: int, limits: str):
+    engine = engine_of(pair.drafted, num_draft_tokens=7, **LIMITS[limits])
+    assert run_all(engine, stagger) == run_all(engine_of(pair.plain))
+    assert num_accepted(engine) > 5
 
 
 @pytest.mark.usefixtures("mute")
@@ -262,24 +272,19 @@ def in_all_ways(engine: EngineHarness) -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("drafts", few_of(["head", "text", "none"], ["head"]))
-def test_kv_of_head_follows_each_sequence(pair: Pair, monkeypatch: pytest.MonkeyPatch, drafts: str):
+@pytest.mark.parametrize("limits", few_of(LIMITS | COMPILED, ["whole", "mixed"]))
+def test_kv_of_head_follows_each_sequence(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, drafts: str, limits: str
+):
     plain = engine_of(pair.busy)
     run_all(plain)
     oracle = Oracle(answers_of(plain), 0.3)
     wanted = columns_of(engines_of(pair.busy), one_by_one)
     monkeypatch.setattr(decode_batch, "Drafter", oracle if drafts == "text" else Mute)
-    for limits in (
-        {},
-        {"chunk_tokens": 16},
-        {"max_prompts_per_prefill": 8},
-        {"chunk_tokens": 16, "mixed_step_tokens": 0},
-        {"chunk_tokens": 16, "mixed_step_tokens": 64},
-    ):
-        num_draft_tokens = 0 if drafts == "none" else 7
-        engines = engines_of(pair.busy, num_draft_tokens=num_draft_tokens, **limits)
-        found = columns_of(engines, in_all_ways)
-        for name in PROMPTS:
-            found[name].check_equal(wanted[name])
+    further = (LIMITS | COMPILED)[limits] | {"num_draft_tokens": 0 if drafts == "none" else 7}
+    found = columns_of(engines_of(pair.busy, **further), in_all_ways)
+    for name in PROMPTS:
+        found[name].check_equal(wanted[name])
 
 
 @pytest.mark.usefixtures("mute")
