@@ -164,7 +164,12 @@ def test_late_prefill_error_repeats_prompt_and_spares_others(
     engine = engine_in_turns(served)
     engine.add(first_request())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
-    left = fail_next_call(monkeypatch, Prefill, "_forward_eager", add)
+    left = fail_next_call(
+        monkeypatch,
+        Prefill,
+        "_forward_eager",
+        lambda output: output._replace(logits=add(output.logits)),
+    )
     engine.add(second_request())
     engine.run()
     assert left == [0]

@@ -89,7 +89,11 @@ def _spoil_decode(module: Any) -> None:
 
 
 def _spoil_prefill(module: Any) -> None:
-    module.Prefill._forward_eager = _at("prefill", module.Prefill._forward_eager, _failing)
+    module.Prefill._forward_eager = _at(
+        "prefill",
+        module.Prefill._forward_eager,
+        lambda output: output._replace(logits=_failing(output.logits)),
+    )
 
 
 def _spoil_encode(module: Any) -> None:
