@@ -16,6 +16,7 @@ from mlx_vlm.speculative.drafters import load_drafter
 from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
+from tests.integration.decisions import Asked, decide, decisions_of
 from tests.integration.harness import (
     EngineHarness,
     NewEngine,
@@ -383,6 +384,17 @@ def test_prompt_after_hit_has_kv_of_head(pair: Pair, chunk_tokens: int):
     for columns in (wanted, found):
         columns.arrays[:] = [np.delete(array, hits[1], axis=2) for array in columns.arrays]
     found.check_equal(wanted)
+
+
+def test_decisions_of_drafted_model_equal_plain_ones(pair: Pair):
+    """Their options are branches of the model's layers alone."""
+    submit = decide("a", ("Look at this:", random_image(1)), Asked("Which colour is it?"))
+    (plain,), (drafted,) = (
+        decisions_of(engine_of(loaded, chunk_tokens=16, num_draft_tokens=7), submit)
+        for loaded in (pair.plain, pair.busy)
+    )
+    np.testing.assert_allclose(drafted.logprobs, plain.logprobs, rtol=1e-5)
+    assert drafted.greedy == plain.greedy
 
 
 @pytest.mark.usefixtures("mute")
