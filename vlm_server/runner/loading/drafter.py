@@ -61,7 +61,7 @@ def find_drafter(setting: str, folder: Path) -> DrafterFiles | None:
     if setting == OFF:
         return None
     if setting == AUTO:
-        beside = [folder.with_name(f"{folder.name}-{kind}") for kind in ("mtp", EAGLE)]
+        beside = [folder.parent / f"{folder.name}-{kind}" for kind in ("mtp", EAGLE)]
         within = (folder, folder / "mtp", folder / EAGLE)
         return next(filter(None, map(_drafter_in, [*within, *beside])), None)
     found = _drafter_in(Path(setting))
@@ -83,11 +83,11 @@ def _drafter_in(folder: Path) -> DrafterFiles | None:
     config = read_object(folder / CONFIG)
     if _kind_of(config) in KINDS:
         return DrafterFiles(folder)
-    base = _BASES.get(str(config.get("model_type")))
-    splitter = get_mtp_splitter(base, source_config=config) if config else None
-    if splitter is None or splitter.output_model_type not in KINDS:
-        return None
     try:
+        base = _BASES.get(str(config.get("model_type")))
+        splitter = get_mtp_splitter(base, source_config=config) if config else None
+        if splitter is None or splitter.output_model_type not in KINDS:
+            return None
         names = splitter.iter_selected(folder, splitter.read_text_config(config))
         return DrafterFiles(folder, splitter) if next(iter(names), None) else None
     except Exception:  # of damaged files, which loading reports
