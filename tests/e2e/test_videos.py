@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from tests.support import video_files
 from tests.support.daemons import Daemon, wait_until
+from tests.support.image_files import encoded
 from tests.support.images import image_part, one_shape
 from tests.support.whole_run import few_of
 
@@ -69,6 +71,59 @@ def test_model_answers_about_video_and_image(daemon: Daemon) -> None:
     video = video_part(video_files.encode(video_files.moving("left", 30)))
     assert ask(daemon, video, "What colour is the circle?") == "red"
     assert ask(daemon, image_part(one_shape("square", "blue")), "What shape is this?") == "square"
+
+
+def usage_of(daemon: Daemon, part: dict[str, Any], question: str, **fields: Any) -> Any:
+    answer = daemon.client().chat.completions.create(
+        model="default",
+        messages=message(part, question),
+        temperature=0,
+        max_tokens=20,
+        extra_body=fields,
+    )
+    return answer.usage
+
+
+def test_second_question_about_part_of_clip_is_cached(daemon: Daemon) -> None:
+    part = video_part(video_files.encode(video_files.moving("up", 30), fps=10))
+    fields = {"mm_processor_kwargs": {"fps": 4, "start": 1, "end": 2, "max_pixels": 40_000}}
+    first = usage_of(daemon, part, QUESTION, **fields)
+    (used,) = first.videos
+    assert used["times"] == [1, 1.25, 1.5, 1.75]
+    assert used["width"] * used["height"] <= 40_000
+    second = usage_of(daemon, part, "What colour is the circle?", **fields)
+    assert second.videos == first.videos
+    assert second.prompt_tokens_details.cached_tokens >= used["tokens"]
+
+
+@pytest.mark.parametrize("as_qwen", [True, False], ids=["list", "data URL"])
+def test_model_says_which_way_frames_of_list_move(daemon: Daemon, as_qwen: bool) -> None:
+    frames = [encoded(image, "JPEG") for image in video_files.moving("left", 8)]
+    base64s = [base64.b64encode(frame).decode() for frame in frames]
+    part = {"type": "video", "video": [f"data:image/jpeg;base64,{each}" for each in base64s]}
+    if not as_qwen:
+        url = "data:video/jpeg;base64," + ",".join(base64s)
+        part = {"type": "video_url", "video_url": {"url": url, "fps": 2}}
+    assert ask(daemon, part, QUESTION) == "left"
+    (used,) = usage_of(daemon, part, QUESTION).videos
+    assert used["times"] == [number / 2 for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_frames": 10**9}, "at most 64"),
+        ({"start": 50}, "`start` is at 50 seconds"),
+        ({"fps": 1e308}, "fps"),
+    ],
+    ids=str,
+)
+def test_impossible_frames_of_clip_are_refused(
+    daemon: Daemon, options: dict[str, Any], words: str
+) -> None:
+    part = video_part(video_files.encode(video_files.moving("up", 10))) | options
+    with pytest.raises(openai.BadRequestError, match=words):
+        ask(daemon, part, QUESTION)
 
 
 @pytest.mark.whole

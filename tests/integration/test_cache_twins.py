@@ -32,7 +32,6 @@ from tests.support.image_files import image_of, submitted
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from vlm_server.interfaces import EncodeCall, EncodeWork, Prepared
-from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.protocol import Image, SamplingParams, Submit
 from vlm_server.settings import ImageSettings, VideoSettings
@@ -264,10 +263,7 @@ def clip_decodes(monkeypatch: pytest.MonkeyPatch) -> CountedFunction:
     return counted
 
 
-def test_cached_clip_is_not_decoded_again(
-    video_served: Served, clip_decodes: CountedFunction, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(processing, "_UNIT_TOKENS", 8)
+def test_cached_clip_is_not_decoded_again(video_served: Served, clip_decodes: CountedFunction):
     wanted = {q: answer_alone(video_served, "See", CLIP, q) for q in ("what?", "which?")}
     clip_decodes.num_calls = 0
     engine, encoder = new_engine(video_served)

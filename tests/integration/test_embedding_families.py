@@ -24,12 +24,14 @@ from tests.integration.harness import (
     ask,
     caches_of,
     prepare,
+    video_of,
 )
+from tests.support import video_files
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.tiny_models import EMBEDDING_FAMILIES, RERANKING_FAMILIES
 from vlm_server.interfaces import Prepared
-from vlm_server.protocol import Failed, Finished, Pooling, Submit
+from vlm_server.protocol import Failed, Finished, Pooling, Submit, Video
 from vlm_server.runner.families.table import FAMILIES
 
 RTOL, ATOL = 1e-4, 1e-5
@@ -59,7 +61,11 @@ def inputs(served: Served) -> tuple[tuple[Part, ...], ...]:
     if not served[0].spec.reads_images:
         return TEXTS
     small, large = random_image(1, 64, 96), random_image(2, 200, 140)
-    return (*TEXTS, (small,), (large, "A caption of it"), ("Before and", small, "after it", large))
+    media: list[tuple[Part, ...]] = [(small,), (large, "A caption of it")]
+    if served[0].spec.video_token_id is not None:
+        clip = video_of(video_files.encode(video_files.noise(1, 7), fps=2))
+        media.append((clip, "and its caption"))
+    return (*TEXTS, *media, ("Before and", small, "after it", large))
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +83,11 @@ def assert_close(rows: Rows, expected: Rows) -> None:
 def test_vectors_are_mlx_vlms(
     family: str, served: Served, inputs: tuple[tuple[Part, ...], ...], alone: list[Rows]
 ) -> None:
+    """mlx-vlm's own module takes no videos."""
     model, preparer = mlx_vlms(family, served[0])
     for parts, rows in zip(inputs, alone, strict=True):
+        if any(isinstance(part, Video) for part in parts):
+            continue
         prepared = prepare(preparer, _only_input(embed("x", parts)))
         prepared.references.release()
         assert_close(rows, mlx_vlms_vectors(model, prepared.prompt, joined(prepared)))

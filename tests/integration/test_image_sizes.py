@@ -234,7 +234,7 @@ def test_processor_error_details_in_refusals_are_limited(
     with pytest.raises(InvalidImage) as image_refusal:
         process_image(host, "", frames[0], "part")
     with pytest.raises(InvalidVideo) as clip_refusal:
-        process_video(host, 1, "", Clip(frames, (0.0, 1.0)), "part")
+        process_video(host, 1, "", Clip(frames, (0.0, 1.0)), "part", "")
     for refusal in (image_refusal.value, clip_refusal.value):
         assert refusal.message.partition("9x8 pixels")[2][: len(told) or None] == told
         assert len(refusal.message) < 300

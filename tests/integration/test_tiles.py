@@ -28,6 +28,7 @@ from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.support.screenshots import screenshots
 from vlm_server.cache.lru import LruCache
+from vlm_server.cache.prompt_key import inputs_hash
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeWork, MemoryReading
 from vlm_server.protocol import Finished
@@ -36,7 +37,6 @@ from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.encode.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.encode.tile_encoder import TileCache
 from vlm_server.runner.families.table import FAMILIES
-from vlm_server.runner.vision.tiles import tile_key
 from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("tiling")
@@ -66,7 +66,7 @@ def work_of(served: Served, shown: PillowImage.Image, salt: str = "") -> EncodeW
 def keys_of(served: Served, work: EncodeWork) -> list[str]:
     tiling = served[0].tiling
     assert tiling is not None
-    return [tile_key(tile, work.prompt.cache_salt) for tile in tiling.split(work.inputs)]
+    return [inputs_hash(tile, work.prompt.cache_salt) for tile in tiling.split(work.inputs)]
 
 
 def new_cache(limit_bytes: int = LOTS) -> TileCache:
@@ -186,7 +186,7 @@ def test_tile_key_depends_on_pixels_shapes_types_and_salt():
         {"pixel_values": zeros, "spatial_shapes": np.array([[2, 2]])},
         {"pixel_values": zeros, "spatial_shapes": np.array([[4, 1]])},
     ]
-    assert len({tile_key(tile, salt) for tile in tiles for salt in ("", "a")}) == 2 * len(tiles)
+    assert len({inputs_hash(tile, salt) for tile in tiles for salt in ("", "a")}) == 2 * len(tiles)
 
 
 # ---- memory ------------------------------------------------------------------------------

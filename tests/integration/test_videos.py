@@ -34,7 +34,6 @@ from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Clip
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner.families.table import FAMILIES
@@ -245,18 +244,15 @@ def test_video_positions_equal_those_of_whole_prompt(native: Served, name: str):
     assert prompt.rope_delta == int(np.array(deltas).reshape(-1)[0])
 
 
-def test_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.MonkeyPatch):
+def test_frame_groups_are_spans(native: Served):
     loaded, preparer = native
-    whole = prompt_of(preparer, prompt_request("video"))
-    assert len(whole.spans) == 1
-    wanted = EngineHarness(*native).answer(prompt_request("video"))
-    tokens_of_a_group = np.count_nonzero(whole.token_ids == loaded.spec.video_token_id) // 3
-    monkeypatch.setattr(processing, "_UNIT_TOKENS", 2 * tokens_of_a_group)
-    sliced = prompt_of(preparer, prompt_request("video"))
-    assert np.array_equal(sliced.token_ids, whole.token_ids)
-    assert len(sliced.spans) == 2
-    assert len({span.mm_hash for span in sliced.spans}) == 2
-    assert EngineHarness(*native).answer(prompt_request("video")) == wanted
+    prompt = prompt_of(preparer, prompt_request("video"))
+    ids = prompt.token_ids
+    num_tokens = np.count_nonzero(ids == loaded.spec.video_token_id)
+    assert len({span.mm_hash for span in prompt.spans}) == len(prompt.spans) == 3
+    assert [span.end - span.start for span in prompt.spans] == [num_tokens // 3] * 3
+    inside = np.concatenate([ids[span.start : span.end] for span in prompt.spans])
+    assert set(inside.tolist()) == {loaded.spec.video_token_id}
 
 
 def test_control_strings_in_text_of_video_prompt_stay_text(native: Served):
@@ -266,7 +262,7 @@ def test_control_strings_in_text_of_video_prompt_stay_text(native: Served):
     plain = prompt_of(preparer, ask("b", "x", SEVEN, "x"))
     count = np.count_nonzero(plain.token_ids == loaded.spec.video_token_id)
     assert np.count_nonzero(prepared.token_ids == loaded.spec.video_token_id) == count
-    assert len(prepared.spans) == 1
+    assert len(prepared.spans) == len(plain.spans)
 
 
 def test_frames_too_small_for_processor_are_refused(native: Served):

@@ -56,7 +56,7 @@ def test_warm_up_encodes_media_and_leaves_nothing(
         before = units_encoded(served.caches)
         assert warm_up(served.loop, stage)
         grown[stage.name] = units_encoded(served.caches) - before
-    assert grown == {"text": 0, "a video": 1, "a picture": 1, "a cached prompt": 0}
+    assert grown == {"text": 0, "a video": 2, "a picture": 1, "a cached prompt": 0}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     end_warm_up(served.loop, served.caches)
     assert served.events == [], "nobody else hears of it"

@@ -96,7 +96,7 @@ EVENTS: list[Event] = [
         "r1",
         Usage(10, 0, 3),
         images=(ImageUse(28, 56, 2),),
-        videos=(VideoUse(4, 1.5, 8, True),),
+        videos=(VideoUse(4, 1.5, 8, True, 64, 32, (0.0, 0.5, 1.0, 1.5)),),
         token_ids=(5, 6),
         text="a",
     ),

@@ -5,8 +5,10 @@ A position of a prompt is a token of text or one of the tokens that stand for an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,3 +87,12 @@ def _are_equal(one: MediaSpan | None, other: MediaSpan | None) -> bool:
 
 def _length(span: MediaSpan) -> int:
     return span.end - span.start
+
+
+def inputs_hash(inputs: Mapping[str, NDArray[Any]], salt: str) -> str:
+    """A hash of the encoder's inputs and `salt`, which separates tenants: the key of features."""
+    digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
+    for name, array in sorted(inputs.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -46,7 +46,7 @@ class ProcessedMedia:
     inputs: Mapping[str, NDArray[Any]]
     """Arrays for the vision tower, by name."""
     size: tuple[int, int] | None = None
-    """The width and height to which an image was resized; None for a video."""
+    """The width and height to which an image or the frames of a video were resized."""
 
 
 @dataclass(frozen=True, slots=True)

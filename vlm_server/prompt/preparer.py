@@ -26,13 +26,9 @@ from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
 from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
-from vlm_server.prompt.media.processor import (
-    MediaItem,
-    MediaProcessor,
-    expand,
-    image_uses,
-    video_uses,
-)
+from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
+from vlm_server.prompt.media.spans import expand, whole_items
+from vlm_server.prompt.media.usage import images_used, videos_used
 from vlm_server.prompt.pooling import pooling_chat, texts_of, vector_key
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.questions import (
@@ -111,8 +107,8 @@ class MultimodalPreparer:
         prompt = replace(
             self._build(token_ids, media, chat, submit),
             answer_format=answer_format,
-            images=image_uses(media),
-            videos=video_uses(media),
+            images=images_used(media),
+            videos=videos_used(media),
             documents=document_uses(media),
             param=field_of(submit.messages),
         )
@@ -181,8 +177,8 @@ class MultimodalPreparer:
             prompt,
             token_types=token_types,
             answer_format=None,
-            images=image_uses(media),
-            videos=video_uses(media),
+            images=images_used(media),
+            videos=videos_used(media),
             param=given.param,
         )
         prompt = replace(prompt, vector_key=vector_key(prompt))
@@ -215,8 +211,8 @@ class MultimodalPreparer:
         prompt = replace(
             prompt,
             answer_format=None,
-            images=image_uses(media),
-            videos=video_uses(media),
+            images=images_used(media),
+            videos=videos_used(media),
             param=given.param,
         )
         option_ids = self._prompts.tokenize_options(given.options, token_ids, given.param)
@@ -329,7 +325,8 @@ class MultimodalPreparer:
         num_atomic = atomic_prefill_tokens(self._spec.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
-            points = self._snapshot_points.points_in(chat, token_ids, spans, submit.cache_salt)
+            wholes = whole_items(spans, media)
+            points = self._snapshot_points.points_in(chat, token_ids, wholes, submit.cache_salt)
             snapshot_points = points[bisect_left(points, num_atomic) :]
         return PreparedPrompt(
             token_ids=token_ids,

@@ -42,7 +42,8 @@ class SnapshotPoints:
     ) -> tuple[int, ...]:
         """Token counts, ascending, none of them the whole prompt or inside a span.
 
-        salt: separates requests that must not share cached tokens of system prompts.
+        spans: of whole images and videos. salt: separates requests that must not share cached
+        tokens of system prompts.
         """
         num_tokens = len(token_ids)
         start = chat.messages[:1]

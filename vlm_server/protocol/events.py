@@ -180,12 +180,17 @@ class VideoUse(msgspec.Struct, frozen=True):
     """A video as the model saw it: how many frames, the time of the last one, and its tokens.
 
     `truncated`: the video's end is cut or broken, and the frames are from what is whole before.
+    `width` and `height` are the frames' size in pixels after all resizing, and `times` their times
+    in seconds.
     """
 
     frames: int
     seconds: float
     tokens: int
     truncated: bool
+    width: int
+    height: int
+    times: tuple[float, ...]
 
 
 class DocumentUse(msgspec.Struct, frozen=True):

@@ -121,11 +121,36 @@ class Image(msgspec.Struct, frozen=True):
     """The page of a document that the image was drawn from, if any."""
 
 
-class Video(msgspec.Struct, frozen=True):
-    """One encoded video, as it came: `format` is MP4, WEBM or GIF.
+FRAME_LIST = "FRAMES"
+"""The format of a video that is a list of images."""
 
-    `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. `is_cut`:
-    the file is shorter than it says.
+
+class FrameSampling(msgspec.Struct, frozen=True):
+    """The frames of a video that a request wants; None leaves it to the settings.
+
+    `fps` is frames per second: of a list of frames, the rate at which they were taken. `num_frames`
+    is their number, if the video has as many; `max_frames` bounds what `fps` gives. `start` and
+    `end`, in seconds, bound the part that is shown. A frame has `min_pixels` to `max_pixels` as the
+    model sees it, and all frames have `total_pixels`, a pair of them counted once as Qwen does.
+    `param` names the field of `num_frames`, for errors.
+    """
+
+    fps: float | None = None
+    num_frames: int | None = None
+    max_frames: int | None = None
+    start: float = 0.0
+    end: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    total_pixels: int | None = None
+    param: str = ""
+
+
+class Video(msgspec.Struct, frozen=True):
+    """One encoded video, as it came: `format` is MP4, WEBM, GIF or FRAMES.
+
+    `data` of FRAMES is a list of `Image` as msgpack. `content_hash` is the SHA-256 of `data` in
+    hex; `param` names the part it came from. `is_cut`: the file is shorter than it says.
     """
 
     data: bytes
@@ -133,6 +158,7 @@ class Video(msgspec.Struct, frozen=True):
     format: str
     param: str
     is_cut: bool = False
+    sampling: FrameSampling = FrameSampling()
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ async def test_usage_of_every_dialect_has_image_sizes(
 async def test_usage_of_video_dialects_has_video_frames(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
 ) -> None:
-    video = VideoUse(12, 5.5, 900, truncated=True)
+    video = VideoUse(2, 5.5, 900, True, 64, 32, (0.0, 5.5))
     engine.script = (
         *(says("A cat runs."), ended()),
         lambda request_id: Finished(request_id, Usage(99, 2), videos=(video,)),
@@ -118,7 +118,8 @@ async def test_usage_of_video_dialects_has_video_frames(
     fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if route == CHAT else {}
     answer = await send(client, route, stream=stream, **(fields if stream else {}))
     assert usage_in(route, answer.text, stream=stream)["videos"] == [
-        {"frames": 12, "seconds": 5.5, "tokens": 900, "truncated": True}
+        {"frames": 2, "seconds": 5.5, "tokens": 900, "truncated": True}
+        | {"width": 64, "height": 32, "times": [0.0, 5.5]}
     ]
 
 

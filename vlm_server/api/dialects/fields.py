@@ -154,7 +154,7 @@ def check_counts(
     limits: Limits,
     *,
     image: type[Struct] | tuple[type[Struct], ...],
-    video: type[Struct] | None = None,
+    video: type[Struct] | tuple[type[Struct], ...] = (),
     num_documents: int = 0,
     param: str = "messages",
 ) -> None:
@@ -169,7 +169,7 @@ def check_counts(
         messages=num_messages,
         parts=len(parts) + sum(isinstance(content, str) for content in all_contents),
         images=sum(isinstance(part, image) for part in parts) - num_documents,
-        videos=sum(isinstance(part, video) for part in parts) if video else 0,
+        videos=sum(isinstance(part, video) for part in parts),
     ).check(limits, param)
 
 

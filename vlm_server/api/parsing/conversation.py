@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vlm_server.api.parsing import document_parts, json_body
+from vlm_server.api.parsing.media.data_url import is_frame_list
 from vlm_server.api.parsing.media.documents import (
     Document,
     DrawnPages,
@@ -24,10 +25,18 @@ from vlm_server.api.parsing.media.external import (
 )
 from vlm_server.api.parsing.media.parse import (
     Given,
+    check_num_frames,
     is_video,
     parse_document,
     parse_image,
     parse_video,
+)
+from vlm_server.api.parsing.media.video_options import (
+    NO_FIELDS,
+    MediaOptions,
+    VideoFields,
+    fields_of_request,
+    frame_sampling,
 )
 from vlm_server.errors import InvalidRequest, PayloadTooLarge
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
@@ -97,10 +106,20 @@ class Conversation:
     """Bound on every image's pixels as the model sees it; `min_pixels` likewise."""
     documents: list[tuple[int, ...]] = field(default_factory=list)
     """The numbers of the shown pages of each document."""
+    video_fields: VideoFields = field(default_factory=dict)
+    """The request's fields about the frames of every video."""
     _needed: dict[str, MediaUrl] = field(default_factory=dict)
     _undrawn: dict[str, Document] = field(default_factory=dict)
     _num_text_bytes: int = 0
     _num_given_bytes: int = 0
+
+    def set_media_options(self, request: MediaOptions) -> None:
+        """Let the options of `request` hold for all images and videos. Raises InvalidRequest."""
+        self.video_fields = fields_of_request(request)
+        frame_sampling(self.video_fields, NO_FIELDS, is_list=True)  # checks their order
+        options = request.mm_processor_kwargs
+        if options is not None:
+            self.min_pixels, self.max_pixels = options.min_pixels, options.max_pixels
 
     def add(self, message: Message, param: str) -> None:
         """Append `message`, from the field `param`."""
@@ -165,12 +184,27 @@ class Conversation:
         self.images.append(parse_image(base64, param, self.limits, is_base64=True))
         return ImagePart(len(self.images) - 1)
 
-    def video(self, url: str, param: str) -> VideoPart:
-        """A part with the video of a `data:`, `https:` or `file:` URL, or an uploaded one."""
-        if not self._has_bytes(MediaUrl(url, param, "video", self.limits.max_video_bytes)):
+    def video(
+        self, url: str | Sequence[str], param: str, fields: VideoFields = NO_FIELDS
+    ) -> VideoPart:
+        """A part with the video of a `data:`, `https:` or `file:` URL, an uploaded one, or a list
+        of images.
+
+        fields: the part's own.
+        """
+        is_list = not isinstance(url, str) or is_frame_list(url)
+        sampling = frame_sampling(self.video_fields, fields, is_list=is_list)
+        if isinstance(url, str):
+            media = [MediaUrl(url, param, "video", self.limits.max_video_bytes)]
+        else:
+            check_num_frames(len(url), param)
+            media = [MediaUrl(each, param, "image", self.limits.max_image_bytes) for each in url]
+        if not all([self._has_bytes(each) for each in media]):  # noqa: C419 - asks for all
             return VideoPart(len(self.videos))
-        self._count_given(url, param)
-        self.videos.append(parse_video(url, param, self.limits, self.given))
+        for each in media:
+            self._count_given(each.url, param)
+        video = parse_video(url, param, self.limits, self.given)
+        self.videos.append(msgspec.structs.replace(video, sampling=sampling))
         return VideoPart(len(self.videos) - 1)
 
     def file(

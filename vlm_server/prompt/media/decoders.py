@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage, InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
-from vlm_server.prompt.media.messages import Frames, Undecodable, unpack
+from vlm_server.prompt.media.messages import Frames, Undecodable, VideoJob, unpack
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import ImageSettings, VideoSettings
 
@@ -47,10 +47,14 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class SampledFrames:
-    """A `Clip` without pixels: the times of its frames, and whether the file is truncated."""
+    """A `Clip` without pixels: the times of its frames, and whether the file is truncated.
+
+    hashes: of each frame, if frames are shown as images.
+    """
 
     seconds: tuple[float, ...]
     is_cut: bool
+    hashes: tuple[str, ...] = ()
 
 
 class DecodeBudget:
@@ -141,13 +145,16 @@ class Decoders:
             return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
         raise InvalidImage(f"the {image.format} image can't be decoded", image.param)
 
-    def video(self, video: Video, limits: VideoSettings, cancellation: Cancellation) -> Clip:
-        """The complete frames of `video` at the rate and size of `limits`.
+    def video(
+        self, video: Video, limits: VideoSettings, cancellation: Cancellation, factor: int = 1
+    ) -> Clip:
+        """The complete frames of `video` at the rate and size that it wants, within `limits`.
 
-        Raises InvalidVideo if it can't be decoded or is over a limit, and Cancelled.
+        factor: a divisor of both sides that suits the model. Raises InvalidVideo if it can't be
+        decoded or is over a limit, and Cancelled.
         """
         seconds = limits.decode_timeout_seconds
-        job = msgspec.msgpack.encode((video, limits))
+        job = msgspec.msgpack.encode(VideoJob(video, limits, factor))
         try:
             frames, pixels = unpack(self._videos.run(job, seconds, cancellation))
         except ChildTimeout:

@@ -46,7 +46,11 @@ class ImageSizes:
 
     def check(self, image: Image) -> None:
         """Raises InvalidRequest for a size that this model can't show."""
-        if image.min_pixels is not None and self._rule is None:
+        self.check_min_pixels(image.min_pixels)
+
+    def check_min_pixels(self, min_pixels: int | None) -> None:
+        """Raises InvalidRequest if images are to be made larger, and this model does not do it."""
+        if min_pixels is not None and self._rule is None:
             raise InvalidRequest(
                 "This model's processor has sizes of its own: an image can't be made larger.",
                 MIN_PIXELS_PARAM,

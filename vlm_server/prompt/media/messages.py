@@ -14,8 +14,13 @@ from vlm_server import settings
 from vlm_server.platform.child import messages
 from vlm_server.protocol import Video
 
-VideoJob = tuple[Video, settings.VideoSettings]
-"""A video to decode, within limits."""
+
+class VideoJob(msgspec.Struct, frozen=True):
+    """A video to decode, within limits; see `sampling.frame_size` about `factor`."""
+
+    video: Video
+    limits: settings.VideoSettings
+    factor: int = 1
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.cache.prompt_key import inputs_hash
 from vlm_server.errors import InvalidImage, InvalidVideo
 from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec, ProcessedMedia
 from vlm_server.prompt.media.decoders import Clip, SampledFrames
 from vlm_server.prompt.positions import GRIDS, media_positions
-
-_UNIT_TOKENS = 1024
-"""The most tokens of a video in one unit, unless two frames have more."""
 
 _MAX_REASON_CHARS = 200
 
@@ -30,9 +28,9 @@ class TokenLayout:
 
     token_ids: (tokens,), from the first `token_id` to the last, with the frame around them. prefix,
     suffix: the text around these. positions: (3, tokens) of M-RoPE, from the first token on. units:
-    start and end of the tokens of each unit, which is encoded in one call. size: of an image as the
-    model sees it.
-    sampled: the frames of a video.
+    start and end of the tokens of each unit, which is encoded alone. unit_hashes: of the encoder's
+    inputs of each unit; none for an image, which is one unit. size: of an image or a video's frames
+    as the model sees them. sampled: the frames of a video.
     """
 
     token_id: int
@@ -41,6 +39,7 @@ class TokenLayout:
     suffix: str
     positions: NDArray[np.int32] | None
     units: tuple[tuple[int, int], ...]
+    unit_hashes: tuple[str, ...] = ()
     size: tuple[int, int] | None = None
     sampled: SampledFrames | None = None
 
@@ -48,7 +47,7 @@ class TokenLayout:
     def size_bytes(self) -> int:
         """Its approximate memory."""
         arrays = (self.token_ids, self.positions)
-        return sum(a.nbytes for a in arrays if a is not None) + 100 * len(self.units) + 1000
+        return sum(a.nbytes for a in arrays if a is not None) + 250 * len(self.units) + 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +74,18 @@ def process_image(
 
 
 def process_video(
-    spec: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
+    spec: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str, salt: str
 ) -> Processed:
-    """Process the frames of a video. Raises InvalidVideo, naming `param`."""
+    """Process the frames of a video. Raises InvalidVideo, naming `param`.
+
+    Requests with different `salt` share no features.
+    """
     height, width = clip.frames.shape[1:3]
     description = f"video of {width}x{height} pixels"
     with _named_failures(description, InvalidVideo, param):
         media = spec.process_video(clip.frames, clip.seconds, placeholder)
         whole = _as_one_unit(spec, media, token_id)
-    video = _in_units(whole)
+    video = _in_units(whole, salt)
     return replace(video, layout=replace(video.layout, sampled=clip.sampled))
 
 
@@ -141,24 +143,21 @@ def _text_of(spec: ModelSpec, token_ids: NDArray[np.int32]) -> str:
     return str(spec.backend.decode(ids, skip_special_tokens=False))
 
 
-def _in_units(video: Processed) -> Processed:
-    """`video` in units of bounded size, each of whole frame groups.
+def _in_units(video: Processed, salt: str) -> Processed:
+    """`video` with a unit for each frame group.
 
-    In Qwen's towers a frame group attends to itself alone, so units give the same features.
+    In Qwen's towers a frame group attends to itself alone, so units give the same features, which
+    depend on nothing but their own pixels: videos share those of equal frames.
     """
     layout, (arrays,) = video.layout, video.inputs
     pixels, grid = arrays["pixel_values_videos"], arrays["video_grid_thw"]
     groups, height, width = (int(side) for side in grid.reshape(3))
     tokens = np.flatnonzero(layout.token_ids == layout.token_id).reshape(groups, -1)
-    step = max(1, _UNIT_TOKENS // tokens.shape[1])
-    units, inputs = list[tuple[int, int]](), list[MediaInputs]()
-    for start in range(0, groups, step):
-        end = min(start + step, groups)
-        units.append((int(tokens[start, 0]), int(tokens[end - 1, -1]) + 1))
-        inputs.append(
-            {
-                "pixel_values_videos": pixels[start * height * width : end * height * width],
-                "video_grid_thw": np.array([[end - start, height, width]], dtype=grid.dtype),
-            }
-        )
-    return Processed(replace(layout, units=tuple(units)), tuple(inputs))
+    grid_of_a_group = np.array([[1, height, width]], dtype=grid.dtype)
+    inputs = tuple(
+        {"pixel_values_videos": patches, "video_grid_thw": grid_of_a_group}
+        for patches in pixels.reshape(groups, height * width, -1)
+    )
+    units = tuple((int(group[0]), int(group[-1]) + 1) for group in tokens)
+    hashes = tuple(inputs_hash(unit, salt) for unit in inputs)
+    return Processed(replace(layout, units=units, unit_hashes=hashes), inputs)

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import groupby
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.prompt_key import MediaSpan
-from vlm_server.errors import InternalError
+from vlm_server.cache.prompt_key import inputs_hash
+from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
@@ -28,7 +27,7 @@ from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampl
 from vlm_server.prompt.media.image_sizes import ImageSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.template.templates import ChatTemplate
-from vlm_server.protocol import DocumentPage, Image, ImageUse, Submit, Video, VideoUse
+from vlm_server.protocol import DocumentPage, Image, Submit, Video
 from vlm_server.settings import VideoSettings
 
 _MAX_FRAMES_AS_IMAGES = 16
@@ -39,21 +38,22 @@ _MAX_FRAMES_AS_IMAGES = 16
 class MediaItem:
     """An image or a video of one request, or a frame of a video.
 
-    key: cache key, by all that its features depend on. param: the field of the request. page: the
-    page of a document that it shows, if any.
+    key: cache key, by all that its tokens depend on. param: the field of the request. sampled: the
+    frames of the video that it is, or that it is part of. page: the page of a document that it
+    shows, if any.
     """
 
     key: str
     layout: TokenLayout
     param: str
     load: Callable[[], Processed]
-    is_image: bool
+    sampled: SampledFrames | None
     page: DocumentPage | None = None
 
     @property
-    def mm_hashes(self) -> list[str]:
-        """The cache key of each unit."""
-        return [f"{self.key}/{number}" for number in range(len(self.layout.units))]
+    def mm_hashes(self) -> Sequence[str]:
+        """The cache key of the features of each unit."""
+        return self.layout.unit_hashes or [f"{self.key}/0"]
 
     def inputs(self, unit: int) -> MediaInputs:
         """The vision tower's inputs of a unit, processed here if not cached.
@@ -89,17 +89,21 @@ class MediaProcessor:
             decoded = self._sizes.scale(decoded, self._sizes.bounds(image))
             return self._image(decoded, image.param, budget.cancellation)
 
-        key = self._image_key(image, salt)
-        item = self._item(key, image.param, load, budget.cancellation, is_image=True)
+        item = self._item(self._image_key(image, salt), image.param, load, budget.cancellation)
         return replace(item, page=image.page)
 
     def video(self, video: Video, salt: str, cancellation: Cancellation) -> MediaItem:
-        """A video for a family that takes videos. Raises InvalidVideo if it can't be read."""
+        """A video for a family that takes videos.
+
+        Raises InvalidVideo if it can't be read, and InvalidRequest for an impossible number.
+        """
         limits = self._decoders.video_limits
+        _check_number(video, limits.max_frames, "(video.max_frames)")
+        factor = 1 if self._spec.pixel_rule is None else self._spec.pixel_rule.factor
 
         def load() -> Processed:
-            decoded = self._decoders.video(video, limits, cancellation)
-            return self._video(decoded, video.param, cancellation)
+            decoded = self._decoders.video(video, limits, cancellation, factor)
+            return self._video(decoded, video.param, salt, cancellation)
 
         key = self._video_key(video, salt, limits)
         return self._item(key, video.param, load, cancellation)
@@ -107,23 +111,23 @@ class MediaProcessor:
     def frames(
         self, video: Video, salt: str, cancellation: Cancellation
     ) -> Iterator[tuple[float, MediaItem]]:
-        """A video as images, each with its time in seconds. Raises InvalidVideo like `video`."""
+        """A video as images, each with its time in seconds. Raises like `video`."""
         max_frames = min(self._decoders.video_limits.max_frames, _MAX_FRAMES_AS_IMAGES)
+        _check_number(video, max_frames, "for a model that is shown frames as images")
+        self._sizes.check_min_pixels(video.sampling.min_pixels)
         limits = msgspec.structs.replace(self._decoders.video_limits, max_frames=max_frames)
         key = self._video_key(video, salt, limits)
         decoded = cache(lambda: self._decoders.video(video, limits, cancellation))
         sampled: SampledFrames | None = self._caches.token_layouts.get(key)
         if sampled is None:
-            sampled = decoded().sampled
-            self._caches.token_layouts.put(key, sampled, 100 * len(sampled.seconds)).release()
-
-        def frame(number: int) -> Processed:
-            processed = self._image(decoded().frames[number], video.param, cancellation)
-            return replace(processed, layout=replace(processed.layout, sampled=sampled))
+            hashes = tuple(inputs_hash({"frame": frame}, salt) for frame in decoded().frames)
+            sampled = replace(decoded().sampled, hashes=hashes)
+            self._caches.token_layouts.put(key, sampled, 250 * len(sampled.seconds)).release()
 
         for number, time in enumerate(sampled.seconds):
-            load = partial(frame, number)
-            yield time, self._item(f"{key}/{number}", video.param, load, cancellation)
+            load = partial(self._frame, decoded, number, video.param, cancellation)
+            frame_key = sampled.hashes[number]
+            yield time, self._item(frame_key, video.param, load, cancellation, sampled)
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """The approximate number of pixels of a request's images that are not cached."""
@@ -140,6 +144,15 @@ class MediaProcessor:
         """Media items being processed, or waiting for a thread."""
         return len(self._locks) + self._decoders.num_tracked
 
+    def _frame(
+        self,
+        decoded: Callable[[], Clip],
+        number: int,
+        param: str,
+        cancellation: Cancellation,
+    ) -> Processed:
+        return self._image(decoded().frames[number], param, cancellation)
+
     def _image(
         self, pixels: NDArray[np.uint8], param: str, cancellation: Cancellation
     ) -> Processed:
@@ -148,12 +161,12 @@ class MediaProcessor:
         cancellation.check()
         return process_image(self._spec, placeholder, pixels, param)
 
-    def _video(self, decoded: Clip, param: str, cancellation: Cancellation) -> Processed:
+    def _video(self, decoded: Clip, param: str, salt: str, cancellation: Cancellation) -> Processed:
         token_id, placeholder = self._spec.video_token_id, self._template.video_placeholder
         assert token_id is not None
         assert placeholder is not None
         cancellation.check()
-        return process_video(self._spec, token_id, placeholder, decoded, param)
+        return process_video(self._spec, token_id, placeholder, decoded, param, salt)
 
     def _item(
         self,
@@ -161,12 +174,12 @@ class MediaProcessor:
         param: str,
         load: Callable[[], Processed],
         cancellation: Cancellation,
-        *,
-        is_image: bool = False,
+        sampled: SampledFrames | None = None,
     ) -> MediaItem:
+        """`sampled`: of the video that has the item as a frame."""
         once = cache(partial(self._load_processed, key, load, cancellation))
-        layout: TokenLayout | None = self._caches.token_layouts.get(key)
-        return MediaItem(key, layout or once().layout, param, once, is_image)
+        layout: TokenLayout = self._caches.token_layouts.get(key) or once().layout
+        return MediaItem(key, layout, param, once, sampled or layout.sampled)
 
     def _load_processed(
         self, key: str, load: Callable[[], Processed], cancellation: Cancellation
@@ -189,12 +202,23 @@ class MediaProcessor:
 
     def _video_key(self, video: Video, salt: str, limits: VideoSettings) -> str:
         """The cache key of the sampled frames. A GIF as an image has another key."""
+        own = msgspec.structs.replace(video.sampling, param="")
         sampling = (limits.fps, limits.max_frames, limits.max_side_pixels)
-        return self._key("video", salt, video.content_hash, *sampling)
+        return self._key("video", salt, video.content_hash, *sampling, str(own))
 
     def _key(self, *parts: str | float | None) -> str:
         text = "\0".join(map(str, parts))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_number(video: Video, max_frames: int, reason: str) -> None:
+    """Raises InvalidRequest for more frames than `max_frames`; `reason` ends the sentence."""
+    number = video.sampling.num_frames
+    if number is not None and number > max_frames:
+        raise InvalidRequest(
+            f"`num_frames` is {number}: at most {max_frames} are possible {reason}.",
+            video.sampling.param or video.param,
+        )
 
 
 class _KeyLocks:
@@ -237,47 +261,3 @@ class _KeyLocks:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-
-def image_uses(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
-    """Size and tokens of each image among `media`, as the model sees it; not of pages."""
-    return tuple(
-        ImageUse(*item.layout.size, len(item.layout.token_ids))
-        for item in media
-        if item.is_image and item.page is None and item.layout.size is not None
-    )
-
-
-def video_uses(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
-    """Frames and tokens of each video among `media`; a video may be several items."""
-    uses = []
-    for (_, sampled), items in groupby(media, lambda item: (item.param, item.layout.sampled)):
-        if sampled is not None:
-            num_tokens = sum(len(item.layout.token_ids) for item in items)
-            num_frames, last_seconds = len(sampled.seconds), round(sampled.seconds[-1], 3)
-            uses.append(VideoUse(num_frames, last_seconds, num_tokens, sampled.is_cut))
-    return tuple(uses)
-
-
-def expand(
-    token_ids: list[int], media: list[MediaItem]
-) -> tuple[NDArray[np.int32], tuple[MediaSpan, ...], list[tuple[int, NDArray[np.int32]]]]:
-    """The token ids of a prompt with all tokens of its media, (tokens,), and its spans in order.
-
-    Also the first token and the M-RoPE positions, (3, tokens), of each media item that has any.
-    """
-    ids = np.array(token_ids, dtype=np.int32)
-    kinds = [item.layout.token_id for item in media]
-    indices = np.flatnonzero(np.isin(ids, kinds))
-    if ids[indices].tolist() != kinds:
-        raise InternalError(f"{len(media)} images have {len(indices)} tokens in the prompt.")
-    parts, spans, placed, cursor, length = [], list[MediaSpan](), [], 0, 0
-    for index, item in zip(indices, media, strict=True):
-        text, layout = ids[cursor:index], item.layout
-        start = length + len(text)
-        cursor, length = int(index) + 1, start + len(layout.token_ids)
-        parts += [text, layout.token_ids]
-        placed += [(start, layout.positions)] if layout.positions is not None else []
-        for (first, end), mm_hash in zip(layout.units, item.mm_hashes, strict=True):
-            spans.append(MediaSpan(start + first, start + end, mm_hash))
-    return np.concatenate([*parts, ids[cursor:]]), tuple(spans), placed

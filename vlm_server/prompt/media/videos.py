@@ -8,9 +8,7 @@ last packet is left out.
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -23,7 +21,10 @@ from av.video.stream import VideoStream
 
 from vlm_server.errors import InvalidVideo
 from vlm_server.platform.child.messages import Parts
+from vlm_server.prompt.media.frame_lists import decode_list
 from vlm_server.prompt.media.messages import Frames, VideoJob, pack
+from vlm_server.prompt.media.sampling import frame_size, sample
+from vlm_server.protocol import FRAME_LIST
 from vlm_server.settings import VideoSettings
 
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
@@ -33,9 +34,6 @@ _OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
 _UNSIZED = "GIF"
 """A format without frame lengths: the last frame of a truncated file may be truncated, too."""
 _THREADS = 2
-MIN_FRAMES = 4
-"""The fewest frames sampled, to show motion; a video may have fewer."""
-_SAME_TIME_SECONDS = 1e-6
 
 
 def decode_job(job: bytearray) -> Parts:
@@ -43,7 +41,12 @@ def decode_job(job: bytearray) -> Parts:
 
     Raises InvalidVideo, and PyAV's errors for broken data.
     """
-    video, limits = msgspec.msgpack.decode(job, type=VideoJob)
+    decoded = msgspec.msgpack.decode(job, type=VideoJob)
+    return decode_list(decoded) if decoded.video.format == FRAME_LIST else _decode_file(decoded)
+
+
+def _decode_file(job: VideoJob) -> Parts:
+    video, limits = job.video, job.limits
     with av.open(
         io.BytesIO(video.data), "r", format=_DEMUXERS[video.format], options=_OPTIONS
     ) as container:
@@ -61,12 +64,12 @@ def decode_job(job: bytearray) -> Parts:
                 f"The video is longer than {limits.max_seconds:g} seconds (video.max_seconds)."
             )
         try:
-            return _decode_samples(stream, timeline, limits, is_cut=is_cut or video.is_cut)
+            return _decode_samples(stream, timeline, job, is_cut=is_cut or video.is_cut)
         except (InvalidVideo, av.FFmpegError):
             if len(packets) < 2:
                 raise
             stream.codec_context.flush_buffers()
-            return _decode_samples(stream, _timeline(packets[:-1], stream), limits, is_cut=True)
+            return _decode_samples(stream, _timeline(packets[:-1], stream), job, is_cut=True)
 
 
 def _read_packets(
@@ -91,17 +94,19 @@ def _read_packets(
 
 
 def _decode_samples(
-    stream: VideoStream, timeline: _Timeline, limits: VideoSettings, *, is_cut: bool
+    stream: VideoStream, timeline: _Timeline, job: VideoJob, *, is_cut: bool
 ) -> Parts:
     """The sampled frames, all with the width and height of the first."""
-    samples = sample(timeline.times, timeline.duration, limits.fps, limits.max_frames)
+    limits, wanted = job.limits, job.video.sampling
+    samples = sample(timeline.times, timeline.duration, limits, wanted)
     decoder = _Decoder(stream, timeline)
     size: tuple[int, int] | None = None
     turns, pixels = list[int](), list[bytes]()
     for index, duplicates in groupby(frame.index for frame in samples):
         frame = decoder.frame_at(timeline.shown[index])
         _check_size(frame.width, frame.height, limits)
-        size = size or _fit(frame, limits)
+        stored_size = frame.width, frame.height
+        size = size or frame_size(stored_size, len(samples), limits, wanted, job.factor)
         count = len(list(duplicates))
         turns += [round(frame.rotation / 90) % 4] * count
         pixels += [_rgb(frame, *size)] * count
@@ -219,47 +224,8 @@ def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
     return frame is not None and frame.pts is not None and frame.pts >= time
 
 
-def _fit(frame: VideoFrame, limits: VideoSettings) -> tuple[int, int]:
-    """The (width, height) to scale a frame to."""
-    scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
-    return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
-
-
 def _rgb(frame: VideoFrame, width: int, height: int) -> bytes:
     (plane,) = frame.reformat(width, height, "rgb24", interpolation="BICUBIC").planes
     rows, row_bytes = memoryview(plane), plane.line_size
     starts = range(0, height * row_bytes, row_bytes)
     return b"".join(rows[start : start + width * 3] for start in starts)
-
-
-# ---- sampling -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FrameSample:
-    """The frame `index` is shown at `seconds`."""
-
-    seconds: float
-    index: int
-
-
-def sample(
-    times: Sequence[float], duration: float, fps: float, max_frames: int
-) -> tuple[FrameSample, ...]:
-    """Samples at equal intervals from the first frame on, `fps` per second.
-
-    times: of all frames, in seconds, ascending from 0. duration: to the last frame's end. A frame
-    may be sampled more than once. The number of samples is even, or 1 for a still; at most
-    `max_frames`.
-    """
-    num_wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
-    count = min(num_wanted, max_frames)
-    count -= count % 2
-    if count < 2 or len(times) == 1:
-        return (FrameSample(0.0, 0),)
-    step = max(times[-1], duration - 1 / fps) / (count - 1)
-    moments = [number * step for number in range(count)]
-    return tuple(
-        FrameSample(moment, max(bisect_right(times, moment + _SAME_TIME_SECONDS) - 1, 0))
-        for moment in moments
-    )

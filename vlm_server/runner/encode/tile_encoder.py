@@ -9,12 +9,13 @@ import mlx.core as mx
 import numpy as np
 
 from vlm_server.cache.lru import LruCache
+from vlm_server.cache.prompt_key import inputs_hash
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.layers import by_layers
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.vision.tiles import Tiling, tile_key
+from vlm_server.runner.vision.tiles import Tiling
 
 TileCache = LruCache[mx.array]
 
@@ -32,7 +33,7 @@ def encode_tiles(
     to evaluate in turn. Raises InternalError for features that are not finite, which are not
     cached.
     """
-    keys = [tile_key(tile, work.prompt.cache_salt) for tile in tiles]
+    keys = [inputs_hash(tile, work.prompt.cache_salt) for tile in tiles]
     image_token_id = loaded.spec.image_token_id
     assert image_token_id is not None
     num_tokens = int(np.isin(work.token_ids, loaded.spec.media_token_ids).sum()) // len(tiles)

@@ -69,7 +69,11 @@ class ModelProcessor:
         """Timestamps are exact to a millisecond: the video is given as 1,000 frames a second."""
         indices = [round(time * _MILLISECONDS) for time in seconds]
         metadata = VideoMetadata(indices[-1] + 1, float(_MILLISECONDS), indices)
-        return self._process(placeholder, videos=[frames], video_metadata=[metadata])
+        processed = self._process(placeholder, videos=[frames], video_metadata=[metadata])
+        _, rows, columns = (int(number) for number in processed.inputs["video_grid_thw"][0])
+        processor = getattr(self._processor, "video_processor", None)
+        side = int((processor or self._processor.image_processor).patch_size)
+        return replace(processed, size=(columns * side, rows * side))
 
     def write_prompt(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool

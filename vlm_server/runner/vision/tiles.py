@@ -6,13 +6,11 @@ and whether or not they come from a cache.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from vlm_server.interfaces import MediaInputs
 
@@ -105,15 +103,6 @@ class LayeredTiling(Tiling):
             )
             layers.append(rows)
         return mx.stack(layers)
-
-
-def tile_key(tile: MediaInputs, salt: str) -> str:
-    """The cache key of a tile: a hash of its inputs and `salt`, which separates tenants."""
-    digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
-    for name, array in sorted(tile.items()):
-        digest.update(f"{name} {array.dtype} {array.shape}\0".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def _embed_tile(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:

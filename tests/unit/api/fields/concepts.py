@@ -97,6 +97,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "bounds of the size",
         "image by id",
         "video",
+        "number of frames",
+        "part of a video",
         "other parts",
     ),
     "Documents": (

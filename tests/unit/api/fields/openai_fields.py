@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.support import pdf, video_files
 from tests.support.image_files import data_url, image_file
+from tests.unit.api.fields import video_fields
 from tests.unit.api.fields.field import (
     STORED_NAME,
     Dialect,
@@ -49,6 +50,7 @@ WITH_PAPER, SHOT_PAPER = (
         ("tool", (user("hi"), assistant(called("1"))), {"tool_call_id": "1"}),
     )
 )
+WITH_CLIP = chat(user({"type": "video", "video": VIDEO_URL}))
 WITH_REFUSAL = chat(
     user("hi"), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, user("o")
 )
@@ -253,7 +255,6 @@ UNKNOWN: tuple[Field, ...] = (
         ("stream_options", chat(stream=True)),
         ("reasoning", None),
         ("thinking", chat(thinking={"type": "auto"})),
-        ("mm_processor_kwargs", None),
         ("prediction", EXPECTED),
         ("response_format{text}", chat(response_format={"type": "text"})),
         (FORMAT, chat(response_format=matching())),
@@ -284,6 +285,11 @@ MEDIA: tuple[Field, ...] = (
     works("text of pages", f"{FILE}.include_text", True, on=WITH_PAPER),
     works("bounds of the size", "mm_processor_kwargs.min_pixels", 5000, on=WITH_IMAGE),
     works("bounds of the size", "mm_processor_kwargs.max_pixels", 5000, on=WITH_IMAGE),
+    works("video", "messages[].content[]{video}.video", [OTHER_PNG, OTHER_PNG], on=WITH_CLIP),
+    *video_fields.of_part("messages[].content[]{video_url}", WITH_VIDEO),
+    *video_fields.of_part(VIDEO, WITH_VIDEO),
+    *video_fields.of_part("messages[].content[]{video}", WITH_CLIP),
+    *video_fields.of_request(WITH_VIDEO),
 )
 
 CHAT = Dialect(

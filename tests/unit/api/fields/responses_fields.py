@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool
+from tests.unit.api.fields import video_fields
 from tests.unit.api.fields.field import (
     STORED_NAME,
     Dialect,
@@ -110,6 +111,8 @@ ITEMS: tuple[Field, ...] = (
     works("image by id", f"{PART}{{input_image}}.file_id", uploaded, on=SEEN_BY_ID),
     works("image by id", f"{PART}{{input_file}}.file_id", uploaded, on=FILED),
     works("video", f"{PART}{{input_video}}.video_url", OTHER_VIDEO_URL, on=FILMED),
+    *video_fields.of_part(f"{PART}{{input_video}}", FILMED),
+    *video_fields.of_request(FILMED),
     ignored("what answers had", "input[]{message}.phase", "commentary", on=SAID),
     works("continuation", "input[]{message}.status", "completed", on=CUT_OFF, fails=400),
     *(
@@ -191,7 +194,9 @@ UNKNOWN: tuple[Field, ...] = (
         ("thinking", None),
     ),
     *unknown_elsewhere(
-        Reading.REFUSED, ("stream_options", asking(stream=True)), title="those of `stream_options`"
+        Reading.REFUSED,
+        ("stream_options", asking(stream=True)),
+        title="those of `stream_options`, `mm_processor_kwargs`, `media_io_kwargs`",
     ),
 )
 

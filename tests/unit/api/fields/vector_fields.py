@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.unit.api.fields import video_fields
 from tests.unit.api.fields.field import Dialect, Field, answers, refused, works
 from tests.unit.api.fields.openai_fields import (
     CHAT,
     HARMLESS_FIELDS,
     OTHER_PNG,
     UNKNOWN_AT_THE_TOP,
+    VIDEO_URL,
 )
-from tests.unit.api.requests import image_part, text
+from tests.unit.api.requests import image_part, text, user
 from tests.unit.api.scripted_engine import Step
 from vlm_server.api.dialects.openai import decisions, embeddings, rerank
 from vlm_server.api.dialects.openai.decisions import DecisionRequest
@@ -31,8 +33,8 @@ DECIDED: dict[str, Any] = {
 _ABOUT_MESSAGES = {key: DECIDED[key] for key in ("model", "questions")} | {
     "messages": CHAT.usual["messages"]
 }
+VIDEO = {"type": "video_url", "video_url": VIDEO_URL}
 _OF_CONVERSATIONS = {"model", "messages"}
-PIXELS = "mm_processor_kwargs"
 
 VECTORS: tuple[Step, ...] = (
     lambda request_id: Finished(
@@ -53,14 +55,6 @@ def _of_messages(field: Field) -> bool:
     return field.path.startswith("messages") and on.keys() <= _OF_CONVERSATIONS
 
 
-def _bounds(body: dict[str, Any]) -> tuple[Field, ...]:
-    return (
-        works("bounds of the size", f"{PIXELS}.min_pixels", 5000, on=body),
-        works("bounds of the size", f"{PIXELS}.max_pixels", 5000, on=body),
-        refused("in other objects", f"{PIXELS}.colour", "red", title="any"),
-    )
-
-
 EMBEDDINGS = Dialect(
     title="`/v1/embeddings`",
     route="/v1/embeddings",
@@ -75,7 +69,7 @@ EMBEDDINGS = Dialect(
         works("prompt of the input's type", "instruction", "Find it."),
         works("dimensions", "dimensions", 1),
         answers("form of the answer", "encoding_format", "base64"),
-        *_bounds({**USUAL, "input": [[image_part()]]}),
+        *video_fields.of_request({**USUAL, "input": [[VIDEO]]}),
         *HARMLESS_FIELDS,
         UNKNOWN_AT_THE_TOP,
         refused("template of the request's own", "add_special_tokens", False, neutral=(True, None)),
@@ -98,7 +92,7 @@ RERANK = Dialect(
         works("prompt of the input's type", "instruction", "Find it."),
         answers("number of answers", "top_n", 1),
         answers("prompt in the answer", "return_documents", True),
-        *_bounds({**RANKED, "query": [image_part()]}),
+        *video_fields.of_request({**RANKED, "query": [VIDEO]}),
         *HARMLESS_FIELDS,
         UNKNOWN_AT_THE_TOP,
         refused("shortening of the prompt", "max_chunks_per_doc", 5, neutral=(None,)),
@@ -124,7 +118,7 @@ DECISIONS = Dialect(
             for f in CHAT.fields
             if _of_messages(f)
         ),
-        *_bounds({**DECIDED, "images": [OTHER_PNG]}),
+        *video_fields.of_request({**_ABOUT_MESSAGES, "messages": [user(VIDEO)]}),
         *HARMLESS_FIELDS,
         UNKNOWN_AT_THE_TOP,
         refused("audio, modalities", "audio", "UklGRg==", neutral=(None,)),

@@ -112,8 +112,11 @@ def _chat() -> Hostile:
     anything = anything_of("text", "image_url")
     part = st.sampled_from([openai.text(), openai.image_part(), {"type": "text"}])
     part |= st.fixed_dictionaries(
-        {"type": WORD | st.sampled_from(["image_url", "file"])},
-        optional=dict.fromkeys(("text", "image_url", "video_url", "file"), anything),
+        {"type": WORD | st.sampled_from(["image_url", "video_url", "video", "file"])},
+        optional=dict.fromkeys(
+            ("text", "image_url", "video_url", "video", "file", "fps", "start", "num_frames"),
+            anything,
+        ),
     )
     call = st.fixed_dictionaries(
         {"id": st.just("1"), "type": st.just("function")},

@@ -9,12 +9,12 @@ import json
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct, msgpack
+from msgspec import Meta, msgpack
 
 from vlm_server.api.dialects.fields import effective_fields, prepare
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.embeddings import usage_json
-from vlm_server.api.dialects.openai.messages import parse_messages, set_pixel_limits
+from vlm_server.api.dialects.openai.messages import parse_messages
 from vlm_server.api.dialects.openai.pooling_inputs import MAX_VALUES
 from vlm_server.api.dialects.openai.questions import (
     TYPE_RULE,
@@ -28,6 +28,7 @@ from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, safe_name
+from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
@@ -48,7 +49,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"audio": (None,)}
 RULES = {**schema.RULES, "type": TYPE_RULE}
 
 
-class DecisionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class DecisionRequest(MediaOptions, forbid_unknown_fields=True, kw_only=True):
     """A request; `state` and `images` are one user's message, in place of `messages`."""
 
     questions: Annotated[dict[str, Question], Meta(min_length=1)]
@@ -56,7 +57,6 @@ class DecisionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     images: list[str] | None = None
     messages: list[schema.ChatMessage] | None = None
     model: str | None = None
-    mm_processor_kwargs: schema.PixelLimits | None = None
 
 
 prepare(DecisionRequest)
@@ -84,7 +84,7 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
         on_thread=context.on_thread,
         pages=context.pages,
     )
-    set_pixel_limits(request.mm_processor_kwargs, conversation)
+    conversation.set_media_options(request)
     asked, inputs = _questions(request.questions, conversation)
     _fill(conversation, request, ignored)
     conversation.check_complete()

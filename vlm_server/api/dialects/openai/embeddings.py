@@ -15,7 +15,7 @@ from msgspec import Struct, msgpack
 
 from vlm_server.api.dialects.fields import Size, effective_fields, prepare
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.messages import parse_messages, set_pixel_limits
+from vlm_server.api.dialects.openai.messages import parse_messages
 from vlm_server.api.dialects.openai.pooling_inputs import (
     MAX_VALUES,
     InputParser,
@@ -29,6 +29,7 @@ from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, Pooling, PoolingInput, Vectors
@@ -45,7 +46,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 _NUMBER_BYTES = 4
 
 
-class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class EmbeddingRequest(MediaOptions, forbid_unknown_fields=True, kw_only=True):
     """A request; `input` is one input or a list of them, `messages` one conversation."""
 
     input: str | list[Any] | dict[str, Any] | None = None
@@ -55,7 +56,6 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     input_type: InputType | None = None
     instruction: str | None = None
-    mm_processor_kwargs: schema.PixelLimits | None = None
 
 
 prepare(EmbeddingRequest)
@@ -89,7 +89,7 @@ def parse_embeddings(body: Body, context: Context) -> ParsedRequest:
         on_thread=context.on_thread,
         pages=context.pages,
     )
-    set_pixel_limits(request.mm_processor_kwargs, conversation)
+    conversation.set_media_options(request)
     if (request.input is None) == (request.messages is None):
         raise InvalidRequest("Either `input` or `messages` must be given.", "input")
     if request.messages is not None:

@@ -28,25 +28,13 @@ def parse_messages(
         conversation.limits,
         image=(schema.ImageUrlPart, schema.FilePart),
         num_documents=num_documents(message.content for message in messages),
-        video=schema.VideoUrlPart,
+        video=schema.VIDEO_PARTS,
     )
     parser = _MessageParser(conversation, ignored)
     for i, message in enumerate(messages):
         param = f"messages[{i}]"
         conversation.add(parser.message(message, param), param)
     conversation.check_complete()
-
-
-def set_pixel_limits(limits: schema.PixelLimits | None, conversation: Conversation) -> None:
-    """Bound the pixels of all images of `conversation`. Raises InvalidRequest."""
-    if limits is None:
-        return
-    low, high = limits.min_pixels, limits.max_pixels
-    if low is not None and high is not None and low > high:
-        raise InvalidRequest(
-            "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
-        )
-    conversation.min_pixels, conversation.max_pixels = low, high
 
 
 @dataclass(slots=True)
@@ -142,9 +130,10 @@ class _MessageParser:
             case schema.ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
                 data, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
                 return self.conversation.image(data, param, detail)
-            case schema.VideoUrlPart(video_url=url) if role == "user":
-                return self.conversation.video(url if isinstance(url, str) else url.url, param)
-            case schema.ImageUrlPart() | schema.VideoUrlPart():
+            case schema.VideoUrlPart() | schema.VideoPart() if role == "user":
+                fields = schema.video_fields(part, param)
+                return self.conversation.video(part.url, param, fields)
+            case schema.ImageUrlPart() | schema.VideoUrlPart() | schema.VideoPart():
                 kind = "Images" if isinstance(part, schema.ImageUrlPart) else "Videos"
                 raise InvalidRequest(f"{kind} are not allowed in messages of role '{role}'.", param)
             case schema.RefusalPart():

@@ -12,7 +12,7 @@ from msgspec import Struct, msgpack
 
 from vlm_server.api.dialects.fields import ignore_labels, submit_of, tool_definitions
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.messages import parse_messages, set_pixel_limits
+from vlm_server.api.dialects.openai.messages import parse_messages
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import (
@@ -61,7 +61,7 @@ def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
     conversation = Conversation(
         context.limits, context.given, on_thread=context.on_thread, pages=context.pages
     )
-    set_pixel_limits(request.mm_processor_kwargs, conversation)
+    conversation.set_media_options(request.media_options)
     choice = _choice(request.tool_choice, parallel=request.parallel_tool_calls is not False)
     tools = read_tools(
         tool_definitions((tool.function for tool in request.tools or ()), "tools[{}].function"),

@@ -42,6 +42,7 @@ _FORMS = (
     "with `content`, or one with `text` or `image`"
 )
 _DATA_IMAGE = "data:image/"
+_VIDEO_TYPES = ("video_url", "video")
 _LONGEST_SCHEME = 16
 TokenIds = Annotated[list[Count], Meta(min_length=1)]
 Parts = list[schema.ContentPart]
@@ -103,8 +104,9 @@ class InputParser:
                 case schema.ImageUrlPart(image_url=url):
                     data, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
                     yield self.conversation.image(data, place, detail)
-                case schema.VideoUrlPart(video_url=url):
-                    yield self.conversation.video(url if isinstance(url, str) else url.url, place)
+                case schema.VideoUrlPart() | schema.VideoPart():
+                    fields = schema.video_fields(part, place)
+                    yield self.conversation.video(part.url, place, fields)
                 case schema.FilePart(file=file):
                     yield from file_parts(file, place, self.conversation)
                 case schema.RefusalPart():
@@ -140,7 +142,7 @@ def check_inputs(values: list[Any], limits: Limits, param: str) -> None:
         messages=0,
         parts=len(flat),
         images=sum(map(_is_image, flat)),
-        videos=sum(isinstance(part, dict) and part.get("type") == "video_url" for part in flat),
+        videos=sum(isinstance(part, dict) and part.get("type") in _VIDEO_TYPES for part in flat),
     ).check(limits, param)
 
 

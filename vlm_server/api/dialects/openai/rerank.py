@@ -13,7 +13,6 @@ from msgspec import Meta, Struct, msgpack
 from vlm_server.api.dialects.fields import Count, effective_fields, prepare
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.embeddings import usage_json
-from vlm_server.api.dialects.openai.messages import set_pixel_limits
 from vlm_server.api.dialects.openai.pooling_inputs import (
     MAX_VALUES,
     InputParser,
@@ -24,6 +23,7 @@ from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.protocol import Finished, Pooling
 
@@ -37,7 +37,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Cohere's and vLLM's fields that are not supported, with their values without effect."""
 
 
-class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class RerankRequest(MediaOptions, forbid_unknown_fields=True, kw_only=True):
     """A request; the query and each document have a form of `pooling_inputs`."""
 
     query: str | list[Any] | dict[str, Any]
@@ -46,7 +46,6 @@ class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     top_n: Count | None = None
     return_documents: bool | None = None
     instruction: str | None = None
-    mm_processor_kwargs: schema.PixelLimits | None = None
 
 
 prepare(RerankRequest)
@@ -79,7 +78,7 @@ def parse_rerank(body: Body, context: Context) -> ParsedRequest:
         on_thread=context.on_thread,
         pages=context.pages,
     )
-    set_pixel_limits(request.mm_processor_kwargs, conversation)
+    conversation.set_media_options(request)
     check_inputs([request.query, *request.documents], context.limits, "documents")
     parser = InputParser(conversation, ignored)
     inputs = (

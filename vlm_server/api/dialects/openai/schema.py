@@ -35,6 +35,15 @@ from vlm_server.api.dialects.fields import (
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, is_same
+from vlm_server.api.parsing.media.video_options import (
+    Fps,
+    MediaLoading,
+    MediaOptions,
+    ProcessorOptions,
+    VideoFields,
+    VideoOptions,
+    fields_of,
+)
 from vlm_server.api.parsing.parsed_request import Context
 
 MAX_BIASES = 1024
@@ -68,7 +77,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 RULES = {
     "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
-    "type": "must be 'text', 'image_url', 'video_url' or 'file'",
+    "type": "must be 'text', 'image_url', 'video_url', 'video' or 'file'",
     "tools[].type": "must be 'function'",
     "messages[].tool_calls[].type": "must be 'function'",
     "tool_choice": "must be 'none', 'auto', 'required', or an object that names tools",
@@ -105,12 +114,26 @@ class ImageUrlPart(Struct, tag_field="type", tag="image_url"):
     image_url: ImageUrl | str
 
 
-class VideoUrl(Struct):
+class VideoUrl(VideoOptions, kw_only=True):
     url: str
 
 
-class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
+class VideoUrlPart(VideoOptions, tag_field="type", tag="video_url", kw_only=True):
     video_url: VideoUrl | str
+
+    @property
+    def url(self) -> str:
+        return self.video_url if isinstance(self.video_url, str) else self.video_url.url
+
+
+class VideoPart(VideoOptions, tag_field="type", tag="video", kw_only=True):
+    """Qwen's form of a video: its URL, or those of its frames."""
+
+    video: str | list[str]
+
+    @property
+    def url(self) -> str | list[str]:
+        return self.video
 
 
 class File(Struct):
@@ -133,8 +156,18 @@ class FilePart(Struct, tag_field="type", tag="file"):
     file: File
 
 
-MediaPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart
+VIDEO_PARTS = (VideoUrlPart, VideoPart)
+MediaPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart | VideoPart
 ContentPart = MediaPart | FilePart
+
+
+def video_fields(part: VideoUrlPart | VideoPart, param: str) -> VideoFields:
+    """The fields of the part `param` about its frames, some of them inside `video_url`.
+
+    Raises InvalidRequest if two contradict each other.
+    """
+    inner = part.video_url if isinstance(part, VideoUrlPart) else None
+    return fields_of((param, part), (f"{param}.video_url", inner))
 
 
 class ToolCall(Struct, tag_field="type", tag="function"):
@@ -223,13 +256,6 @@ class ReasoningConfig(Struct, forbid_unknown_fields=True):
     enabled: bool | None = None
 
 
-class PixelLimits(Struct, forbid_unknown_fields=True):
-    """Bounds on the pixels of every image as the model sees it."""
-
-    min_pixels: Size | None = None
-    max_pixels: Size | None = None
-
-
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of a stream; `include_obfuscation` has no effect: streams are never padded."""
 
@@ -291,8 +317,18 @@ class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    mm_processor_kwargs: PixelLimits | None = None
+    mm_processor_kwargs: ProcessorOptions | None = None
+    media_io_kwargs: MediaLoading | None = None
+    video_fps: Fps | None = None
     prediction: Prediction | None = None
+
+    @property
+    def media_options(self) -> MediaOptions:
+        return MediaOptions(
+            mm_processor_kwargs=self.mm_processor_kwargs,
+            media_io_kwargs=self.media_io_kwargs,
+            video_fps=self.video_fps,
+        )
 
 
 prepare(ChatRequest)

@@ -23,6 +23,7 @@ from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral
+from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, SamplingParams
@@ -92,8 +93,8 @@ def _count_request(
 IN_PROMPT = frozenset(
     {
         *("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "messages"),
-        *("mm_processor_kwargs", "model", "reasoning", "reasoning_effort", "thinking"),
-        *("tool_choice", "tools"),
+        *("model", "reasoning", "reasoning_effort", "thinking"),
+        *("tool_choice", "tools", *MediaOptions.__struct_fields__),
     }
 )
 """The fields of a chat request that may change its prompt; other fields are only checked."""
@@ -118,12 +119,13 @@ def _to_count_request(request: ParsedRequest, fields: dict[str, Any]) -> ParsedR
 
 
 def encode_tokens(finished: Finished, max_model_len: int) -> bytes:
-    """vLLM's answer with our extensions `images` and `cached_tokens`."""
+    """vLLM's answer with our extensions `images`, `videos` and `cached_tokens`."""
     answer = {
         "count": finished.usage.prompt_tokens,
         "max_model_len": max_model_len,
         "tokens": finished.token_ids,
         "images": finished.images,
+        "videos": finished.videos,
         "cached_tokens": finished.usage.cached_tokens,
         "token_strs": None,
     }

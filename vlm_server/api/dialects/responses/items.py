@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from vlm_server.api.dialects.fields import Dpi, ImageDetail, PageList, Size
 from vlm_server.api.parsing.media.documents import Detail
+from vlm_server.api.parsing.media.video_options import VideoOptions
 from vlm_server.errors import NotFound, UnsupportedField
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -40,10 +41,10 @@ class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True
     file_id: str | None = None
 
 
-class InputVideo(Struct, tag_field="type", tag="input_video"):
-    """A video, our extension."""
+class InputVideo(VideoOptions, tag_field="type", tag="input_video", kw_only=True):
+    """A video, our extension: its URL, or those of its frames."""
 
-    video_url: str
+    video_url: str | list[str]
 
 
 class InputFile(Struct, tag_field="type", tag="input_file", omit_defaults=True):

@@ -10,6 +10,7 @@ from vlm_server.api.dialects.fields import document_source, page_options
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.media.external import file_name
+from vlm_server.api.parsing.media.video_options import fields_of
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, ToolCall
@@ -132,7 +133,8 @@ class MessageBuilder:
             case items.InputImage() if role in ("user", "tool"):
                 return self._conversation.image(_image_url(part, param), param, part.detail)
             case items.InputVideo() if role == "user":
-                return self._conversation.video(part.video_url, param)
+                fields = fields_of((param, part))
+                return self._conversation.video(part.video_url, param, fields)
             case items.InputImage() | items.InputVideo():
                 kind = _KINDS[type(part)]
                 raise InvalidRequest(f"{kind} are not allowed in items of role '{role}'.", param)

@@ -95,6 +95,7 @@ def _parsed_request(
     conversation = Conversation(
         context.limits, context.given, "input", context.on_thread, context.pages
     )
+    conversation.set_media_options(request)
     definitions = tool_definitions(request.tools or (), "tools[{}]")
     tools = read_tools(definitions, _choice(request), conversation)
     reasoning = _reasoning(request)

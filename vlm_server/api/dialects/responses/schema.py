@@ -27,6 +27,7 @@ from vlm_server.api.dialects.fields import (
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context
 from vlm_server.errors import InvalidRequest, UnsupportedField
 
@@ -147,8 +148,8 @@ MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
-class ResponsesRequest(Struct, forbid_unknown_fields=True):
-    """A request; `ignore_eos` is vLLM's extension."""
+class ResponsesRequest(MediaOptions, forbid_unknown_fields=True):
+    """A request; `ignore_eos` and the options of media are vLLM's extensions."""
 
     input: str | Annotated[list[items.InputItem], Meta(min_length=1)]
     model: str | None = None

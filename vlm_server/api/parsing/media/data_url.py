@@ -21,10 +21,6 @@ _IS_BYTES_LITERAL = (
 )
 _FRAME_LIST = re.compile(r"data:\s*video/jpe?g\s*[;,]", re.IGNORECASE)
 """vLLM's form of a video: its frames as JPEG images, separated by commas."""
-_IS_FRAME_LIST = (
-    "A list of frames (`data:video/jpeg`) is no video: send the frames as images, in their order "
-    "and with a text before each that says its time, or the video itself as MP4, WebM or GIF."
-)
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
 _ALPHABET = re.compile(r"[A-Za-z0-9+/=]*")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,9}):")
@@ -43,15 +39,32 @@ def decode(media: MediaUrl) -> bytes:
     url = media.url
     if url[:5].lower() != "data:":
         raise media.invalid(_not_a_data_url(url, media.kind))
-    if media.kind == "video" and _FRAME_LIST.match(url):
-        raise media.invalid(_IS_FRAME_LIST)
+    return _decode_base64(url[_start_of_data(media) :], media)
+
+
+def is_frame_list(url: str) -> bool:
+    """Whether `url` is vLLM's form of a video, for `split_frames`."""
+    return _FRAME_LIST.match(url) is not None
+
+
+def split_frames(media: MediaUrl, max_frames: int) -> list[str]:
+    """The base64 of each frame in a frame list. Raises InvalidVideo."""
+    start = _start_of_data(media)
+    if media.url.count(",", start) >= max_frames:
+        raise media.invalid(f"A list of frames has at most {max_frames} images.")
+    return media.url[start:].split(",")
+
+
+def _start_of_data(media: MediaUrl) -> int:
+    """The place in a data URL after its comma. Raises InvalidImage or InvalidVideo."""
+    url = media.url
     comma = url.find(",", 0, MAX_HEADER_CHARS)
     if comma < 0:
         raise media.invalid("The data URL has no comma before its data.")
     _, semicolon, last_parameter = url[5:comma].rpartition(";")
     if not semicolon or last_parameter.strip().lower() != "base64":
         raise media.invalid("The data URL must say ';base64' before its comma.")
-    return _decode_base64(url[comma + 1 :], media)
+    return comma + 1
 
 
 def decode_base64(media: MediaUrl) -> bytes:

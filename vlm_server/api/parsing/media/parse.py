@@ -7,19 +7,24 @@ are decoded in the engine (`prompt.media.images`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from vlm_server.api.parsing.media import data_url, documents, image_header, video_header
 from vlm_server.api.parsing.media.documents import Document, PageOptions
 from vlm_server.api.parsing.media.external import MediaUrl, is_external
 from vlm_server.api.parsing.media.formats import guess_format
-from vlm_server.protocol import Image, Video
+from vlm_server.errors import InvalidImage, InvalidVideo
+from vlm_server.protocol import FRAME_LIST, Image, Video
 from vlm_server.settings import Limits
 
 Given = Mapping[str, bytes]
 """The bytes of `https:` and `file:` URLs and of uploaded files, which the front has read."""
 _NONE: Given = {}
 _VIDEOS = frozenset({"MP4 or MOV", "WebM", "Matroska", "AVI", "EBML"})
+MAX_FRAMES = 1024
+"""The most images in a list of frames: as many as `video.max_frames` may allow."""
 
 
 def parse_image(
@@ -43,9 +48,20 @@ def parse_image(
     )
 
 
-def parse_video(url: str, param: str, limits: Limits, contents: Given = _NONE) -> Video:
-    """The video at `url`, otherwise as `parse_image`. Raises InvalidVideo or PayloadTooLarge."""
-    data = _bytes_of(MediaUrl(url, param, "video", limits.max_video_bytes), contents)
+def parse_video(
+    url: str | Sequence[str], param: str, limits: Limits, contents: Given = _NONE
+) -> Video:
+    """The video at `url`, or of the images at several; otherwise as `parse_image`.
+
+    Raises InvalidVideo or PayloadTooLarge.
+    """
+    media = MediaUrl(url if isinstance(url, str) else "", param, "video", limits.max_video_bytes)
+    if not isinstance(url, str):
+        return _parse_frames(url, media, limits, contents)
+    if data_url.is_frame_list(url):
+        frames = data_url.split_frames(media, MAX_FRAMES)
+        return _parse_frames(frames, media, limits, contents, are_base64=True)
+    data = _bytes_of(media, contents)
     header = video_header.read(data, param)
     return Video(
         data=data,
@@ -70,6 +86,42 @@ def parse_document(
     """
     data = data_url.decode_base64(source) if is_base64 else _bytes_of(source, contents)
     return documents.read_header(data, source, options)
+
+
+def check_num_frames(count: int, param: str) -> None:
+    """Raises InvalidVideo for a list of frames that is empty or too long."""
+    if not 0 < count <= MAX_FRAMES:
+        message = f"A list of frames has 1 to {MAX_FRAMES} images; this one has {count}."
+        raise InvalidVideo(message, param)
+
+
+def _parse_frames(
+    urls: Sequence[str],
+    media: MediaUrl,
+    limits: Limits,
+    contents: Given,
+    *,
+    are_base64: bool = False,
+) -> Video:
+    """The video whose frames are the images at `urls`. Raises InvalidVideo or PayloadTooLarge."""
+    check_num_frames(len(urls), media.param)
+    frames, num_bytes = list[Image](), 0
+    for number, url in enumerate(urls):
+        try:
+            frame = parse_image(url, media.param, limits, contents, is_base64=are_base64)
+        except InvalidImage as error:
+            raise media.invalid(f"Frame {number} of the video: {error.message}") from None
+        num_bytes += len(frame.data)
+        if num_bytes > media.max_bytes:
+            raise media.too_large()
+        frames.append(msgspec.structs.replace(frame, content_hash="", param=""))
+        if (frame.width, frame.height) != (frames[0].width, frames[0].height):
+            raise media.invalid(
+                f"Frame {number} of the video has {frame.width}x{frame.height} pixels, and those "
+                f"before it {frames[0].width}x{frames[0].height}: they must be equal."
+            )
+    data = msgspec.msgpack.encode(frames)
+    return Video(data, hashlib.sha256(data).hexdigest(), FRAME_LIST, media.param)
 
 
 def _bytes_of(media: MediaUrl, contents: Given) -> bytes:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.unit.api.requests import ROUTE, chat
@@ -96,16 +97,18 @@ async def test_usage_has_processed_size_of_each_image(
 async def test_usage_has_sampled_frames_of_each_video(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    videos = (VideoUse(12, 5.5, 96, truncated=False), VideoUse(4, 1.5, 32, truncated=True))
+    reported: list[dict[str, Any]] = [
+        {"frames": 2, "seconds": 5.5, "tokens": 96, "truncated": False}
+        | {"width": 64, "height": 32, "times": [0.0, 5.5]},
+        {"frames": 1, "seconds": 0.0, "tokens": 32, "truncated": True}
+        | {"width": 32, "height": 64, "times": [0.0]},
+    ]
+    videos = tuple(msgspec.convert(each, VideoUse) for each in reported)
     engine.script = (
         text("A cat"),
         ended(),
         lambda request_id: Finished(request_id, Usage(7, 2, 3), videos=videos),
     )
-    reported = [
-        {"frames": 12, "seconds": 5.5, "tokens": 96, "truncated": False},
-        {"frames": 4, "seconds": 1.5, "tokens": 32, "truncated": True},
-    ]
     whole = (await client.post(ROUTE, json=chat())).json()
     assert whole["usage"] == {**USAGE, "videos": reported}
     options = {"include_usage": True}

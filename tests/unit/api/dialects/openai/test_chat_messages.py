@@ -206,7 +206,8 @@ async def test_text_reaches_engine_verbatim(
         ({**ECHOED, "audio": {"id": "x"}}, "messages[1].audio", "unsupported_parameter"),
         (user({"type": "text"}), "messages[1].content[0].text", "invalid_value"),
         (user({"text": "x"}), "messages[1].content[0].type", "invalid_value"),
-        (user({"type": "video"}), "messages[1].content[0].type", "invalid_value"),
+        (user({"type": "clip"}), "messages[1].content[0].type", "invalid_value"),
+        (user({"type": "video"}), "messages[1].content[0].video", "invalid_value"),
         (user({"type": "input_audio"}), "messages[1].content[0].type", "invalid_value"),
         (
             user({"type": "image_url", "image_url": {"url": PNG_URL, "detail": "huge"}}),

@@ -45,6 +45,7 @@ async def test_tokenize_counts_prompt(
         "token_strs": None,
         "cached_tokens": 2,
         "images": [{"width": 308, "height": 196, "tokens": 77}],
+        "videos": [],
     }
     (submit,) = counting.submitted
     assert (submit.prompt, submit.messages, submit.count_only) == ("a b c", (), True)
