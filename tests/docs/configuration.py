@@ -24,6 +24,7 @@ _SECTIONS = {
     "urls": "Where pictures and videos may be read from, besides the request. See "
     "[other URLs](api.md#other-urls).",
     "files": "Uploaded files, which requests name in place of their bytes. See [files](files.md).",
+    "watch": "Standing questions about streams of frames. See [watches](watch.md).",
     "image": "How pictures are decoded and resized.",
     "deadlines": "When a request is ended. See [deadlines](api.md#deadlines).",
     "video": "How videos are sampled and decoded. See [videos](api.md#videos).",

@@ -14,6 +14,7 @@ from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.errors import encode as encode_anthropic
 from vlm_server.api.dialects.files.endpoints import PATH as FILES
 from vlm_server.api.dialects.ollama.render import encode_error as encode_ollama
+from vlm_server.api.dialects.openai.watch.watches import Watches
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access.cors import Cors
@@ -44,7 +45,8 @@ def create_app(
     """The ASGI application that serves `models` as `settings` say.
 
     The caller warms up and closes `parsing_pool`, which applications may share, and closes
-    `files`. Its `state.event_logs` knows the answers that are made without a connection.
+    `files`. Its `state.event_logs` knows the answers that are made without a connection, and
+    `state.watches` the watches, to be closed before models are stopped.
     `sources` say where settings were given. `tracer` records the requests that have ended. Raises
     ConfigError if the file of API keys or the folder of files can't be used.
     """
@@ -53,9 +55,10 @@ def create_app(
     queue_slots = QueueSlots(settings.limits)
     files = FileStore(settings.files) if files is None else files  # an empty one is false
     generation = Generation(models, queue_slots, body_parser, settings, files)
+    watches = Watches(generation)
     ring = KeyRing(settings.server)  # before middleware, which is made at the first request
     app = Starlette(
-        routes=all_routes(generation, settings, answered, sources or {}),
+        routes=all_routes(generation, settings, answered, sources or {}, watches),
         middleware=[
             Middleware(RequestLog, answered=answered, tracer=tracer),
             Middleware(Cors, origins=settings.server.cors_origins),
@@ -66,6 +69,7 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.event_logs = generation.event_logs
+    app.state.watches = watches
     return app
 
 

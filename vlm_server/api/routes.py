@@ -36,6 +36,9 @@ from vlm_server.api.dialects.openai.embeddings import EmbeddingRequest
 from vlm_server.api.dialects.openai.rerank import RerankRequest
 from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.dialects.openai.tokenize import PromptRequest, TokensRequest
+from vlm_server.api.dialects.openai.watch.endpoints import WatchEndpoint, WatchRoutes
+from vlm_server.api.dialects.openai.watch.schema import WatchRequest
+from vlm_server.api.dialects.openai.watch.watches import Watches
 from vlm_server.api.dialects.responses import schema as responses_schema
 from vlm_server.api.dialects.responses.schema import ResponsesRequest
 from vlm_server.api.dialects.responses.store import ResponseStore
@@ -64,6 +67,8 @@ BODIES = {
     "/v1/completions": RouteBody((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
     "/v1/embeddings": RouteBody((EmbeddingRequest,), schema.HARMLESS, embeddings.NEUTRAL),
     "/v1/decisions": RouteBody((DecisionRequest,), schema.HARMLESS, decisions.NEUTRAL),
+    "/v1/watch": RouteBody((WatchRequest,), schema.HARMLESS),
+    "/v1/watch/{watch_id}/frames": RouteBody((), content_type="image/*"),
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
     "/rerank": _RERANK,
@@ -97,6 +102,7 @@ PARAMETERS = {
     "/v1/completions": _RESUMING,
     MESSAGES: _RESUMING,
     "/v1/responses": _RESUMING,
+    "/v1/watch/{watch_id}/frames": (Parameter("time", "query", "number", "POST"),),
     "/v1/responses/{response_id}": (
         Parameter("stream", "query", "boolean"),
         Parameter("starting_after", "query", "integer"),
@@ -136,13 +142,15 @@ def all_routes(
     settings: Settings,
     answered: AnsweredRequests,
     sources: Sources,
+    watches: Watches,
 ) -> list[Route]:
     """The routes of all dialects and operations."""
     stored = ResponseStore(settings.server)
-    metrics = Metrics(settings.metrics.prefix, generation, answered, stored)
+    metrics = Metrics(settings.metrics.prefix, generation, answered, stored, watches)
     routes = [
         *_openai(generation),
         *_responses(generation, stored),
+        *_watches(generation, watches),
         _post(MESSAGES, Endpoint(generation, endpoints.MESSAGES)),
         _post(f"{MESSAGES}/count_tokens", Endpoint(generation, endpoints.COUNT_TOKENS)),
         *_ollama(generation),
@@ -201,6 +209,15 @@ def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
             Route(path, refuse_conversation, methods=_ANY_METHOD, include_in_schema=False)
             for path in ("/v1/conversations", "/v1/conversations/{rest:path}")
         ),
+    ]
+
+
+def _watches(generation: Generation, watches: Watches) -> list[Route]:
+    about = WatchRoutes(generation, watches)
+    return [
+        _post("/v1/watch", WatchEndpoint(generation, watches)),
+        _post("/v1/watch/{watch_id}/frames", about.give_frame),
+        Route("/v1/watch/{watch_id}", about.delete, methods=["DELETE"]),
     ]
 
 

@@ -138,6 +138,29 @@ class Urls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time limit for reading all `https:` and `file:` URLs of a request."""
 
 
+class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_watches: Annotated[int, Meta(ge=0)] = 64
+    """Maximum watches (`/v1/watch`) at a time; 0 allows none."""
+    max_watches_per_key: Annotated[int, Meta(ge=0)] = 16
+    """The same for each API key, or for all clients together if there are no keys."""
+    max_cameras: Annotated[int, Meta(ge=0)] = 8
+    """Maximum watches of a camera's `url`, each of which takes a process."""
+    max_window: Annotated[int, Meta(ge=1)] = 16
+    """Maximum frames that a question is about: `window` of a watch."""
+    max_bytes: Annotated[int, Meta(ge=1024)] = 256 * MIB
+    """Maximum bytes of the frames that all watches keep, shared fairly by API keys; frames beyond
+    it are answered 429."""
+    max_frames_per_second: Annotated[float, Meta(gt=0)] = 30.0
+    """Maximum frames that a watch takes in a second; more are answered 429, or dropped where they
+    come in one body."""
+    idle_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    """Time without a frame after which a watch ends."""
+    max_asking: Annotated[int, Meta(ge=1)] = 2
+    """Maximum questions of watches that are being answered at a time, over all watches."""
+    yield_seconds: Annotated[float, Meta(ge=0)] = 5.0
+    """Time for which a watch's question lets other requests that wait for the device go first."""
+
+
 class DeadlineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue_seconds: Annotated[float, Meta(ge=0)] = 600.0
     """Time until the device begins with a request; 0 is no limit."""

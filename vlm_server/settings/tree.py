@@ -24,6 +24,7 @@ from vlm_server.settings.front import (
     Server,
     Tracing,
     Urls,
+    WatchSettings,
 )
 from vlm_server.settings.media import DocumentSettings, ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
@@ -60,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     urls: Urls = Urls()
     files: FileSettings = FileSettings()
+    watch: WatchSettings = WatchSettings()
     image: ImageSettings = ImageSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     video: VideoSettings = VideoSettings()

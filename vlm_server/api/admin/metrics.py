@@ -6,7 +6,7 @@ engine are left out until it has reported its stats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -47,6 +47,19 @@ class ResponseStoreSize(Sized, Protocol):
     def size_bytes(self) -> int: ...
 
 
+class WatchFigures(Sized, Protocol):
+    """The figures of all watches."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def frames(self) -> Mapping[str, int]: ...
+    @property
+    def total_answers(self) -> int: ...
+    @property
+    def device_seconds(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """The endpoint, and the collector that it scrapes. All names begin with `prefix`."""
@@ -55,6 +68,7 @@ class Metrics:
     shared: Generation
     answered: AnsweredRequests
     stored: ResponseStoreSize
+    watches: WatchFigures
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -66,6 +80,7 @@ class Metrics:
         _add_files(families, self.shared.files)
         _add_streams(families, self.shared.event_logs)
         _add_documents(families, self.shared.documents)
+        _add_watches(families, self.watches)
         for name in models.names:
             if models.base(name) is None:
                 _add_engine(families, models.status(name))
@@ -156,6 +171,20 @@ def _add_documents(families: _Families, documents: Documents) -> None:
     size, limit = "Size of the drawn pages that are kept.", "Its limit: `document.cache_bytes`."
     families.gauge("document_cache_size_bytes", size, cache.size_bytes)
     families.gauge("document_cache_limit_bytes", limit, cache.limit_bytes)
+
+
+def _add_watches(families: _Families, watches: WatchFigures) -> None:
+    gauge, counter = families.gauge, families.counter
+    fates = "Frames given to watches, by what became of them."
+    device = "Time of watches' questions on the device, with waits for it."
+    gauge("watches", "Watches that are open.", len(watches))
+    gauge("watches_size_bytes", "Size of the frames that they keep.", watches.size_bytes)
+    families.family(CounterMetricFamily, "watch_frames", fates, "fate")
+    for fate in ("asked", "unchanged", "skipped", "failed"):
+        count = watches.frames[fate]
+        counter("watch_frames", fates, count, fate=fate)
+    counter("watch_answers", "Changed answers that watches reported.", watches.total_answers)
+    counter("watch_device_seconds", device, watches.device_seconds)
 
 
 def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None:

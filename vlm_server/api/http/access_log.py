@@ -25,7 +25,8 @@ AnsweredRequests = Counter[tuple[str, int]]
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
-_PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/page/")
+_FRAMES = "/v1/watch/{watch_id}/frames"
+_PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/page/", _FRAMES)
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Entry:
         }
 
     def log(self, method: str, route: str) -> None:
-        """Write the line; at debug level for frequent requests: probes, scrapes, the page."""
+        """Write the line; at debug level for frequent ones: probes, scrapes, the page, frames."""
         level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
         if logger.isEnabledFor(level):
             log_lines.log_fields(logger, level, self.fields(method, route))

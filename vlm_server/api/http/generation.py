@@ -140,7 +140,7 @@ class Endpoint:
         send: Send,
     ) -> None:
         shared, dialect, entry = self._shared, self._dialect, access_log.entry_of(scope)
-        context = self._context(scope)
+        context = context_of(self._shared, scope, self._request_id(scope))
         async with clock.before_submit():
             request, summary = await self._parse(data, slot, context)
         entry.images, entry.videos = summary.num_images, summary.num_videos
@@ -202,20 +202,6 @@ class Endpoint:
 
     def _request_id(self, scope: Scope) -> str:
         return f"{self._dialect.id_prefix}{access_log.entry_of(scope).request_id}"
-
-    def _context(self, scope: Scope) -> Context:
-        """The input of request parsing besides the body."""
-        shared, key = self._shared, keys.key_of(scope)
-        return Context(
-            models=served_models.known_models(shared.models, shared.server),
-            request_id=self._request_id(scope),
-            cache_salt=key.identity if shared.settings.cache.separate_api_keys else "",
-            client=key.name,
-            owner=key.identity,
-            is_admin=key.is_admin,
-            limits=shared.limits,
-            unknown_fields=shared.server.unknown_fields,
-        )
 
     async def _events(
         self, request: EngineRequest, summary: RequestSummary, clock: RequestClock, entry: Entry
@@ -324,6 +310,21 @@ class Endpoint:
                 "input" if response_id is None else "previous_response_id",
             )
         return msgspec.structs.replace(context, previous=previous, others=other_items)
+
+
+def context_of(shared: Generation, scope: Scope, request_id: str) -> Context:
+    """The input of request parsing besides the body."""
+    key = keys.key_of(scope)
+    return Context(
+        models=served_models.known_models(shared.models, shared.server),
+        request_id=request_id,
+        cache_salt=key.identity if shared.settings.cache.separate_api_keys else "",
+        client=key.name,
+        owner=key.identity,
+        is_admin=key.is_admin,
+        limits=shared.limits,
+        unknown_fields=shared.server.unknown_fields,
+    )
 
 
 async def _whole_response(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vlm_server.api.app import create_app
+from vlm_server.api.dialects.openai.watch.watches import Watches
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer
 from vlm_server.api.http.event_logs import EventLogs
@@ -125,6 +126,8 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     await stop.wait()
     looking.cancel()
     announcement.cancel()
+    watches: Watches = app.state.watches
+    await watches.close()
     if listener.is_inherited:  # new connections are for the next process
         logs: EventLogs = app.state.event_logs
         await server.last_call(lambda: models.num_in_flight - logs.num_detached)

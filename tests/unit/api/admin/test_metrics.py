@@ -85,6 +85,16 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
         sample("resumed_streams_total"): 0,
         sample("abandoned_streams_total"): 0,
     },
+    "watches": {
+        sample("watches"): 0,
+        sample("watches_size_bytes"): 0,
+        sample("watch_answers_total"): 0,
+        sample("watch_device_seconds_total"): 0,
+        **{
+            sample("watch_frames_total", fate=fate): 0
+            for fate in ("asked", "unchanged", "skipped", "failed")
+        },
+    },
     "engine process": {
         of_model("engine_up"): 1,
         of_model("engine_ready"): 1,
@@ -200,6 +210,7 @@ async def test_metrics_have_documentation_and_right_types(
                      "spec_decode_num_trained_accepted_tokens",
                      "tool_calls", "broken_tool_calls", "stored_responses_evictions",
                      "stored_files_evictions",
+                     "watch_frames", "watch_answers", "watch_device_seconds",
                      "resumed_streams", "abandoned_streams",
                      "documents", "document_pages",
                      "cached_document_pages", "document_draw_seconds", "cache_evictions",

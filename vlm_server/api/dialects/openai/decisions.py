@@ -73,7 +73,7 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
         harmless=schema.HARMLESS,
         neutral=NEUTRAL,
     )
-    _check_questions(fields.get("questions"))
+    check_questions(fields.get("questions"))
     request = json_body.convert(fields, DecisionRequest, RULES)
     ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
@@ -85,7 +85,7 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
         pages=context.pages,
     )
     conversation.set_media_options(request)
-    asked, inputs = _questions(request.questions, conversation)
+    asked, inputs = read_questions(request.questions, conversation)
     _fill(conversation, request, ignored)
     conversation.check_complete()
     submit = Submit(
@@ -103,29 +103,29 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
     return ParsedRequest(model.name, submit, stream=False, options=options, ignored=ignored.names)
 
 
-def _check_questions(questions: Any) -> None:
+def check_questions(questions: Any) -> None:
     """Raises InvalidRequest with the name of the question at fault."""
     for name, question in questions.items() if isinstance(questions, dict) else ():
         try:
             json_body.convert(question, Question, RULES)
         except InvalidRequest as error:
-            param = ".".join(filter(None, (_param_of(name), error.param)))
+            param = ".".join(filter(None, (param_of(name), error.param)))
             message = error.message.replace(f"`{error.param}`", f"`{param}`")
             raise type(error)(message, param) from None
 
 
-def _param_of(name: str) -> str:
+def param_of(name: str) -> str:
     return safe_name(f"questions.{name}")
 
 
-def _questions(
+def read_questions(
     questions: dict[str, Question], conversation: Conversation
 ) -> tuple[list[Asked], tuple[PoolingInput, ...]]:
     """The questions, and the inputs of all. Raises InvalidRequest for too many options."""
     asked, inputs, limits = list[Asked](), list[PoolingInput](), conversation.limits
     num_options = 0
     for name, question in questions.items():
-        param = _param_of(name)
+        param = param_of(name)
         read, its_inputs = read_question(name, question, param)
         num_options += sum(len(each.options) for each in its_inputs)
         _check_number(num_options, limits)

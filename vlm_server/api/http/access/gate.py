@@ -26,7 +26,7 @@ READY = ("/health", "/health/ready", "/healthz", "/ping")
 PAGE_FOLDER = "/page"
 """The folder of the page's files; none of them is secret."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
-_RESPONSE = "/v1/responses/resp_"
+_FOLLOWED = ("/v1/responses/resp_", "/v1/watch/watch_")
 _MAX_SHOWN_CHARS = 100
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -93,9 +93,10 @@ def admin_only(endpoint: Handler) -> Handler:
 def follows(path: str, headers: Headers) -> bool:
     """Whether a request is about an answer whose own request holds a slot of the key.
 
-    A key whose slots are all taken must be able to read and to end what takes them.
+    A key whose slots are all taken must be able to read and to end what takes them,
+    and to give a watch its frames.
     """
-    return "last-event-id" in headers or path.startswith(_RESPONSE)
+    return "last-event-id" in headers or path.startswith(_FOLLOWED)
 
 
 def wants_html(headers: Headers) -> bool:

@@ -82,10 +82,18 @@ class Fetcher:
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
         """The bytes at `url`. Has no time limit of its own. Raises FetchError or TooLarge."""
+        async with self.opened(url) as response:
+            return await _read(response, max_bytes)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, url: str) -> AsyncIterator[httpx.Response]:
+        """The response at `url`, after redirects, its body not read. Raises FetchError."""
         for _ in range(MAX_REDIRECTS + 1):
             async with self._get(url) as response:
                 if response.status_code not in _REDIRECT_STATUSES:
-                    return await _read(response, max_bytes)
+                    _check(response)
+                    yield response
+                    return
                 url = urljoin(url, response.headers.get("location", ""))
         raise FetchError("is redirected too often")
 
@@ -142,11 +150,15 @@ class Fetcher:
         return addresses[:_MAX_ADDRESSES]
 
 
-async def _read(response: httpx.Response, max_bytes: int) -> bytes:
+def _check(response: httpx.Response) -> None:
+    """Raises FetchError for a response without the bytes themselves."""
     if response.status_code != 200:
         raise FetchError(f"was not sent: the status of the answer is {response.status_code}")
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise FetchError("was sent compressed")
+
+
+async def _read(response: httpx.Response, max_bytes: int) -> bytes:
     declared = response.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise TooLarge

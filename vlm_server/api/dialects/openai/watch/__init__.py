@@ -1,0 +1,1 @@
+"""`/v1/watch`: standing questions about streams of frames."""

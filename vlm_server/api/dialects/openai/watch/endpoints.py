@@ -1,0 +1,162 @@
+"""The routes of watches: begin one and read its events, give it frames, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import AbstractContextManager
+from functools import partial
+
+import anyio.to_thread
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vlm_server.api.dialects.openai.watch.camera import Camera
+from vlm_server.api.dialects.openai.watch.parts import boundary_of
+from vlm_server.api.dialects.openai.watch.schema import WatchPlan, parse_watch
+from vlm_server.api.dialects.openai.watch.watch import Watch
+from vlm_server.api.dialects.openai.watch.watches import Watches
+from vlm_server.api.http import access_log, body, sse
+from vlm_server.api.http.access import keys
+from vlm_server.api.http.generation import Generation, context_of
+from vlm_server.api.http.sse import EventStream
+from vlm_server.api.parsing import json_body
+from vlm_server.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+
+_JSON = "application/json"
+
+
+class WatchEndpoint:
+    """`POST /v1/watch`, an ASGI application: the watch lives as long as its stream of events."""
+
+    def __init__(self, shared: Generation, watches: Watches) -> None:
+        self._shared = shared
+        self._watches = watches
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shared, headers = self._shared, Headers(scope=scope)
+        mode = sse.keepalive_of(headers, shared.server)
+        keep_alive = None if mode == "off" else lambda: sse.KEEP_ALIVE
+        stream = EventStream(
+            send, sse.CONTENT_TYPE, keep_alive, shared.server.stream_keepalive_seconds
+        )
+        self._watches.check_room(keys.key_of(scope).identity)
+        media_type = headers.get("content-type", "")
+        if media_type.lower().startswith("multipart/"):
+            camera = Camera(receive, boundary_of(media_type), shared.limits)
+            await self._watch_camera(camera, stream, scope)
+        else:
+            body.check_headers(headers, shared.limits)
+            data = await body.read(receive, shared.limits, shared.arriving)
+            with await self._open(data, scope) as watch:
+                watching = self._follow if watch.plan.url else self._run
+                await body.until_disconnect(receive, watching(watch, stream, scope))
+
+    async def _watch_camera(self, camera: Camera, stream: EventStream, scope: Scope) -> None:
+        """Watch frames that come in the rest of the body. Raises ClientGone."""
+        with await self._open(await camera.first_part(), scope) as watch:
+            await self._run_fed(watch, camera, stream, scope)
+
+    async def _follow(self, watch: Watch, stream: EventStream, scope: Scope) -> None:
+        """Watch the camera at the URL of the plan. Raises RequestError before the first event."""
+        async with self._watches.cameras.followed(watch.plan.url) as (media_type, receive):
+            if not media_type.lower().startswith("multipart/"):
+                raise InvalidRequest("The camera at `url` sends no multipart.", "url")
+            camera = Camera(receive, boundary_of(media_type), self._shared.limits)
+            await self._run_fed(watch, camera, stream, scope)
+
+    async def _run_fed(
+        self, watch: Watch, camera: Camera, stream: EventStream, scope: Scope
+    ) -> None:
+        """Run `watch` with the frames of `camera`, until one of them ends."""
+        client = keys.key_of(scope).name
+        give = partial(self._watches.give, watch, frame_time=None, client=client)
+        running = asyncio.create_task(self._run(watch, stream, scope))
+        feeding = asyncio.create_task(camera.feed(watch, give, stream.write))
+        try:
+            await asyncio.wait((running, feeding), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            running.cancel()
+            feeding.cancel()
+            await asyncio.gather(running, feeding, return_exceptions=True)
+        (feeding if running.cancelled() else running).result()
+
+    async def _open(self, data: bytearray, scope: Scope) -> AbstractContextManager[Watch]:
+        """The watch that the JSON in `data` asks for, to be entered. Raises RequestError."""
+        plan = await self._plan(data, scope)
+        return self._watches.opened(keys.key_of(scope).identity, plan)
+
+    async def _run(self, watch: Watch, stream: EventStream, scope: Scope) -> None:
+        ask = partial(self._watches.asker.ask, watch.plan, scope=scope)
+        async with stream.kept_alive():
+            await watch.run(ask, stream.write, stream.end)
+
+    async def _plan(self, data: bytearray, scope: Scope) -> WatchPlan:
+        if not json_body.is_small(data):
+            raise PayloadTooLarge("The request's body is too large for this route.")
+        context = context_of(self._shared, scope, "")
+        parse = partial(parse_watch, bytes(data), context, self._watches.settings)
+        plan = await anyio.to_thread.run_sync(parse)
+        entry = access_log.entry_of(scope)
+        entry.model, entry.ignored, entry.state = plan.model, plan.ignored, "sent"
+        return plan
+
+
+class WatchRoutes:
+    """The routes about a watch by its id. All raise NotFound for another key's."""
+
+    def __init__(self, shared: Generation, watches: Watches) -> None:
+        self._shared = shared
+        self._watches = watches
+
+    async def give_frame(self, request: Request) -> Response:
+        """`POST /v1/watch/{watch_id}/frames`: the bytes of a picture."""
+        shared, watch = self._shared, self._watch_of(request)
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not (media_type.startswith("image/") or media_type == "application/octet-stream"):
+            raise UnsupportedMediaType("The Content-Type of a frame must be image/jpeg or another.")
+        body.check_headers(request.headers, shared.limits, any_type=True)
+        time = _time(request)
+        data = await body.read(request.receive, shared.limits, shared.arriving)
+        limit = shared.limits.max_image_bytes
+        if len(data) > limit:
+            raise PayloadTooLarge(
+                f"The frame is larger than {limit} bytes (limits.max_image_bytes).", "frame"
+            )
+        if not data:
+            raise InvalidRequest("The frame is empty.", "frame")
+        client = keys.key_of(request.scope).name
+        stamp, change = await self._watches.give(watch, bytes(data), time, client)
+        access_log.entry_of(request.scope).images = 1
+        return _json({"watch_id": watch.id, "frame": stamp, "change": round(change, 4)})
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /v1/watch/{watch_id}`: end it; its stream gets the last event."""
+        watch = self._watch_of(request)
+        watch.end("deleted")
+        return _json({"id": watch.id, "object": "watch", "deleted": True})
+
+    def _watch_of(self, request: Request) -> Watch:
+        owner = keys.key_of(request.scope).identity
+        return self._watches.find(owner, request.path_params["watch_id"])
+
+
+def _time(request: Request) -> float | None:
+    """The query's `time` in seconds. Raises InvalidRequest."""
+    text = request.query_params.get("time")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise InvalidRequest("`time` must be a number of seconds.", "time")
+    return seconds
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type=_JSON)
