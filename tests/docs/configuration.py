@@ -25,6 +25,7 @@ _SECTIONS = {
     "[other URLs](api.md#other-urls).",
     "files": "Uploaded files, which requests name in place of their bytes. See [files](files.md).",
     "watch": "Standing questions about streams of frames. See [watches](watch.md).",
+    "batches": "Files of requests that run when nothing else does. See [batches](batches.md).",
     "image": "How pictures are decoded and resized.",
     "deadlines": "When a request is ended. See [deadlines](api.md#deadlines).",
     "video": "How videos are sampled and decoded. See [videos](api.md#videos).",

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from vlm_server.api.batches.lane import Lane
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.errors import encode as encode_anthropic
 from vlm_server.api.dialects.files.endpoints import PATH as FILES
@@ -46,7 +47,8 @@ def create_app(
 
     The caller warms up and closes `parsing_pool`, which applications may share, and closes
     `files`. Its `state.event_logs` knows the answers that are made without a connection, and
-    `state.watches` the watches, to be closed before models are stopped.
+    `state.watches` the watches, to be closed before models are stopped, and its `state.lane` runs
+    batches.
     `sources` say where settings were given. `tracer` records the requests that have ended. Raises
     ConfigError if the file of API keys or the folder of files can't be used.
     """
@@ -57,8 +59,9 @@ def create_app(
     generation = Generation(models, queue_slots, body_parser, settings, files)
     watches = Watches(generation)
     ring = KeyRing(settings.server)  # before middleware, which is made at the first request
+    lane = Lane(settings.batches, files, generation.gaps, ring)
     app = Starlette(
-        routes=all_routes(generation, settings, answered, sources or {}, watches),
+        routes=all_routes(generation, settings, answered, sources or {}, watches, lane),
         middleware=[
             Middleware(RequestLog, answered=answered, tracer=tracer),
             Middleware(Cors, origins=settings.server.cors_origins),
@@ -70,6 +73,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.event_logs = generation.event_logs
     app.state.watches = watches
+    app.state.lane = lane
     return app
 
 

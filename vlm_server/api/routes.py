@@ -12,9 +12,13 @@ from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
 from vlm_server.api.admin.openapi import Parameter, RouteBody, constant_endpoint, document
+from vlm_server.api.batches.lane import Lane
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
+from vlm_server.api.dialects.batches.endpoints import PATH as BATCHES
+from vlm_server.api.dialects.batches.endpoints import Batches
+from vlm_server.api.dialects.batches.schema import BatchRequest
 from vlm_server.api.dialects.files.endpoints import MEDIA_PATH as MEDIA
 from vlm_server.api.dialects.files.endpoints import PATH as FILES
 from vlm_server.api.dialects.files.endpoints import Files, Media
@@ -81,6 +85,7 @@ BODIES = {
     MESSAGES: RouteBody((MessagesRequest,)),
     f"{MESSAGES}/count_tokens": RouteBody((MessagesRequest,)),
     FILES: RouteBody((OpenAIForm, AnthropicForm), content_type="multipart/form-data"),
+    BATCHES: RouteBody((BatchRequest,)),
     MEDIA: RouteBody((), content_type="application/octet-stream"),
     "/api/chat": RouteBody((OllamaChatRequest,)),
     "/api/generate": RouteBody((OllamaGenerateRequest,)),
@@ -143,10 +148,11 @@ def all_routes(
     answered: AnsweredRequests,
     sources: Sources,
     watches: Watches,
+    lane: Lane,
 ) -> list[Route]:
     """The routes of all dialects and operations."""
     stored = ResponseStore(settings.server)
-    metrics = Metrics(settings.metrics.prefix, generation, answered, stored, watches)
+    metrics = Metrics(settings.metrics.prefix, generation, answered, stored, watches, lane)
     routes = [
         *_openai(generation),
         *_responses(generation, stored),
@@ -155,8 +161,9 @@ def all_routes(
         _post(f"{MESSAGES}/count_tokens", Endpoint(generation, endpoints.COUNT_TOKENS)),
         *_ollama(generation),
         *_files(generation.files, settings),
+        *_batches(generation, settings, lane),
         *_administration(Administration(generation, settings)),
-        *_operations(generation, settings, sources),
+        *_operations(generation, settings, sources, lane),
         _admin("/metrics", metrics.scrape),
     ]
     return [
@@ -256,6 +263,17 @@ def _files(store: FileStore, settings: Settings) -> list[Route]:
     ]
 
 
+def _batches(generation: Generation, settings: Settings, lane: Lane) -> list[Route]:
+    batches = Batches(generation, settings, lane)
+    path = f"{BATCHES}/{{batch_id}}"
+    return [
+        _post(BATCHES, batches.create),
+        Route(BATCHES, batches.list),
+        Route(path, batches.retrieve),
+        _post(f"{path}/cancel", batches.cancel),
+    ]
+
+
 def _administration(administration: Administration) -> list[Route]:
     return [
         _admin("/v1/models/load", administration.load, "POST"),
@@ -267,8 +285,10 @@ def _administration(administration: Administration) -> list[Route]:
     ]
 
 
-def _operations(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
-    models, health = Models(generation.models, settings), Health(generation)
+def _operations(
+    generation: Generation, settings: Settings, sources: Sources, lane: Lane
+) -> list[Route]:
+    models, health = Models(generation.models, settings), Health(generation, lane)
     start = StartPage(models.page)
     return [
         Route("/v1/models", models.list),

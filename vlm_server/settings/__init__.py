@@ -5,6 +5,7 @@ are read from a TOML file (`configs/default.toml` lists all of them) and from `s
 overrides. Unknown names are errors.
 """
 
+from vlm_server.settings.batches import *  # noqa: F403
 from vlm_server.settings.descriptions import *  # noqa: F403
 from vlm_server.settings.engine import *  # noqa: F403
 from vlm_server.settings.files import *  # noqa: F403

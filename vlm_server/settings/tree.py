@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from vlm_server.errors import ConfigError
+from vlm_server.settings.batches import BatchSettings
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.faults import explain, location_of
 from vlm_server.settings.files import FileSettings
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     urls: Urls = Urls()
     files: FileSettings = FileSettings()
     watch: WatchSettings = WatchSettings()
+    batches: BatchSettings = BatchSettings()
     image: ImageSettings = ImageSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     video: VideoSettings = VideoSettings()

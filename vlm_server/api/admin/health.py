@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from vlm_server.api.batches.lane import Lane
 from vlm_server.api.http import access_log
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
@@ -23,7 +24,8 @@ from vlm_server.supervisor.engine_process.client import EngineStatus
 class Health:
     """The endpoints for probes and operators."""
 
-    def __init__(self, shared: Generation) -> None:
+    def __init__(self, shared: Generation, lane: Lane) -> None:
+        self._lane = lane
         self._models = shared.models
         self._slots = shared.queue_slots
         self._in_flight = shared.in_flight
@@ -79,6 +81,12 @@ class Health:
                     "waiting_bytes": self._slots.waiting_bytes.taken,
                     "waiting_bytes_limit": self._slots.waiting_bytes.limit,
                     "list": self._requests(statuses),
+                },
+                "batches": {
+                    "active": self._lane.num_active,
+                    "running_lines": self._lane.num_running,
+                    "lines": dict(self._lane.lines),
+                    "paused": self._lane.paused,
                 },
                 "latencies": _latencies(self._metrics[status.model_name]),
                 "engine": _engine(status),

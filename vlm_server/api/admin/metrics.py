@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import (
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vlm_server.api.batches.lane import Lane
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.documents.drawing import Documents
@@ -69,6 +70,7 @@ class Metrics:
     answered: AnsweredRequests
     stored: ResponseStoreSize
     watches: WatchFigures
+    lane: Lane
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -78,6 +80,7 @@ class Metrics:
         _add_front(families, self.shared.queue_slots, self.answered)
         _add_stored(families, self.stored)
         _add_files(families, self.shared.files)
+        _add_batches(families, self.lane)
         _add_streams(families, self.shared.event_logs)
         _add_documents(families, self.shared.documents)
         _add_watches(families, self.watches)
@@ -138,6 +141,18 @@ def _add_files(families: _Families, files: FileStore) -> None:
     gauge("stored_files_limit_bytes", "Limit on it: `files.max_bytes`.", files.limit_bytes)
     help_text = "Uploaded files dropped for lack of room."
     families.counter("stored_files_evictions", help_text, files.num_evicted)
+
+
+def _add_batches(families: _Families, lane: Lane) -> None:
+    gauge = families.gauge
+    gauge("batches_active", "Batches that have not ended.", lane.num_active)
+    gauge("batch_lines_running", "Lines of batches that run.", lane.num_running)
+    for end, count in lane.lines.items():
+        families.counter("batch_lines", "Lines of batches that ended, by how.", count, end=end)
+    why = "1 for the reason for which no line is begun."
+    families.family(GaugeMetricFamily, "batches_paused", why, "reason")
+    if lane.paused is not None:
+        gauge("batches_paused", why, 1, reason=lane.paused)
 
 
 def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:

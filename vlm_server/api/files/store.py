@@ -54,14 +54,21 @@ class FileStore:
         self._num_files = 0
         self._folder: StoreFolder | None = None
         self._index: FileIndex | None = None
-        self._kept_path = expand_home(settings.folder) if settings.folder else None
-        if self._kept_path is not None and settings.max_bytes:
+        self.kept_path = expand_home(settings.folder) if settings.folder else None
+        if self.kept_path is not None and settings.max_bytes:
             try:
-                self._open(self._kept_path)
+                self._open(self.kept_path)
             except (OSError, sqlite3.Error) as error:
                 why = getattr(error, "strerror", None) or error
-                path = str(self._kept_path)
+                path = str(self.kept_path)
                 raise ConfigError(f"files.folder {path!r} can't be used: {why}") from None
+
+    @property
+    def path(self) -> Path:
+        """The folder, for records that belong to files: names that begin as the index's are
+        kept. Raises StorageFull."""
+        with self._lock:
+            return self._opened().path
 
     def __len__(self) -> int:
         return self._num_files
@@ -114,6 +121,12 @@ class FileStore:
         """Keep the bytes of `upload` under their hash, once for each owner. Raises as `add`."""
         name = f"{HASH_PREFIX}{upload.finish(survives=self._is_kept)}"
         return self._add(owner, upload, name, "", MEDIA, None)
+
+    def add_as(
+        self, owner: str, upload: Upload, file_id: str, filename: str, purpose: str
+    ) -> StoredFile:
+        """Keep `upload` under an id of the caller's, unless it is there. Raises as `add`."""
+        return self._add(owner, upload, file_id, filename, purpose, None)
 
     def _add(
         self,
@@ -287,7 +300,7 @@ class FileStore:
             self._close()
         if self._folder is None:
             with storage_errors(), _index_errors():
-                self._open(self._kept_path)
+                self._open(self.kept_path)
         assert self._folder is not None
         return self._folder
 

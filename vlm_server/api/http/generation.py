@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vlm_server.api.files.store import FileStore
-from vlm_server.api.http import access_log, body, event_logs, sse
+from vlm_server.api.http import access_log, body, event_logs, gaps, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, collect_answer
@@ -25,6 +25,7 @@ from vlm_server.api.http.dialect import BackgroundRenderer, Dialect, Renderer
 from vlm_server.api.http.documents.drawing import Documents
 from vlm_server.api.http.event_log import EventLog, Run
 from vlm_server.api.http.event_logs import Attachment, EventLogs
+from vlm_server.api.http.gaps import Gaps
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
@@ -78,6 +79,9 @@ class Generation:
             settings.server, max(1, int(settings.limits.max_requests * _WAITING_FRACTION))
         )
         self.documents = Documents(settings)
+        self.gaps = Gaps(settings.batches.quiet_seconds)
+        self.line_slots = QueueSlots(settings.limits)
+        """The slots of batches' lines, which take none from interactive requests."""
         self.in_flight: dict[str, Scope] = {}
         """The requests that hold a queue slot, by their id in the engine."""
 
@@ -105,7 +109,12 @@ class Endpoint:
         self._any_type = any_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._shared.gaps.request(scope):
+            await self._handle(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
+        slots = shared.line_slots if gaps.is_line(scope) else shared.queue_slots
         access_log.entry_of(scope).routing_key = routing_key.of_headers(headers)
         if last_event_id := headers.get(event_logs.LAST_EVENT_HEADER):
             await self._resume(last_event_id, scope, receive, send)
@@ -116,11 +125,11 @@ class Endpoint:
         event_logs.is_wanted(headers, shared.server)
         shared.models.check_ready()
         client = keys.key_of(scope).name
-        shared.queue_slots.check(client, headers)
+        slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
         request_id = self._request_id(scope)
-        with shared.queue_slots.hold(client, len(data)) as slot:
+        with slots.hold(client, len(data)) as slot:
             shared.in_flight[request_id] = scope
             attachment = Attachment(shared.event_logs)
             try:

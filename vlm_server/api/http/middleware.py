@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import access_log, errors
+from vlm_server.api.http import access_log, errors, gaps
 from vlm_server.api.http.access import cors, gate, keys
 from vlm_server.api.http.access.gate import is_page
 from vlm_server.api.http.access.keys import NO_KEY, KeyRing, KeySlots
@@ -108,6 +108,10 @@ class Gate:
     slots: KeySlots = field(default_factory=KeySlots)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if gaps.is_line(scope):  # its key was checked when it was begun, and has its own bounds
+            access_log.entry_of(scope).key_name = keys.key_of(scope).name or None
+            await self.app(scope, receive, send)
+            return
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
         if not cors.is_listed(scope):

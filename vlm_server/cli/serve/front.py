@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vlm_server.api.app import create_app
+from vlm_server.api.batches.lane import Lane
 from vlm_server.api.dialects.openai.watch.watches import Watches
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer
@@ -113,6 +114,8 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     url = url_of(settings.server.host, listener.addresses[0][1])
     _say(greeting.first_words(url, models.names[0], sys.stdout))
     await models.start()
+    lane: Lane = app.state.lane
+    lane.resume(app)
     announcement = asyncio.create_task(announce(models, url, settings))
 
     def end_if_failed(task: asyncio.Task[None]) -> None:
@@ -125,6 +128,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
     looking.cancel()
+    await lane.stop()
     announcement.cancel()
     watches: Watches = app.state.watches
     await watches.close()

@@ -68,6 +68,14 @@ class KeyRing:
                 api_key = key
         return api_key
 
+    def of_identity(self, identity: str) -> ApiKey | None:
+        """The accepted key of this identity, or None: it has been removed."""
+        if not self.needs_key:
+            return NO_KEY if identity == NO_KEY.identity else None
+        self._refresh()
+        keys = (key for key in (*self._of_file, *self._own) if key.identity == identity)
+        return next(keys, None)
+
     def _refresh(self) -> None:
         now = self._clock()
         if self._file is None or now < self._check_at:

@@ -1,0 +1,1 @@
+"""Batches: files of requests that run while no other request does. No routes."""

@@ -1,0 +1,1 @@
+"""The routes of batches, in OpenAI's dialect."""

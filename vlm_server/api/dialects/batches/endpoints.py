@@ -1,0 +1,131 @@
+"""The routes of batches. Each client sees its own batches alone."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vlm_server.api.batches.batch import Batch, new_id
+from vlm_server.api.batches.lane import Lane
+from vlm_server.api.batches.store import BatchStore
+from vlm_server.api.dialects.batches import render
+from vlm_server.api.dialects.batches.schema import BatchRequest, parse
+from vlm_server.api.files import stored_file
+from vlm_server.api.http import access_log, body
+from vlm_server.api.http.access import keys
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.errors import Conflict, InvalidRequest, NotFound, QueueFull
+from vlm_server.settings import Settings
+
+PATH = "/v1/batches"
+_MAX_PAGE = 100
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+class Batches:
+    """`/v1/batches`."""
+
+    def __init__(self, shared: Generation, settings: Settings, lane: Lane) -> None:
+        self._shared = shared
+        self._settings = settings
+        self._lane = lane
+
+    async def create(self, request: Request) -> Response:
+        shared, ignored = self._shared, IgnoredFields()
+        fields = await body.read_small(request, shared.limits, shared.arriving)
+        refuses = self._settings.server.unknown_fields == "refuse"
+        wanted = parse(fields, ignored, refuses=refuses)
+        access_log.entry_of(request.scope).ignored = ignored.names
+        store, owner = self._store(request), _owner(request)
+        find = partial(shared.files.find, owner, wanted.input_file_id)
+        file = await anyio.to_thread.run_sync(find)
+        if file is None or file.purpose != "batch":
+            raise InvalidRequest(
+                "There is no such file of the purpose 'batch': upload it first, with this API key.",
+                "input_file_id",
+            )
+        batch, limit = _batch(owner, wanted), self._settings.batches.max_batches
+        if not await anyio.to_thread.run_sync(store.add, batch, limit):
+            raise QueueFull(
+                f"{limit} batches of this key have not ended, as many as it may have "
+                "(batches.max_batches)."
+            )
+        self._store(request)  # tells the lane
+        return self._json(batch)
+
+    async def list(self, request: Request) -> Response:
+        store, owner, query = self._store(request), _owner(request), request.query_params
+        text = query.get("limit", "20")
+        limit = int(text) if _NUMBER.fullmatch(text) else 0
+        if not 1 <= limit <= _MAX_PAGE:
+            raise InvalidRequest(f"`limit` must be from 1 to {_MAX_PAGE}.", "limit")
+        after = query.get("after")
+        if after is not None and await anyio.to_thread.run_sync(store.find, owner, after) is None:
+            raise InvalidRequest("`after` is the id of none of the batches.", "after")
+        found = await anyio.to_thread.run_sync(store.page, owner, after, limit + 1)
+        shown = found[:limit]
+        page = {
+            "object": "list",
+            "data": [render.batch_object(each, self._lane.paused_of(each)) for each in shown],
+            "first_id": shown[0].id if shown else None,
+            "last_id": shown[-1].id if shown else None,
+            "has_more": len(found) > limit,
+        }
+        return Response(msgspec.json.encode(page), media_type="application/json")
+
+    async def retrieve(self, request: Request) -> Response:
+        return self._json(await self._find(request))
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a batch: those of its lines that have a result keep it."""
+        batch = await self._find(request)
+        if batch.status in ("validating", "in_progress"):
+            values = {"status": "cancelling", "cancelling_at": int(time.time())}
+            await anyio.to_thread.run_sync(partial(self._store(request).change, batch, **values))
+            batch = await self._find(request)
+        if batch.status not in ("cancelling", "cancelled"):
+            raise Conflict(f"The batch can't be cancelled: it is {batch.status}.")
+        self._store(request)  # tells the lane
+        return self._json(batch)
+
+    def _store(self, request: Request) -> BatchStore:
+        return self._lane.begin(request.app)
+
+    async def _find(self, request: Request) -> Batch:
+        find = self._store(request).find
+        batch_id = request.path_params["batch_id"]
+        batch = await anyio.to_thread.run_sync(find, _owner(request), batch_id)
+        if batch is None:
+            raise NotFound("There is no such batch of this API key.")
+        return batch
+
+    def _json(self, batch: Batch) -> Response:
+        value = render.batch_object(batch, self._lane.paused_of(batch))
+        return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _batch(owner: str, wanted: BatchRequest) -> Batch:
+    now = int(time.time())
+    return Batch(
+        new_id("batch_"),
+        owner,
+        wanted.input_file_id,
+        wanted.endpoint,
+        wanted.completion_window,
+        msgspec.json.encode(wanted.metadata).decode(),
+        now,
+        now + wanted.hours * 3600,
+        stored_file.new_id(),
+        stored_file.new_id(),
+    )
+
+
+def _owner(request: Request) -> str:
+    return keys.key_of(request.scope).identity
