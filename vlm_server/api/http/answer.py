@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
+import anyio.to_thread
 import msgspec
+from starlette.responses import Response
 
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
+from vlm_server.api.http.dialect import Renderer
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens, TokenText
@@ -19,6 +23,8 @@ from vlm_server.supervisor.engine_process.client import RequestEvent
 
 Answer = AsyncGenerator[Delta | Finished, None]
 
+_SMALL_VECTORS_BYTES = 64 << 10
+"""Vectors whose JSON takes about a millisecond."""
 _IMPOSSIBLE_LOGPROB = -9999.0
 """OpenAI's value for minus infinity, which JSON does not have."""
 
@@ -59,6 +65,23 @@ async def collect_answer(
         choices[event.choice].append(event)
         recorder.record_deltas((event,))
     raise InternalError("The engine's answer is incomplete.")
+
+
+async def whole_response(
+    deltas: Answer, render: Renderer, num_choices: int, recorder: AnswerRecorder
+) -> Response:
+    """The answer in one piece. Raises RequestError."""
+    content = await _whole(render, *await collect_answer(deltas, num_choices, recorder))
+    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
+    return Response(content, headers=headers, media_type="application/json")
+
+
+async def _whole(render: Renderer, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
+    """The whole answer; that of many vectors is encoded on a thread, for it takes long."""
+    encode = partial(render.whole, choices, finished)
+    if sum(len(vectors.data) for vectors in finished.vectors) <= _SMALL_VECTORS_BYTES:
+        return encode()
+    return await anyio.to_thread.run_sync(encode)
 
 
 def as_request_error(error: Exception, entry: Entry) -> RequestError:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
-import anyio.to_thread
 import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -18,7 +16,7 @@ from vlm_server.api.files.store import FileStore
 from vlm_server.api.http import access_log, body, event_logs, gaps, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access_log import Entry
-from vlm_server.api.http.answer import Answer, answer, as_request_error, collect_answer
+from vlm_server.api.http.answer import Answer, answer, as_request_error, whole_response
 from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import BackgroundRenderer, Dialect, Renderer
@@ -48,8 +46,6 @@ from vlm_server.protocol import Delta, Finished, Usage
 from vlm_server.settings import Settings
 from vlm_server.supervisor.engine_process.client import EngineRequest, ModelClient, RequestEvent
 
-_SMALL_VECTORS_BYTES = 64 << 10
-"""Vectors whose JSON takes about a millisecond."""
 _WAITING_FRACTION = 1 / 4
 """The part of the queue's slots that answers may hold whose clients have left and may resume."""
 
@@ -178,7 +174,7 @@ class Endpoint:
                 elif stream_wanted:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
-                    response = await _whole_response(deltas, render, num_choices, recorder)
+                    response = await whole_response(deltas, render, num_choices, recorder)
                     await response(scope, receive, send)
 
     async def _resume(self, last_event_id: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -334,22 +330,6 @@ def context_of(shared: Generation, scope: Scope, request_id: str) -> Context:
         limits=shared.limits,
         unknown_fields=shared.server.unknown_fields,
     )
-
-
-async def _whole_response(
-    deltas: Answer, render: Renderer, num_choices: int, recorder: AnswerRecorder
-) -> Response:
-    content = await _whole(render, *await collect_answer(deltas, num_choices, recorder))
-    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
-    return Response(content, headers=headers, media_type="application/json")
-
-
-async def _whole(render: Renderer, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
-    """The whole answer; that of many vectors is encoded on a thread, for it takes long."""
-    encode = partial(render.whole, choices, finished)
-    if sum(len(vectors.data) for vectors in finished.vectors) <= _SMALL_VECTORS_BYTES:
-        return encode()
-    return await anyio.to_thread.run_sync(encode)
 
 
 def _reserve_more(slot: QueueSlot, num_bytes: int, more_bytes: int) -> None:
