@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.batches.lane import Lane
+from vlm_server.api.batches.lane import PAUSES, Lane
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.documents.drawing import Documents
@@ -150,9 +150,8 @@ def _add_batches(families: _Families, lane: Lane) -> None:
     for end, count in lane.lines.items():
         families.counter("batch_lines", "Lines of batches that ended, by how.", count, end=end)
     why = "1 for the reason for which no line is begun."
-    families.family(GaugeMetricFamily, "batches_paused", why, "reason")
-    if lane.paused is not None:
-        gauge("batches_paused", why, 1, reason=lane.paused)
+    for reason in PAUSES:
+        gauge("batches_paused", why, int(reason == lane.paused), reason=reason)
 
 
 def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, get_args
 
 import anyio
 import anyio.to_thread
@@ -36,6 +36,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
+PAUSES = (
+    "interactive_requests",
+    *get_args(conditions.Strain),
+    "server_unavailable",
+    "storage_full",
+    "internal_error",
+)
+"""Why no line is begun, whatever its batch."""
 _LOOK_SECONDS = 0.25
 """Time between two looks for a gap, and for what has been changed."""
 _STRAIN_SECONDS = 5.0

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.api.conftest import Connect, listening
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, never
+from vlm_server.api.batches.lane import PAUSES
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.settings import FileSettings, Limits, Server, Settings
 
@@ -78,6 +79,7 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
         sample("stored_files_limit_bytes"): FileSettings().max_bytes,
         sample("stored_files_evictions_total"): 0,
         sample("batches_active"): 0,
+        **{sample("batches_paused", reason=reason): 0 for reason in PAUSES},
         sample("batch_lines_running"): 0,
         sample("batch_lines_total", end="completed"): 0,
         sample("batch_lines_total", end="failed"): 0,

@@ -188,6 +188,9 @@ def test_every_generating_route_is_traced() -> None:
         "/cancel",
         "/files",
         "/media",
+        "/batches",
+        "/watch",
+        "/frames",
     )
     assert {path for path in BODIES if not path.endswith(others)} - set(OPERATIONS) == set()
 
