@@ -80,7 +80,8 @@ class Launchd(ServiceManager):
             self.run(("launchctl", "bootout", job.target))
 
     def forget(self) -> None:
-        """Nothing to do: launchd has forgotten the service at `bootout`."""
+        """Wait for the last answers: launchd forgets the service, and its port, after them."""
+        self._wait_until_gone()
 
     def start(self) -> None:
         if job := self._find_loaded():
