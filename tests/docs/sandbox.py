@@ -92,6 +92,7 @@ class Sandbox:
         python.chmod(0o755)
         (self.home / ".curlrc").write_text("fail-with-body\n")  # an error is one for curl, too
         image, clip = draw_files()
+        (self.folder / "docs").symlink_to(ROOT / "docs")
         (self.folder / "picture.png").write_bytes(image)
         for name in ("screenshot", "before", "after"):
             (self.folder / f"{name}.png").write_bytes(image)
