@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import vlm_server
+from hatch_build import with_absolute_links
 from vlm_server.cli.main import build_parser, main
 
 ROOT = Path(__file__).parents[3]
@@ -27,18 +28,31 @@ def container(instruction: str) -> list[str]:
     return re.findall(rf"^{instruction} +(.+)$", joined, re.MULTILINE)
 
 
-def test_package_data_names_every_data_file() -> None:
-    """Without git, a build includes only the files that are named."""
-    package = ROOT / "vlm_server"
-    globs = PROJECT["tool"]["setuptools"]["package-data"]["vlm_server"]
-    named = {path for glob in globs for path in package.glob(glob) if path.is_file()}
-    named |= {path for glob in globs for path in package.glob(f"{glob}/*") if path.is_file()}
-    others = {
-        path
-        for path in package.rglob("*")
-        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
-    }
-    assert others == named
+def test_package_has_no_extras_for_developers() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert not extras.keys() & PROJECT["dependency-groups"].keys()
+    assert not any("pytest" in requirement for name in extras for requirement in extras[name])
+
+
+@pytest.mark.parametrize(("version", "ref"), [("1.2.3", "v1.2.3"), ("1.2.4.dev1+gabc", "HEAD")])
+def test_published_readme_has_no_relative_links(version: str, ref: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    at = "https://git.example/us/vlm_server"
+    text = with_absolute_links(readme, at, version)
+    targets = re.findall(r'\]\(([^)\s]+)\)|(?:src|href)="([^"]+)"', text)
+    assert targets
+    assert all(re.match(r"https?://|#", target) for both in targets for target in both if target)
+    inside = {target for both in targets for target in both if target.startswith(at)}
+    assert f"{at}/raw/{ref}/docs/images/compared.svg" in inside
+    for target in inside:
+        path = re.fullmatch(rf"{at}/(?:raw|blob)/{ref}/([^#]+)(?:#.*)?", target)
+        assert path is not None
+        assert (ROOT / path[1]).exists()
+
+
+def test_published_readme_keeps_other_links() -> None:
+    kept = "[a](#b) [c](https://d.example/e) [f](/g) `h` <img src='i'>"
+    assert with_absolute_links(kept, "https://git.example/us/vlm_server", "1.0") == kept
 
 
 def test_mlx_backends_come_only_from_extras() -> None:
