@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -24,6 +24,7 @@ from vlm_server.api.http.documents.drawing import Documents
 from vlm_server.api.http.event_log import EventLog, Run
 from vlm_server.api.http.event_logs import Attachment, EventLogs
 from vlm_server.api.http.gaps import Gaps
+from vlm_server.api.http.keep_alive import KeepAlives
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
@@ -238,30 +239,14 @@ class Endpoint:
     ) -> None:
         """Send the answer as events; those of a `log` go there by `send`."""
         entry, shared = access_log.entry_of(scope), self._shared
-        signs: dict[str, Callable[[], bytes] | None] = {
-            "comment": partial(self._comment, render, entry.model),
-            "empty_chunk": render.empty_chunk,
-            "off": None,
-        }
-        stream = EventStream(
-            send,
-            self._dialect.content_type,
-            signs[sse.keepalive_of(Headers(scope=scope), shared.server)],
-            shared.server.stream_keepalive_seconds,
-        )
+        signs = KeepAlives(shared.models, self._dialect, render, entry, self._request_id(scope))
+        keep_alive, seconds = signs.of(Headers(scope=scope), shared.server)
+        stream = EventStream(send, self._dialect.content_type, keep_alive, seconds)
         async with stream.kept_alive():
             if log is not None and log.run.is_background:
                 assert isinstance(render, BackgroundRenderer)
                 await stream.write(render.begin())
             await _send_events(deltas, render, stream, entry, recorder, holds_end=log is None)
-
-    def _comment(self, render: Renderer, model: str) -> bytes:
-        """A keep-alive; in an SSE stream with a comment on the progress of loading the model."""
-        status = self._shared.models.status(model)
-        if status.progress is None or self._dialect.content_type != sse.CONTENT_TYPE:
-            return render.keep_alive()
-        stage, fraction = status.progress
-        return sse.comment(f"{status.state}: {stage} ({fraction:.0%})") + render.keep_alive()
 
     async def _parse(self, data: bytearray, slot: QueueSlot, context: Context) -> EncodedRequest:
         dialect, shared = self._dialect, self._shared
