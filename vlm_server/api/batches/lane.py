@@ -27,6 +27,7 @@ from vlm_server.api.batches.run import Run
 from vlm_server.api.batches.store import BatchStore
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
+from vlm_server.api.http.fair_turns import FairOrder
 from vlm_server.api.http.gaps import Gaps
 from vlm_server.errors import EngineUnavailable, NotSupported, StorageFull
 from vlm_server.platform import conditions
@@ -73,8 +74,8 @@ class Lane:
         self._lines = set[asyncio.Task[None]]()
         self._runs: dict[str, Run] = {}
         self._news = asyncio.Event()
-        self._turns = Counter[str]()
-        """Lines begun, by owner."""
+        self._order = FairOrder()
+        """Of owners; a line costs 1."""
         self._strain: str | None = None
         self._strain_at = float("-inf")
         self._retry_at = float("-inf")
@@ -208,8 +209,9 @@ class Lane:
             waiting = [each for each in ready.values() if each[1].waiting]
             if not waiting:
                 return
-            batch, run, key = min(waiting, key=lambda each: self._turns[each[0].owner])
-            self._turns[batch.owner] += 1
+            batch, run, key = min(waiting, key=lambda each: self._order.place(each[0].owner))
+            self._order.begin(batch.owner)
+            self._order.charge(batch.owner, 1)
             task = asyncio.create_task(self._run_line(batch, run, key, *run.begin()))
             self._lines.add(task)
             task.add_done_callback(self._lines.discard)

@@ -326,6 +326,28 @@ async def test_expired_batch_has_errors_for_lines_without_result(
     ]
 
 
+async def test_key_that_came_later_takes_turns_with_first(
+    start: Start, engine: ScriptedEngine
+) -> None:
+    """It does not run as many lines first as the other has run before."""
+    daemon = start(structs.replace(FAST, max_running=1), server=Server(api_keys=KEYS))
+    mine, other = bearer(KEYS[0]), bearer(KEYS[1])
+    await daemon.ended(await daemon.create(*map(line, "abcdefghijklmnopqrst"), headers=mine), **mine)
+    before, script = len(engine.submitted), engine.script
+    engine.script = (gate := asyncio.Event(), *HELLO)
+    batches = [
+        await daemon.create(*(line(f"{owner}{i}") for i in range(10)), headers=headers)
+        for owner, headers in (("mine", mine), ("other", other))
+    ]
+    await until(lambda: daemon.lane.num_running == 1)
+    engine.script = script
+    gate.set()
+    for batch, headers in zip(batches, (mine, other), strict=True):
+        await daemon.ended(batch, **headers)
+    clients = [submit.client for submit in engine.submitted[before:]]
+    assert 4 <= clients[:10].count("api_keys[0]") <= 6, clients
+
+
 async def test_batch_belongs_to_its_key(start: Start, engine: ScriptedEngine) -> None:
     daemon = start(server=Server(api_keys=KEYS))
     mine, other = bearer(KEYS[0]), bearer(KEYS[1])

@@ -14,6 +14,7 @@ import msgspec
 from vlm_server.api.http.documents import messages, page_ranges
 from vlm_server.api.http.documents.messages import DrawJob, Drawn, PageSize
 from vlm_server.api.http.documents.page_cache import PageCache
+from vlm_server.api.http.fair_turns import FairTurns
 from vlm_server.api.parsing.media.documents import Detail, Document, PageImage, Pages
 from vlm_server.api.parsing.media.external import SentError
 from vlm_server.errors import (
@@ -56,8 +57,11 @@ class Documents:
         self.cache = PageCache(settings.document.cache_bytes)
         self.counts = DrawnCounts()
         memory_bytes, seconds = self._settings.draw_memory_bytes, self._settings.draw_seconds
-        self._turns = anyio.CapacityLimiter(self._settings.processes)
-        self._slow_turns = anyio.Semaphore(max(1, self._settings.processes - 1))
+        self._threads = anyio.CapacityLimiter(self._settings.processes)
+        spared = max(1, self._settings.processes - 1)
+        owner_limit = spared if settings.server.needs_key else self._settings.processes
+        self._turns = FairTurns(self._settings.processes, owner_limit)
+        self._slow_turns = FairTurns(spared)
         self._pool = ChildPool(
             _CHILD,
             self._settings.processes,
@@ -67,9 +71,9 @@ class Documents:
         )
 
     async def draw(
-        self, documents: Sequence[Document], salt: str, reserve: Reserve
+        self, documents: Sequence[Document], owner: str, salt: str, reserve: Reserve
     ) -> dict[str, Pages]:
-        """The pages of each document, by its key. Cancelling kills the process.
+        """The pages of each document of `owner`, by its key. Cancelling kills the process.
 
         `reserve` is told the bytes that are held so far. Raises what it raises, and RequestError,
         also for more pages, or larger ones, than a request may have.
@@ -77,7 +81,7 @@ class Documents:
         drawn: dict[str, Pages] = {}
         num_file_bytes = sum(len(document.data) for document in documents)
         request = _Request(
-            salt, lambda held: reserve(num_file_bytes + held), self._limits.max_pages
+            owner, salt, lambda held: reserve(num_file_bytes + held), self._limits.max_pages
         )
         request.reserve(0)
         for document in documents:
@@ -160,30 +164,32 @@ class Documents:
             work.request.num_pages_left,
             self._limits.max_image_pixels,
         )
+        owner = work.request.owner
         try:
-            return await self._in_process(job, seconds)
+            return await self._in_process(job, owner, seconds)
         except (ChildTimeout, ChildFailed) as error:
             work.request.seconds += seconds
             seconds = self._seconds_left(work)
             if seconds <= 0:
                 raise self._failure(work, error) from None
-        async with self._slow_turns:
+        async with self._slow_turns.turn(owner):
             try:
-                return await self._in_process(job, seconds)
+                return await self._in_process(job, owner, seconds)
             except (ChildTimeout, ChildFailed) as error:
                 raise self._failure(work, error) from None
 
     def _seconds_left(self, work: _Work) -> float:
         return self._settings.draw_seconds - work.request.seconds
 
-    async def _in_process(self, job: DrawJob, seconds: float) -> Drawn:
-        """The outcome of `job`. Raises RequestError, ChildTimeout and ChildFailed."""
+    async def _in_process(self, job: DrawJob, owner: str, seconds: float) -> Drawn:
+        """The outcome of `job`, in a turn of `owner`. Raises RequestError, ChildTimeout and ChildFailed."""
         cancellation = Cancellation()
         run = partial(self._pool.run, messages.encode(job), seconds, cancellation)
         try:
-            answer = await anyio.to_thread.run_sync(
-                run, abandon_on_cancel=True, limiter=self._turns
-            )
+            async with self._turns.turn(owner):
+                answer = await anyio.to_thread.run_sync(
+                    run, abandon_on_cancel=True, limiter=self._threads
+                )
         except ChildNotStarted as error:
             logger.warning("a process that draws pages %s", error)
             raise EngineUnavailable("The server is short of processes; try again later.") from None
@@ -217,6 +223,7 @@ class Documents:
 class _Request:
     """What is left to a request, and what it holds; `reserve` is told of that."""
 
+    owner: str
     salt: str
     reserve: Reserve
     num_pages_left: int

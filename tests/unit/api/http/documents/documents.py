@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image
@@ -10,7 +11,7 @@ from PIL import Image
 from vlm_server.api.http.documents.drawing import Documents
 from vlm_server.api.parsing.media.documents import Document, PageImage, PageOptions, read_header
 from vlm_server.api.parsing.media.external import MediaUrl
-from vlm_server.settings import DocumentSettings, Limits, Settings
+from vlm_server.settings import DocumentSettings, Limits, Server, Settings
 
 SOURCE = MediaUrl("", "messages[0].content[1]", "document", 1 << 30)
 
@@ -19,16 +20,23 @@ def document(data: bytes, **options: Any) -> Document:
     return read_header(data, SOURCE, PageOptions(**options))
 
 
-def documents(limits: Limits | None = None, **settings: Any) -> Documents:
-    return Documents(Settings(limits=limits or Limits(), document=DocumentSettings(**settings)))
+def documents(limits: Limits | None = None, keys: Sequence[str] = (), **settings: Any) -> Documents:
+    document = DocumentSettings(**settings)
+    server = Server(api_keys=tuple(keys))
+    return Documents(Settings(limits=limits or Limits(), document=document, server=server))
 
 
 async def pages_of(
-    data: bytes, drawing: Documents | None = None, salt: str = "", **options: Any
+    data: bytes,
+    drawing: Documents | None = None,
+    salt: str = "",
+    owner: str = "",
+    **options: Any,
 ) -> tuple[PageImage, ...]:
     """The drawn pages of a document."""
     asked = document(data, **options)
-    return (await (drawing or documents()).draw([asked], salt, lambda _: None))[asked.key].images
+    drawing = drawing or documents()
+    return (await drawing.draw([asked], owner, salt, lambda _: None))[asked.key].images
 
 
 def pixels(page: PageImage) -> Image.Image:

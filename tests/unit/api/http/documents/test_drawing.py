@@ -114,9 +114,9 @@ async def test_pages_are_limited_over_all_documents() -> None:
     drawing = documents(Limits(max_pages=11))
     both = [document(TEN), document(pdf.numbered(2))]
     with pytest.raises(InvalidDocument, match="2 pages, of which at most 1 may be read") as error:
-        await drawing.draw(both, "", lambda _: None)
+        await drawing.draw(both, "", "", lambda _: None)
     assert error.value.param == "messages[0].content[1]"
-    await drawing.draw([both[0], document(pdf.numbered(2), pages="2")], "", lambda _: None)
+    await drawing.draw([both[0], document(pdf.numbered(2), pages="2")], "", "", lambda _: None)
 
 
 async def test_pictures_of_pages_are_limited_in_bytes() -> None:
@@ -152,7 +152,7 @@ async def test_held_bytes_are_reserved_while_drawing() -> None:
     drawing = documents()
     for _ in range(2):
         held.clear()
-        pages = (await drawing.draw([document(TEN)], "", held.append)).popitem()[1]
+        pages = (await drawing.draw([document(TEN)], "", "", held.append)).popitem()[1]
         assert held[0] == len(TEN)
         assert held[-1] == len(TEN) + pages.num_bytes
 
@@ -172,4 +172,4 @@ async def test_time_limit_is_one_for_all_documents() -> None:
     drawing = documents(draw_seconds=3)
     slow = [document(pdf.bomb(40 << 20), pages="1", dpi=dpi) for dpi in range(20, 60)]
     with pytest.raises(RequestError, match="took more than 3 seconds"):
-        await drawing.draw(slow, "", lambda _: None)
+        await drawing.draw(slow, "", "", lambda _: None)

@@ -66,7 +66,7 @@ async def test_broken_page_is_named_and_others_are_drawn() -> None:
 
 async def test_cancelled_drawing_frees_its_process() -> None:
     drawing = documents(processes=1, draw_seconds=60)
-    task = asyncio.create_task(drawing.draw([document(pdf.tiny_tiles())], "", lambda _: None))
+    task = asyncio.create_task(drawing.draw([document(pdf.tiny_tiles())], "", "", lambda _: None))
     await asyncio.sleep(1)
     task.cancel()
     with pytest.raises((asyncio.CancelledError, Cancelled)):
@@ -79,7 +79,7 @@ async def test_cancelled_drawing_frees_its_process() -> None:
 async def test_documents_do_not_wait_for_hostile_ones() -> None:
     drawing = documents(draw_seconds=60)
     hostile = [
-        asyncio.create_task(drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "", lambda _: None))
+        asyncio.create_task(drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "", "", lambda _: None))
         for dpi in (50, 60)
     ]
     await asyncio.sleep(9)  # now one of them draws in a slow turn, and one waits for that
@@ -87,6 +87,25 @@ async def test_documents_do_not_wait_for_hostile_ones() -> None:
     for num_pages in range(1, 4):
         assert len(await pages_of(pdf.numbered(num_pages), drawing)) == num_pages
     assert time.monotonic() - started < GRACE_SECONDS
+    for task in hostile:
+        assert not task.done()
+        task.cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+
+
+async def test_documents_do_not_wait_for_hostile_ones_of_another_key() -> None:
+    drawing = documents(keys=("the-first-key", "the-second-key"), draw_seconds=60)
+    hostile = [
+        asyncio.create_task(
+            drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "greedy", "", lambda _: None)
+        )
+        for dpi in range(50, 58)
+    ]
+    for num_pages in range(1, 7):  # beside first attempts, and beside a slow turn
+        await asyncio.sleep(2)
+        started = time.monotonic()
+        assert len(await pages_of(pdf.numbered(num_pages), drawing, owner="modest")) == num_pages
+        assert time.monotonic() - started < GRACE_SECONDS
     for task in hostile:
         assert not task.done()
         task.cancel()

@@ -100,8 +100,6 @@ class Watches:
             self._bytes.release(owner, self._held.pop(watch.id, 0))
             self._ended.update(asdict(watch.frames.counts))
             self.num_answers += watch.num_answers
-            if not any(other.owner == owner for other in self._by_id.values()):
-                self._turns.forget(owner)
 
     def find(self, owner: str, watch_id: str) -> Watch:
         """Raises NotFound, also for another key's."""
