@@ -58,7 +58,9 @@ def test_options_have_logprobs_of_longer_prompts(new_engine: NewEngine) -> None:
         check(engine, f"{name}/0", parts, decision)
 
 
-@pytest.mark.parametrize("family", CORE_TEXTS)
+@pytest.mark.parametrize(
+    "family", [*CORE_TEXTS, pytest.param("longcat_flash_ngram", marks=pytest.mark.whole)]
+)
 def test_options_of_text_models_have_logprobs_of_longer_prompts(
     family: str, load_tiny: Load
 ) -> None:

@@ -32,7 +32,7 @@ LISTS: dict[str, Family] = {
         "LongcatFlashNgramForCausalLM",
         model_type="longcat_flash_ngram",
         ngram_vocab_size_ratio=2,
-        emb_neighbor_num=2,
+        emb_neighbor_num=3,
         emb_split_num=2,
         **LONGCAT | LATENT,
     ),

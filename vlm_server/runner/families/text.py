@@ -6,6 +6,7 @@ from vlm_server.runner.families.corrections.text import (
     count_positions_of_rows,
     group_masks,
     head_of_embeddings,
+    remember_prompts,
     scale_all_embeddings,
     use_static_rope,
 )
@@ -60,7 +61,6 @@ _PLAIN = (
     "lille_130m",
     "llama",
     "longcat_flash",
-    "longcat_flash_ngram",
     "longcat_flash_sparse",
     "mamba",
     "mamba2",
@@ -114,6 +114,7 @@ TEXT_ROWS = (
     ),
     *(Family(name, reads_images=False, fix=use_static_rope) for name in ("internlm2", "internlm3")),
     Family("llama4_text", reads_images=False, fix=head_of_embeddings),
+    Family("longcat_flash_ngram", reads_images=False, fix=remember_prompts),
     Family(
         "qwen3",
         reads_images=False,

@@ -25,8 +25,8 @@ _IN_LAYERS = re.compile(
 vision tower's have other parts before them."""
 
 
-_OF_EXPERTS = re.compile(r"\.\d+(\.|$)")
-"""A layer in a list, such as of experts, each of which gets some tokens: whose, it can't tell."""
+_OF_EXPERTS = re.compile(r"\bexperts\.\d+(\.|$)")
+"""A layer of one of a list of experts, which gets some tokens: whose, it can't tell."""
 
 
 def read_adapters(folders: Mapping[str, str], family: Family, model: Any) -> tuple[Adapter, ...]:

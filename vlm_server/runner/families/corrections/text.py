@@ -78,3 +78,22 @@ def use_static_rope(model: Any, _processor: Any, _settings: Settings) -> None:
             module.rope = nn.RoPE(  # type: ignore[attr-defined]
                 rope.dims, rope.traditional, rope.original_base, rope.scale
             )
+
+
+def remember_prompts(model: Any, _processor: Any, _settings: Settings) -> None:
+    """LongCat: embeddings of n-grams follow a prompt's tokens, too. mlx-vlm forgets tokens that it
+    gets as embeddings, so that an answer would begin as if nothing stood before it."""
+    text = model.language_model.model
+    kind, width = type(text), text.ngram_embeddings.n - 1
+
+    def call(self: Any, input_ids: Any, inputs_embeds: Any = None, cache: Any = None) -> Any:
+        if cache is not None:
+            memory, rows = cache[0], len(input_ids)
+            if memory[0] is None:
+                memory[0] = mx.zeros((rows, width), mx.int64)  # as before a text's first token
+            if inputs_embeds is not None:
+                tokens = mx.concatenate([memory[0], input_ids.astype(mx.int64)], axis=1)
+                memory[0] = tokens[:, tokens.shape[1] - width :]
+        return kind.__call__(self, input_ids, inputs_embeds, cache)
+
+    override(text, __call__=call)
