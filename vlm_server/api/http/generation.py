@@ -281,9 +281,7 @@ class Endpoint:
             slot.reserve(held_bytes + num_bytes)
 
         drawing = self._shared.documents
-        pages = await drawing.draw(
-            needed.documents, context.owner, context.cache_salt, reserve
-        )
+        pages = await drawing.draw(needed.documents, context.owner, context.cache_salt, reserve)
         return msgspec.structs.replace(context, pages=context.pages | pages)
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:

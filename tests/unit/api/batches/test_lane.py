@@ -332,7 +332,9 @@ async def test_key_that_came_later_takes_turns_with_first(
     """It does not run as many lines first as the other has run before."""
     daemon = start(structs.replace(FAST, max_running=1), server=Server(api_keys=KEYS))
     mine, other = bearer(KEYS[0]), bearer(KEYS[1])
-    await daemon.ended(await daemon.create(*map(line, "abcdefghijklmnopqrst"), headers=mine), **mine)
+    await daemon.ended(
+        await daemon.create(*map(line, "abcdefghijklmnopqrst"), headers=mine), **mine
+    )
     before, script = len(engine.submitted), engine.script
     engine.script = (gate := asyncio.Event(), *HELLO)
     batches = [

@@ -79,7 +79,9 @@ async def test_cancelled_drawing_frees_its_process() -> None:
 async def test_documents_do_not_wait_for_hostile_ones() -> None:
     drawing = documents(draw_seconds=60)
     hostile = [
-        asyncio.create_task(drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "", "", lambda _: None))
+        asyncio.create_task(
+            drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "", "", lambda _: None)
+        )
         for dpi in (50, 60)
     ]
     await asyncio.sleep(9)  # now one of them draws in a slow turn, and one waits for that
