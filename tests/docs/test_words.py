@@ -126,7 +126,7 @@ def test_service_page_lists_install_options() -> None:
 
 
 def _tree() -> Iterator[Path]:
-    """The paths in the tree of docs/architecture.md: lines, and folders and modules in their text."""
+    """The paths in the tree of docs/architecture.md, of its lines and in their text."""
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     block = text.partition("## The tree")[2].partition("```text\n")[2].partition("```")[0]
     folders = [ROOT]

@@ -182,7 +182,10 @@ class Documents:
         return self._settings.draw_seconds - work.request.seconds
 
     async def _in_process(self, job: DrawJob, owner: str, seconds: float) -> Drawn:
-        """The outcome of `job`, in `owner`'s turn. Raises RequestError, ChildTimeout, ChildFailed."""
+        """The outcome of `job`, in `owner`'s turn.
+
+        Raises RequestError, ChildTimeout, ChildFailed.
+        """
         cancellation = Cancellation()
         run = partial(self._pool.run, messages.encode(job), seconds, cancellation)
         try:
