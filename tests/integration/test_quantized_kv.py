@@ -143,6 +143,7 @@ def test_prefix_cache_holds_bytes_that_it_reports(engine: EngineHarness, served:
     engine.caches.drop()
     baseline = active_bytes()
     for number in range(4):
+        mx.clear_cache()  # MLX gives an array a buffer of the pool that may be larger
         answer(engine, ask(f"{number}", f"{number} " * 90, sampling=SAMPLING))
     reported = engine.caches.prefixes.stats().size_bytes
     held = active_bytes() - baseline
