@@ -22,15 +22,17 @@ from vlm_server.api.http.access.cors import Cors
 from vlm_server.api.http.access.keys import KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.dialect import is_anthropics
+from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.errors import EncodeError, encode_openai, method_not_allowed, not_found
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing.body_parser import BodyParser, start_pool
-from vlm_server.api.routes import all_routes
+from vlm_server.api.routes import OPERATIONS, all_routes
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.pool import ChildPool
+from vlm_server.platform.log_tail import LogTail
 from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.engine_process.client import ModelClient
 
@@ -42,6 +44,7 @@ def create_app(
     tracer: Tracer | None = None,
     sources: Sources | None = None,
     files: FileStore | None = None,
+    log_tail: LogTail | None = None,
 ) -> Starlette:
     """The ASGI application that serves `models` as `settings` say.
 
@@ -49,11 +52,12 @@ def create_app(
     `files`. Its `state.event_logs` knows the answers that are made without a connection, and
     `state.watches` the watches, to be closed before models are stopped, and its `state.lane` runs
     batches.
-    `sources` say where settings were given. `tracer` records the requests that have ended. Raises
-    ConfigError if the file of API keys or the folder of files can't be used.
+    `sources` say where settings were given. `tracer` records the requests that have ended;
+    `log_tail` has the last lines of the log. Raises ConfigError if the file of API keys or the
+    folder of files can't be used.
     """
     body_parser = BodyParser(parsing_pool or start_pool(settings.limits), settings.limits)
-    answered = AnsweredRequests()
+    answered, ended = AnsweredRequests(), EndedRequests(OPERATIONS)
     queue_slots = QueueSlots(settings.limits)
     files = FileStore(settings.files) if files is None else files  # an empty one is false
     generation = Generation(models, queue_slots, body_parser, settings, files)
@@ -61,9 +65,12 @@ def create_app(
     ring = KeyRing(settings.server)  # before middleware, which is made at the first request
     lane = Lane(settings.batches, files, generation.gaps, ring)
     app = Starlette(
-        routes=all_routes(generation, settings, answered, sources or {}, watches, lane),
+        routes=all_routes(
+            *(generation, settings, answered, ended, sources or {}, watches, lane),
+            log_tail or LogTail(),
+        ),
         middleware=[
-            Middleware(RequestLog, answered=answered, tracer=tracer),
+            Middleware(RequestLog, answered=answered, ended=ended, tracer=tracer),
             Middleware(Cors, origins=settings.server.cors_origins),
             Middleware(Errors, models=models, queue_slots=queue_slots, encode_for=_encode_for),
             Middleware(Gate, server=settings.server, ring=ring),

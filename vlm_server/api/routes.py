@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from vlm_server.api.admin.administration import Administration, CachesOf, ModelNamed
 from vlm_server.api.admin.health import Health
+from vlm_server.api.admin.log_lines import LogLines
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
 from vlm_server.api.admin.openapi import Parameter, RouteBody, constant_endpoint, document
@@ -54,9 +55,11 @@ from vlm_server.api.dialects.responses.stored import (
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.page.page import StartPage
+from vlm_server.platform.log_tail import LogTail
 from vlm_server.settings import Settings, Sources, describe_settings
 
 _CHAT = RouteBody((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
@@ -108,6 +111,8 @@ PARAMETERS = {
     MESSAGES: _RESUMING,
     "/v1/responses": _RESUMING,
     "/v1/watch/{watch_id}/frames": (Parameter("time", "query", "number", "POST"),),
+    "/v1/status": (Parameter("model", "query", "string"),),
+    "/v1/log": (Parameter("after", "query", "integer"),),
     "/v1/responses/{response_id}": (
         Parameter("stream", "query", "boolean"),
         Parameter("starting_after", "query", "integer"),
@@ -146,9 +151,11 @@ def all_routes(
     generation: Generation,
     settings: Settings,
     answered: AnsweredRequests,
+    ended: EndedRequests,
     sources: Sources,
     watches: Watches,
     lane: Lane,
+    log_tail: LogTail,
 ) -> list[Route]:
     """The routes of all dialects and operations."""
     stored = ResponseStore(settings.server)
@@ -163,7 +170,9 @@ def all_routes(
         *_files(generation.files, settings),
         *_batches(generation, settings, lane),
         *_administration(Administration(generation, settings)),
-        *_operations(generation, settings, sources, lane),
+        *_operations(generation, settings, sources),
+        *_status(Health(generation, lane, ended)),
+        _admin("/v1/log", LogLines(log_tail).show),
         _admin("/metrics", metrics.scrape),
     ]
     return [
@@ -285,22 +294,25 @@ def _administration(administration: Administration) -> list[Route]:
     ]
 
 
-def _operations(
-    generation: Generation, settings: Settings, sources: Sources, lane: Lane
-) -> list[Route]:
-    models, health = Models(generation.models, settings), Health(generation, lane)
+def _status(health: Health) -> list[Route]:
+    return [
+        Route("/v1/loads", health.loads),
+        _admin("/v1/status", health.status),
+        _admin("/v1/requests/{request_id}/cancel", health.cancel, "POST"),
+        *(Route(path, health.ready) for path in gate.READY),
+        Route("/health/live", health.live),
+    ]
+
+
+def _operations(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
+    models = Models(generation.models, settings)
     start = StartPage(models.page)
     return [
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/api/v0/models", models.lm_studio_list),
         Route("/api/v0/models/{model:path}", models.lm_studio_retrieve),
-        Route("/v1/loads", health.loads),
-        _admin("/v1/status", health.status),
-        _admin("/v1/requests/{request_id}/cancel", health.cancel, "POST"),
-        *(Route(path, health.ready) for path in gate.READY),
         Route("/version", models.version),
-        Route("/health/live", health.live),
         Route("/", start.show),
         Route(f"{gate.PAGE_FOLDER}/{{name}}", start.file, include_in_schema=False),
         _admin(

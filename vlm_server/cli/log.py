@@ -16,6 +16,7 @@ import msgspec
 
 from vlm_server.errors import ConfigError
 from vlm_server.platform import log_lines
+from vlm_server.platform.log_tail import LogTail, keep_lines
 from vlm_server.settings import Log, Settings, Sources
 
 MAX_BYTES = 10 << 20
@@ -56,16 +57,21 @@ def _is_no_error(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR
 
 
-def set_up_logging(log: Log) -> None:
-    """Send log lines to stderr; on a terminal they replace the progress line."""
+def set_up_logging(log: Log) -> LogTail:
+    """Send log lines to stderr; on a terminal they replace the progress line.
+
+    Returns what keeps the last ones, those of engines too.
+    """
     handler = logging.StreamHandler(sys.stderr)
     start = _CLEAR_LINE if sys.stderr.isatty() else ""
     handler.setFormatter(log_lines.formatter(log.format, "front", start))
-    logging.basicConfig(level=log.level.upper(), handlers=[handler])
+    tail = keep_lines()
+    logging.basicConfig(level=log.level.upper(), handlers=[handler, tail])
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
     rate = LogRate()
     for name in _EASILY_REPEATED:
         logging.getLogger(name).addFilter(rate)
+    return tail
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from vlm_server.engine.channel import Channel
+from vlm_server.engine.channel import Channel, LogToFront
 from vlm_server.errors import ModelLoadError
 from vlm_server.platform import backend, heap, log_lines
 from vlm_server.platform.footprint import be_killed_first
@@ -34,7 +34,7 @@ def main() -> NoReturn:
     start = channel.open()
     handler = logging.StreamHandler()
     handler.setFormatter(log_lines.formatter(start.log.format, "engine"))
-    logging.basicConfig(level=start.log.level.upper(), handlers=[handler])
+    logging.basicConfig(level=start.log.level.upper(), handlers=[handler, LogToFront(channel)])
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
     if start.rank is not None:

@@ -10,10 +10,12 @@ from queue import SimpleQueue
 from typing import NoReturn
 
 from vlm_server.engine.inbox import FrontCommand, Inbox
+from vlm_server.platform import log_tail
 from vlm_server.protocol import (
     MESSAGE_HEADER,
     Command,
     Event,
+    LogLine,
     OnDevice,
     Start,
     decode_command,
@@ -24,6 +26,19 @@ logger = logging.getLogger(__name__)
 
 _ANNOUNCE_SECONDS = 0.1
 """The maximum wait of an announcement of work for a front that does not read."""
+
+
+class LogToFront(logging.Handler):
+    """Sends the front a copy of each line from level info on, without waiting."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter())  # the text alone
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = log_tail.cut(self.format(record))
+        self._channel.send(LogLine(record.created, record.levelno, text))
 
 
 class Channel:

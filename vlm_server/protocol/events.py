@@ -289,4 +289,23 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     param: str | None = None
 
 
-Event = Loading | Ready | Unloadable | Accepted | OnDevice | Tokens | Finished | Failed | Stats
+class LogLine(msgspec.Struct, frozen=True, tag="log_line"):
+    """A line that the engine has written to its log; `level` is a number of `logging`."""
+
+    created: float
+    level: int
+    text: str
+
+
+Event = (
+    Loading
+    | Ready
+    | Unloadable
+    | Accepted
+    | OnDevice
+    | Tokens
+    | Finished
+    | Failed
+    | Stats
+    | LogLine
+)

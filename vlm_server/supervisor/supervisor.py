@@ -21,7 +21,7 @@ import msgspec
 
 from vlm_server.errors import EngineUnavailable, ModelLoadError
 from vlm_server.hub.names import served_name
-from vlm_server.platform import machine
+from vlm_server.platform import log_tail, machine
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import (
     ENCODER,
@@ -35,6 +35,7 @@ from vlm_server.protocol import (
     Failed,
     Finished,
     Loading,
+    LogLine,
     OnDevice,
     Ready,
     SetMemoryLimit,
@@ -356,6 +357,8 @@ class Supervisor:
                 self._handle_ready(event)
             case Unloadable(reason):
                 self._handle_unloadable(reason)
+            case LogLine(created, level, text):
+                log_tail.keep_engine_line(self._status.model_name, created, level, text)
 
     def _handle_ready(self, event: Ready) -> None:
         drafter = f", with the drafter {event.facts.drafter}" if event.facts.drafter else ""

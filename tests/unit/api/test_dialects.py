@@ -27,6 +27,7 @@ from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.dialects.ollama import model_fields
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.middleware import RequestLog
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.ignored_fields import MAX_NAMES
@@ -361,7 +362,7 @@ async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFix
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    transport = httpx.ASGITransport(RequestLog(app, AnsweredRequests(), None))
+    transport = httpx.ASGITransport(RequestLog(app, AnsweredRequests(), EndedRequests(()), None))
     async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
         with caplog.at_level(logging.INFO, "vlm_server.api"):
             answer = await client.get("/")

@@ -218,7 +218,13 @@ async def test_status_reports_requests_and_limits_of_front(
 ) -> None:
     requests = (await status_of(client, engine))["requests"]
     assert requests.pop("waiting_bytes_limit") >= 4 * Settings().limits.max_body_bytes
-    assert requests == {"in_flight": 0, "limit": 64, "waiting_bytes": 0, "list": []}
+    assert requests == {
+        "in_flight": 0,
+        "limit": 64,
+        "waiting_bytes": 0,
+        "list": [],
+        "ended": [],
+    }
 
 
 async def test_status_reports_engine_process_and_quarantine(

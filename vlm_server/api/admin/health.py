@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from vlm_server.api.admin.memory_parts import memory_parts
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.http import access_log
+from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.parsing import served_models
@@ -24,7 +26,8 @@ from vlm_server.supervisor.engine_process.client import EngineStatus
 class Health:
     """The endpoints for probes and operators."""
 
-    def __init__(self, shared: Generation, lane: Lane) -> None:
+    def __init__(self, shared: Generation, lane: Lane, ended: EndedRequests) -> None:
+        self._ended = ended
         self._lane = lane
         self._models = shared.models
         self._slots = shared.queue_slots
@@ -81,6 +84,7 @@ class Health:
                     "waiting_bytes": self._slots.waiting_bytes.taken,
                     "waiting_bytes_limit": self._slots.waiting_bytes.limit,
                     "list": self._requests(statuses),
+                    "ended": msgspec.to_builtins(list(self._ended)),
                 },
                 "batches": {
                     "active": self._lane.num_active,
@@ -143,6 +147,7 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
         "expires_at": status.expires_at,
         "memory_bytes": memory.active_bytes + memory.pool_bytes if memory else 0,
         "limit_bytes": memory.limit_bytes if memory else 0,
+        "memory": msgspec.to_builtins(memory_parts(status.stats)) if status.stats else None,
     }
 
 
@@ -169,6 +174,8 @@ def _latencies(metrics: ModelMetrics) -> dict[str, Any]:
     return {
         "time_to_first_token_seconds": _histogram(metrics.time_to_first_token),
         "inter_token_latency_seconds": _histogram(metrics.inter_token_latency),
+        "request_queue_time_seconds": _histogram(metrics.phases["queue"]),
+        "e2e_request_latency_seconds": _histogram(metrics.latency),
     }
 
 
@@ -180,4 +187,5 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
         "bounds": [float(bound) for bound in bounds[:-1]],
         "counts": counts,
         "sum": histogram.sum,
+        "percentiles": histogram.percentiles(),
     }

@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import (
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vlm_server.api.admin.memory_parts import device_caches
 from vlm_server.api.batches.lane import PAUSES, Lane
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
@@ -32,7 +33,6 @@ from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.protocol import CacheStats, Stats
 from vlm_server.supervisor.engine_process.client import EngineStatus
 
-_ON_DEVICE = ("encoder", "tile", "prefix")
 """The caches that hold device memory."""
 
 Kind = TypeVar("Kind", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
@@ -312,7 +312,7 @@ def _memory_usage(stats: Stats) -> float:
     room = memory.limit_bytes - memory.baseline_bytes
     if room <= 0:
         return 0.0
-    caches = [cache for cache in stats.caches if cache.name in _ON_DEVICE]
+    caches = device_caches(stats)
     evictable = sum(cache.size_bytes - cache.pinned_bytes for cache in caches)
     used = memory.active_bytes - memory.baseline_bytes - evictable
     return min(1.0, max(0.0, used / room))

@@ -26,7 +26,7 @@ AnsweredRequests = Counter[tuple[str, int]]
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
 _FRAMES = "/v1/watch/{watch_id}/frames"
-_PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/page/", _FRAMES)
+_PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/v1/log", "/page/", _FRAMES)
 
 
 @dataclass(slots=True)
@@ -40,6 +40,8 @@ class Entry:
     """The state of a request for an engine, until the engine reports one."""
     status: int = 0
     model: str = ""
+    dialect: str = ""
+    """The name of the dialect whose endpoint answers."""
     images: int = 0
     videos: int = 0
     documents: int = 0

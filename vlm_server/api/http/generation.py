@@ -116,6 +116,7 @@ class Endpoint:
         if last_event_id := headers.get(event_logs.LAST_EVENT_HEADER):
             await self._resume(last_event_id, scope, receive, send)
             return
+        access_log.entry_of(scope).dialect = self._dialect.name
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.settings.deadlines)
         sse.keepalive_of(headers, shared.server)  # refuses a bad header before the body

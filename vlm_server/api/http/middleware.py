@@ -17,6 +17,7 @@ from vlm_server.api.http.access.gate import is_page
 from vlm_server.api.http.access.keys import NO_KEY, KeyRing, KeySlots
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.body import ClientGone
+from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.errors import EncodeFor
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
@@ -36,6 +37,7 @@ class RequestLog:
 
     app: ASGIApp
     answered: AnsweredRequests
+    ended: EndedRequests
     tracer: Tracer | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,6 +60,7 @@ class RequestLog:
             route = access_log.route_of(scope)
             entry.log(scope["method"], route)
             self.answered[route, entry.status] += 1
+            self.ended.add(entry, route)
             if self.tracer is not None:
                 self.tracer.record(entry, scope["method"], route, Headers(scope=scope))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -17,19 +17,24 @@ TOKENS = (*(step * 10.0**power for power in range(6) for step in (1, 2, 5)), 1e6
 
 
 class Histogram:
-    """A Prometheus histogram with inclusive bounds, cheap enough to be written for each token."""
+    """A Prometheus histogram with inclusive bounds, cheap enough to be written for each token.
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    It also keeps its last values, whose percentiles are exact.
+    """
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """bounds: ascending; infinity is added."""
+    __slots__ = ("_bounds", "_counts", "_recent", "_sum")
+
+    def __init__(self, bounds: Sequence[float], num_recent: int = 0) -> None:
+        """bounds: ascending; infinity is added. num_recent: the number of values to keep."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self._recent: deque[float] = deque(maxlen=num_recent)
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+        self._recent.append(value)
 
     @property
     def sum(self) -> float:
@@ -44,7 +49,18 @@ class Histogram:
         names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True))
 
+    def percentiles(self) -> dict[str, float] | None:
+        """Percentiles of the last values by nearest rank, and their `count`; None without any."""
+        if not self._recent:
+            return None
+        values, count = sorted(self._recent), len(self._recent)
+        ranks = {f"p{each}": values[max(0, -(-each * count // 100) - 1)] for each in PERCENTILES}
+        return {"count": count, **ranks, "max": values[-1]}
 
+
+PERCENTILES = (50, 90, 95, 99)
+NUM_RECENT_ANSWERS, NUM_RECENT_TOKENS = 1000, 5000
+"""The number of values of which percentiles are told."""
 REASONS = ("stop", "length", "tool_calls", "abort", "error")
 """The ends of requests: a finish reason, a client that left, or an error."""
 
@@ -56,12 +72,13 @@ class ModelMetrics:
         self.num_waiting = 0
         self.num_running = 0
         self.ended = dict.fromkeys(REASONS, 0)
-        self.time_to_first_token = Histogram(SECONDS)
-        self.inter_token_latency = Histogram(SECONDS)
+        self.time_to_first_token = Histogram(SECONDS, NUM_RECENT_ANSWERS)
+        self.inter_token_latency = Histogram(SECONDS, NUM_RECENT_TOKENS)
         self.longest_silence = Histogram(SECONDS)
-        self.latency = Histogram(SECONDS)
+        self.latency = Histogram(SECONDS, NUM_RECENT_ANSWERS)
         self.phases = {
-            name: Histogram(SECONDS) for name in ("queue", "prepare", "encode", "prefill", "decode")
+            name: Histogram(SECONDS, NUM_RECENT_ANSWERS)
+            for name in ("queue", "prepare", "encode", "prefill", "decode")
         }
         self.inference = Histogram(SECONDS)
         self.prompt_tokens = Histogram(TOKENS)

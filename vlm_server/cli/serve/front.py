@@ -38,6 +38,7 @@ from vlm_server.cli.serve.reload import (
 from vlm_server.errors import StorageFull
 from vlm_server.platform import backend, heap
 from vlm_server.platform.child.pool import ChildFailed
+from vlm_server.platform.log_tail import LogTail
 from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.models.model_pool import ModelPool
 
@@ -59,6 +60,7 @@ class _Process:
     listener: Listener
     reloader: Reloader | None
     log_file: log.LogFile | None
+    log_tail: LogTail
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,14 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_memory_limit(settings)
     settings = log.with_terminal_log(settings, sources)
     backend.check()
-    log.set_up_logging(settings.log)
+    log_tail = log.set_up_logging(settings.log)
     heap.keep_bodies()
     listener = listen(settings.server, os.environ, arguments.launchd_socket)
     if reloader is not None:
         reloader.check_with(settings, lambda: _load_for(listener, arguments))
     server = with_inherited_address(settings.server, listener)
     settings = msgspec.structs.replace(settings, server=server)
-    process = _Process(settings, sources, listener, reloader, log_file)
+    process = _Process(settings, sources, listener, reloader, log_file, log_tail)
     if asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof)):
         start_again(listener)
     return 0
@@ -109,7 +111,9 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     parsing_pool = body_parser.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # started on demand instead
         await asyncio.to_thread(parsing_pool.warm_up)
-    app = create_app(settings, models, parsing_pool, tracer, process.sources, files)
+    app = create_app(
+        settings, models, parsing_pool, tracer, process.sources, files, process.log_tail
+    )
     server = HttpServer(app, settings)
     url = url_of(settings.server.host, listener.addresses[0][1])
     _say(greeting.first_words(url, models.names[0], sys.stdout))

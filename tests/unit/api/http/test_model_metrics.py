@@ -27,3 +27,20 @@ def test_histogram_counts_like_prometheus_library(bounds: tuple[float, ...]) -> 
     assert [count for _, count in ours.buckets()] == expected
     assert [float(name) for name, _ in ours.buckets()] == [*bounds, float("inf")]
     assert (ours.count, ours.sum) == (len(values), pytest.approx(sum(values)))
+
+
+def test_percentiles_are_those_of_last_values() -> None:
+    histogram = Histogram(SECONDS, num_recent=100)
+    assert histogram.percentiles() is None
+    for value in [*(1e6 for _ in range(50)), *range(100, 0, -1)]:
+        histogram.observe(float(value))
+    expected = {"count": 100, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
+    assert histogram.percentiles() == expected
+    few = Histogram(SECONDS, num_recent=100)
+    few.observe(2.0)
+    few.observe(1.0)
+    assert few.percentiles() == expected | {
+        "count": 2,
+        "p50": 1.0,
+        **dict.fromkeys(("p90", "p95", "p99", "max"), 2.0),
+    }
