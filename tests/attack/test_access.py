@@ -140,7 +140,7 @@ def test_log_has_names_and_no_keys(site: Site) -> None:
     site.status_of("/v1/models", USER)
     site.status_of("/v1/models", "a-wrong-key-that-nobody-has")
     site.post("https://user:swordfish@example.org/", "file:///etc/swordfish")
-    wait_until(lambda: "key=laptop" in site.daemon.log.read_text(), 10, site.daemon.log)
+    wait_until(lambda: "key laptop" in site.daemon.log.read_text(), 10, site.daemon.log)
     log = site.daemon.log.read_text()
     for secret in (USER, ADMIN, "a-wrong-key", "swordfish"):
         assert secret not in log

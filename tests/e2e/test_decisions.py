@@ -117,7 +117,6 @@ def test_usage_counts_and_nothing_is_left(daemon: Daemon) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] / 2
     assert "prefill;dur=" in answer.headers["Server-Timing"]
     daemon.wait_idle()
-    assert "/v1/decisions" in daemon.log.read_text()
 
 
 def test_client_that_leaves_ends_all_questions(tiny_daemon: Daemon) -> None:

@@ -110,5 +110,5 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         )
     else:
         request_error = not_found(request, request.app.routes)
-    access_log.entry_of(request.scope).error_code = request_error.code
+    access_log.entry_of(request.scope).fail(request_error)
     return errors.response(request_error, _encode_for(request.scope), 1, error.headers)

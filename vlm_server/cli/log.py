@@ -21,7 +21,6 @@ from vlm_server.settings import Log, Settings, Sources
 
 MAX_BYTES = 10 << 20
 NUM_OLDER = 3
-_CLEAR_LINE = "\r\x1b[K"
 _ACCESS_LOGGER = "vlm_server.api"
 _LOADING_LOGGER = "vlm_server.supervisor.supervisor"
 _EASILY_REPEATED = (
@@ -38,8 +37,9 @@ _MAX_KINDS = 256
 
 
 def with_terminal_log(settings: Settings, sources: Sources) -> Settings:
-    """`settings` with a log for a terminal: warnings and requests, unless its level was chosen."""
-    if not sys.stderr.isatty() or "log.level" in sources:
+    """`settings` with a log for a terminal: warnings and requests, unless more was asked for."""
+    is_chosen = "log.level" in sources or settings.log.format == "verbose"
+    if is_chosen or not sys.stderr.isatty():
         return settings
     logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO)
     logging.getLogger(_LOADING_LOGGER).addFilter(_is_no_error)
@@ -63,8 +63,7 @@ def set_up_logging(log: Log) -> LogTail:
     Returns what keeps the last ones, those of engines too.
     """
     handler = logging.StreamHandler(sys.stderr)
-    start = _CLEAR_LINE if sys.stderr.isatty() else ""
-    handler.setFormatter(log_lines.formatter(log.format, "front", start))
+    handler.setFormatter(log_lines.formatter(log.format, "front"))
     tail = keep_lines()
     logging.basicConfig(level=log.level.upper(), handlers=[handler, tail])
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))

@@ -280,6 +280,7 @@ def overrides(options: argparse.Namespace) -> Sequence[str]:
         "distributed.hosts": None if hosts is None else expand_home(hosts).absolute(),
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
+        "log.format": "verbose" if getattr(options, "verbose", False) else None,
     }
     assignments = [
         f"{name}={_toml(value)}" for name, value in value_by_setting.items() if value is not None

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
+
+from vlm_server.platform.terminal import CLEAR_LINE, DIM, RED, YELLOW, styled
 
 Fields = Mapping[str, str | int | float | None]
 """The fields of a log line, by name."""
 
-_FIELDS = "fields"
+_FIELDS, _SUMMARY = "fields", "summary"
 _MESSAGE = "request"
+_LINE = "line"
+_SERVER_ERROR = 500
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-def formatter(style: str, process: str, start: str = "") -> logging.Formatter:
-    """The formatter of a process's lines, in the style `log.format`; text begins with `start`."""
+def formatter(style: str, process: str, stream: TextIO | None = None) -> logging.Formatter:
+    """The formatter of a process's lines on `stream` (stderr), in the style `log.format`."""
     if style == "json":
         return _JsonFormatter(process)
-    return logging.Formatter(f"{start}%(asctime)s {process} %(levelname)s %(message)s")
+    stream = stream or sys.stderr
+    kind = _TerminalFormatter if stream.isatty() else _TextFormatter
+    return kind(process, stream, is_verbose=style == "verbose")
 
 
-def log_fields(logger: logging.Logger, level: int, fields: Fields) -> None:
-    """A line that is made of fields: `a b c=1 d=-` as text, where the first two have no name."""
-    logger.log(level, _AsText(fields), extra={_FIELDS: fields})
+def log_fields(logger: logging.Logger, level: int, fields: Fields, summary: str) -> None:
+    """A line that is made of fields: as JSON; as `a b c=1 d=-`; or as its `summary`, for people."""
+    logger.log(level, _AsText(fields), extra={_FIELDS: fields, _SUMMARY: summary})
 
 
 class _AsText:
-    """The fields, made into text only if the line is logged."""
+    """The fields, made into text only if the line is logged. The first two have no name."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -39,6 +46,46 @@ class _AsText:
         first, second, *others = self._fields.items()
         texts = (f"{name}={'-' if value is None else value}" for name, value in others)
         return " ".join((str(first[1]), str(second[1]), *texts))
+
+
+class _TextFormatter(logging.Formatter):
+    """`time process LEVEL message`; a line of fields is its summary, unless it is verbose."""
+
+    def __init__(self, process: str, stream: TextIO, *, is_verbose: bool) -> None:
+        super().__init__(self._start(process, stream), self._time_format)
+        self._stream = stream
+        self._is_verbose = is_verbose
+
+    _time_format: str | None = None
+
+    def _start(self, process: str, stream: TextIO) -> str:
+        return f"%(asctime)s {process} %(levelname)s %({_LINE})s"
+
+    def format(self, record: logging.LogRecord) -> str:
+        summary = None if self._is_verbose else getattr(record, _SUMMARY, None)
+        setattr(record, _LINE, self._written(record, summary or record.getMessage()))
+        return super().format(record)
+
+    def _written(self, record: logging.LogRecord, text: str) -> str:
+        return text
+
+
+class _TerminalFormatter(_TextFormatter):
+    """`15:42:53  message`, in place of the line of progress; warnings and errors are marked."""
+
+    _time_format = "%H:%M:%S"
+
+    def _start(self, process: str, stream: TextIO) -> str:
+        return f"{CLEAR_LINE}{styled('%(asctime)s', DIM, stream)}  %({_LINE})s"
+
+    def _written(self, record: logging.LogRecord, text: str) -> str:
+        style = RED if record.levelno >= logging.ERROR else YELLOW
+        if record.levelno >= logging.WARNING:
+            return f"{styled(f'{record.levelname.lower()}:', style, self._stream)} {text}"
+        if (getattr(record, _FIELDS, None) or {}).get("error") is None:
+            return text
+        is_ours = record.__dict__[_FIELDS]["status"] >= _SERVER_ERROR
+        return styled(text, RED if is_ours else YELLOW, self._stream)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -175,8 +175,9 @@ class DeadlineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum severity of logged messages."""
-    format: Literal["text", "json"] = "text"
-    """How log lines are written: as text, or each as a JSON object."""
+    format: Literal["text", "verbose", "json"] = "text"
+    """How log lines are written: as text, in which a request is one short line; as text with all
+    fields of a request; or each as a JSON object."""
 
 
 class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,9 +12,11 @@ from typing import Literal
 from starlette.routing import Route
 from starlette.types import Scope
 
+from vlm_server.api.http import request_line
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.api.parsing.ignored_fields import MAX_NAMES, safe_name
+from vlm_server.errors import RequestError
 from vlm_server.platform import log_lines
 from vlm_server.platform.log_lines import Fields
 
@@ -26,7 +28,8 @@ AnsweredRequests = Counter[tuple[str, int]]
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
 _FRAMES = "/v1/watch/{watch_id}/frames"
-_PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/v1/log", "/page/", _FRAMES)
+_UNLOGGED = ("/health", "/ping", "/metrics", "/v1/status", "/v1/log", "/page/", _FRAMES)
+"""Starts of routes that are polled or sent many times: probes, scrapes, the page, frames."""
 
 
 @dataclass(slots=True)
@@ -48,6 +51,8 @@ class Entry:
     pages: int = 0
     """Pages of documents, which are not among `images`."""
     error_code: str | None = None
+    error_param: str | None = None
+    """The field at fault."""
     key_name: str | None = None
     """The name of the API key, never the key."""
     ignored: tuple[str, ...] = ()
@@ -61,6 +66,11 @@ class Entry:
     def ignored_names(self) -> list[str]:
         """`ignored`, made safe for a header and for the log."""
         return [safe_name(name) for name in self.ignored[:MAX_NAMES]]
+
+    def fail(self, error: RequestError) -> None:
+        """Note why the request fails. Messages are not logged: they may quote the client."""
+        self.error_code = error.code
+        self.error_param = safe_name(error.param) if error.param else None
 
     def fields(self, method: str, route: str) -> Fields:
         """The fields of the line; times in milliseconds, None for unknown values."""
@@ -85,15 +95,16 @@ class Entry:
             "documents": self.documents,
             "pages": self.pages,
             "error": self.error_code,
+            "param": self.error_param,
             "key": self.key_name,
             "ignored": ",".join(self.ignored_names) or None,
         }
 
     def log(self, method: str, route: str) -> None:
-        """Write the line; at debug level for frequent ones: probes, scrapes, the page, frames."""
-        level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
-        if logger.isEnabledFor(level):
-            log_lines.log_fields(logger, level, self.fields(method, route))
+        """Write the line of a request, except for `_UNLOGGED` and the page."""
+        if route != "/" and not route.startswith(_UNLOGGED) and logger.isEnabledFor(logging.INFO):
+            fields = self.fields(method, route)
+            log_lines.log_fields(logger, logging.INFO, fields, request_line.summary(fields))
 
 
 def attach(scope: Scope) -> Entry:

@@ -89,7 +89,7 @@ def as_request_error(error: Exception, entry: Entry) -> RequestError:
     if not isinstance(error, RequestError):
         access_log.logger.error("id=%s failed unexpectedly", entry.request_id, exc_info=error)
         error = InternalError("The server failed.")
-    entry.error_code = error.code
+    entry.fail(error)
     return error
 
 

@@ -92,7 +92,7 @@ class Errors:
         self, error: RequestError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         entry = access_log.entry_of(scope)
-        entry.error_code = error.code
+        entry.fail(error)
         model = entry.model or self.models.names[0]
         retry_after_seconds = max(
             self.models.status(model).retry_after_seconds, self.queue_slots.retry_after_seconds()

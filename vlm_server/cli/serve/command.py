@@ -43,6 +43,9 @@ def add_to(parser: Parser) -> None:
         type=Path,
         help="split the model over the machines in this hostfile (distributed.hosts)",
     )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="log all that is known of each request"
+    )
     managed = parser.add_argument_group("for programs that start it")
     managed.add_argument(
         "--stop-at-eof", action="store_true", help="stop when standard input is closed"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from vlm_server import __version__
 from vlm_server.cli.client.questions import red_circle_url
+from vlm_server.platform.terminal import BOLD, styled
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
 
@@ -24,10 +23,9 @@ def first_words(url: str, model_name: str, stream: TextIO) -> str:
     """Text while the model loads; for a program, the address in one line."""
     if not stream.isatty():
         return f"Listening on {url}"
-    bold = _bold(stream)
     page = url.removesuffix("/v1")
     rows = (("model", model_name), ("address", url), ("page", page))
-    lines = [f"  {name:<8} {bold(text)}" for name, text in rows]
+    lines = [f"  {name:<8} {styled(text, BOLD, stream)}" for name, text in rows]
     return "\n".join([f"vlm-server {__version__}", "", *lines, ""])
 
 
@@ -47,10 +45,9 @@ def invitation(
         command = shlex.join([*words, "picture.png"]) + ' "What is in this picture?"'
     else:
         command = shlex.join(words) + ' "Why is the sky blue?"'
-    bold = _bold(stream)
     return (
         f"Ready after {seconds:.1f} s. Open the page, or ask from another terminal:\n\n"
-        f"  {bold(command)}\n\n{drafter}Ctrl-C stops the daemon."
+        f"  {styled(command, BOLD, stream)}\n\n{drafter}Ctrl-C stops the daemon."
     )
 
 
@@ -61,14 +58,6 @@ def _drafter_line(facts: ModelFacts) -> str:
 def _program() -> str:
     """Name by which a shell finds the program."""
     return "vlm-server" if shutil.which("vlm-server") else str(Path(sys.prefix, "bin/vlm-server"))
-
-
-def _bold(stream: TextIO) -> Callable[[str], str]:
-    """A function that makes text bold, if `stream` is a terminal with styles."""
-    has_styles = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    if not has_styles or os.environ.get("NO_COLOR"):
-        return str
-    return lambda text: f"\x1b[1m{text}\x1b[0m"
 
 
 def greeting(url: str, model_name: str, settings: Settings, facts: ModelFacts = _UNKNOWN) -> str:

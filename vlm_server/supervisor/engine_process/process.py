@@ -88,6 +88,8 @@ class EngineProcess:
         if self._sending is not None:
             self._outbox.append(command)
             return
+        if self._writer.transport.is_closing():  # asyncio would warn of each further write
+            return
         self._writer.write(encode_message(command))
         if self._writer.transport.get_write_buffer_size():
             self._sending = asyncio.create_task(self._send_rest())

@@ -72,7 +72,13 @@ class Outgoing:
         """Bytes delivered when the deadline was set."""
 
     def write(self, data: bytes) -> None:
-        """Send `data`, of any size, unless too many earlier bytes are unread."""
+        """Send `data`, of any size, unless the client is gone or left too many bytes unread.
+
+        After a failed write the transport is closing, and the connection hears of it in the next
+        turn of the loop: asyncio would warn of each further write until then.
+        """
+        if self._transport.is_closing():
+            return
         if self._transport.get_write_buffer_size() > self._limits.max_unread_bytes:
             self._on_stall("left too much unread")
             return

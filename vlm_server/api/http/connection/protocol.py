@@ -273,7 +273,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Respond with `error` in place of the application, then close."""
-        logger.info("rejected a connection: status=%d error=%s", error.status, error.code)
+        logger.info("rejected a request: %s (%d)", error.code.replace("_", " "), error.status)
         exchange = self._exchange
         if exchange is not None:
             exchange.disconnect()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import socket
+import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -47,9 +48,11 @@ class Running:
 
 
 @asynccontextmanager
-async def running(listener: socket.socket) -> AsyncIterator[Running]:
+async def running(
+    listener: socket.socket, application: Application | None = None
+) -> AsyncIterator[Running]:
     """A server on a duplicate of `listener`, which stays open."""
-    application = Application()
+    application = application or Application()
     server = HttpServer(application, Settings())
     task = asyncio.create_task(server.serve(sockets=[listener.dup()]))
     while not server.started:  # noqa: ASYNC110  uvicorn offers nothing to wait for
@@ -87,6 +90,34 @@ async def test_tcp_keepalive_finds_lost_clients_within_minutes(
         times = [silence, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
         assert [ours.getsockopt(socket.IPPROTO_TCP, option) for option in times] == [60, 15, 4]
         writer.close()
+
+
+@dataclass
+class Chatty(Application):
+    """Sends many pieces in one turn of the loop, after the client's reset."""
+
+    reset: Callable[[], None] = field(default=lambda: None)
+    sent: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.reset()
+        for _ in range(50):
+            await send({"type": "http.response.body", "body": b"piece", "more_body": True})
+        self.sent.set()
+
+
+async def test_pieces_after_clients_reset_are_dropped_without_warnings(
+    listener: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    application = Chatty(reset=client.close)
+    async with running(listener, application) as run:
+        await asyncio.to_thread(client.connect, ("127.0.0.1", run.port))
+        client.sendall(GET)
+        await asyncio.wait_for(application.sent.wait(), 10)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_response_date_is_current_without_timer(listener: socket.socket) -> None:
