@@ -27,6 +27,10 @@ PAGE_FOLDER = "/page"
 """The folder of the page's files; none of them is secret."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
 _FOLLOWED = ("/v1/responses/resp_", "/v1/watch/watch_")
+_RESUMABLE = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/watch")
+)
+"""Routes at which a request with `Last-Event-ID` reads the rest of a stream, and does no more."""
 _MAX_SHOWN_CHARS = 100
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -96,7 +100,8 @@ def follows(path: str, headers: Headers) -> bool:
     A key whose slots are all taken must be able to read and to end what takes them,
     and to give a watch its frames.
     """
-    return "last-event-id" in headers or path.startswith(_FOLLOWED)
+    is_resuming = path in _RESUMABLE and bool(headers.get("last-event-id"))
+    return is_resuming or path.startswith(_FOLLOWED)
 
 
 def wants_html(headers: Headers) -> bool:

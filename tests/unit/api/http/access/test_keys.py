@@ -103,6 +103,9 @@ async def test_key_over_its_request_limit_is_429(
     refused = await client.post(ROUTE, json=chat(), headers=bearer(USER))
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "key_limit_reached")
     assert refused.headers["retry-after"]
+    resuming = bearer(USER) | {"Last-Event-ID": ""}  # no stream's
+    refused = await asyncio.wait_for(client.post(ROUTE, json=chat(), headers=resuming), 10)
+    assert refused.status_code == 429
     of_admin = asyncio.create_task(client.post(ROUTE, json=chat(), headers=bearer(ADMIN)))
     await submissions(engine, 3)
     release.set()

@@ -64,10 +64,17 @@ class FrameQueue:
         held = (*self._taken, self._newest)
         return sum(len(frame.data) for frame in held if frame is not None)
 
-    def is_equal(self, data: bytes) -> bool:
-        """Whether `data` are the bytes of the newest frame, which need no other look."""
+    def confirms(self, number: int, data: bytes) -> bool:
+        """Whether frame `number` has the bytes of the newest one, and needs no other look.
+
+        Those between the two that are still being read come too late then.
+        """
         last = self._newest or (self._taken[-1] if self._taken else None)
-        return last is not None and last.data == data
+        if last is None or last.data != data:
+            return False
+        self._newest_number = max(self._newest_number, number)
+        self.counts.unchanged += 1
+        return True
 
     def offer(self, frame: Frame) -> float:
         """Let `frame` be the newest, unless a newer one has been; returns its change, 0 to 1."""

@@ -131,8 +131,7 @@ class Watches:
         counts = watch.frames.counts
         counts.received += 1
         stamp = Stamp(counts.received, time.time() if frame_time is None else frame_time)
-        if watch.frames.is_equal(data):
-            counts.unchanged += 1
+        if watch.frames.confirms(stamp.number, data):
             return stamp, 0.0
         try:
             self._check_bytes(watch, len(data))

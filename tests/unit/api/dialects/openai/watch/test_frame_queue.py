@@ -53,6 +53,18 @@ def test_slow_changes_add_up() -> None:
     assert asked == [1, 7, 13, 19]
 
 
+def test_frame_read_late_does_not_replace_newer_one_of_known_bytes() -> None:
+    """The camera shows frame 1 again while frame 2 is still being measured."""
+    frames = queue()
+    frames.offer(frame(1, 0))
+    frames.take()
+    assert frames.confirms(3, b"1")
+    frames.offer(frame(2, 100))
+    assert taken(frames) == []
+    assert (frames.counts.unchanged, frames.counts.skipped) == (1, 1)
+    assert not frames.confirms(4, b"2")
+
+
 def test_scene_that_returns_before_its_turn_is_not_asked_about() -> None:
     frames = queue()
     frames.offer(frame(1, 0))
