@@ -30,7 +30,7 @@ _ARRIVING_FRACTION = 4
 
 
 class Uploads:
-    """Receives uploads into `store`, on threads of its own: disks and hostile forms may be slow.
+    """Receives uploads into `store`, on threads of its own: disks may be slow.
 
     Uploads that are still arriving may have a quarter of the store's bytes in all.
     """
@@ -49,8 +49,6 @@ class Uploads:
         self._num_uploads = Counter[str]()
         """Arriving uploads by owner."""
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._form_thread = anyio.CapacityLimiter(1)
-        """A hostile form keeps its thread busy; several busy threads would slow the event loop."""
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `function`, which uses the disk, on a thread."""
@@ -62,7 +60,7 @@ class Uploads:
         """The complete form in the body of `request`, and its file. Raises RequestError."""
         async with self._upload(request) as upload:
             form = UploadForm(request.headers.get("content-type", ""), upload)
-            await self._receive(request, form.write, self._form_thread)
+            await self._receive(request, form.write)
             form.finish()
             yield form, upload
 
@@ -70,7 +68,7 @@ class Uploads:
     async def raw(self, request: Request) -> AsyncIterator[Upload]:
         """The body of `request`, as a file. Raises RequestError."""
         async with self._upload(request) as upload:
-            await self._receive(request, upload.write, self._threads)
+            await self._receive(request, upload.write)
             yield upload
 
     @asynccontextmanager
@@ -91,12 +89,10 @@ class Uploads:
             if not self._num_uploads[owner]:
                 del self._num_uploads[owner]
 
-    async def _receive(
-        self, request: Request, write: Callable[[bytes], None], threads: anyio.CapacityLimiter
-    ) -> None:
+    async def _receive(self, request: Request, write: Callable[[bytes], None]) -> None:
         body.check_size(request.headers, self._bounds)
 
         async def take(piece: bytes) -> None:
-            await anyio.to_thread.run_sync(write, piece, limiter=threads)
+            await self.run(write, piece)
 
         await body.read_pieces(request.receive, take, self._bounds, self._arriving)
