@@ -43,7 +43,7 @@ def test_published_readme_has_no_relative_links(version: str, ref: str) -> None:
     assert targets
     assert all(re.match(r"https?://|#", target) for both in targets for target in both if target)
     inside = {target for both in targets for target in both if target.startswith(at)}
-    assert f"{at}/raw/{ref}/docs/images/compared.svg" in inside
+    assert f"{at}/raw/{ref}/docs/images/works.png" in inside
     for target in inside:
         path = re.fullmatch(rf"{at}/(?:raw|blob)/{ref}/([^#]+)(?:#.*)?", target)
         assert path is not None

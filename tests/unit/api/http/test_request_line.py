@@ -35,7 +35,7 @@ def test_request_line_is_short_and_names_counts(fields: dict[str, Any], line: st
     assert summary({**FIELDS, **fields}) == line
 
 
-def test_request_line_says_what_went_wrong_without_quoting_client() -> None:
+def test_request_line_has_error_but_no_text_of_client() -> None:
     entry = Entry()
     entry.fail(InvalidRequest("It is not `swordfish`.", "tools[0].s w"))
     fields = entry.fields("POST", "/x") | {"ms": 3, "status": 400}
