@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 
 import hypothesis.strategies as st
 import msgspec
@@ -124,10 +125,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
         self.stores_all_images = encoder_bytes == ENOUGH
+        ticks = count()
         self.engine = SteppedEngine(
             self.caches,
             scheduler=WatchedScheduler,
             max_num_seqs=MAX_NUM_SEQS,
+            clock=lambda: next(ticks) / 1000,  # a life repeats exactly
             prefill_chunk_tokens=CHUNK,
             encodes_in_turns=encodes_in_turns,
             max_preparing=MAX_PREPARING,
