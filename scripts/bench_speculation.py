@@ -159,7 +159,7 @@ class ScriptedSampler(SequenceSampler):
 def new_engine(loaded: LoadedModel, num_speculative_tokens: int) -> EngineLoop:
     memory, cache = (
         MlxMemory(MemorySettings(), loaded.device),
-        CacheSettings(prefix_bytes=0, disk_bytes=0),
+        CacheSettings(max_prefix_bytes=0, max_disk_bytes=0),
     )
     caches = build_caches(cache, memory.read(), loaded)
     start = Start(

@@ -181,7 +181,7 @@ def _summary(rows: list[Json]) -> Json:
 
 def hits(loaded: LoadedModel, lengths: list[int], rounds: int) -> Iterator[Json]:
     """All bits in turns, each with an engine of its own, of one model: the same prompt again."""
-    cache = {bits: CacheSettings(kv_bits=bits, prefix_bytes=4 << 30) for bits in BITS}
+    cache = {bits: CacheSettings(kv_bits=bits, max_prefix_bytes=4 << 30) for bits in BITS}
     engines = {bits: Engine(loaded, Governor, MemorySettings(), cache[bits]) for bits in BITS}
     for number, length in enumerate(lengths):
         prompt = f"{number} " + "word " * length

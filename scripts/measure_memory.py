@@ -63,7 +63,7 @@ MIB = 1 << 20
 DEVICE = current_device()
 IS_CPU = DEVICE.kind is DeviceKind.CPU
 SIZE = (560, 420) if IS_CPU else (1092, 812)
-NO_CACHES = settings.CacheSettings(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
+NO_CACHES = settings.CacheSettings(max_prefix_bytes=0, max_encoder_bytes=0, max_pixel_bytes=0)
 
 
 class NeverClears(Governor):
@@ -232,7 +232,7 @@ def long_prompts(loaded: LoadedModel, sizes: list[int], rounds: int) -> dict[str
             one = found.setdefault(f"{size} {policy}", {"ttft_ms": [], "held_mib": 0.0})
             memory: dict[str, Any] = {"prefill_keep_alloc": policy.removesuffix(", tight")}
             if policy.endswith("tight"):
-                memory["limit_bytes"] = int(1.05 * found[f"{size} never"]["held_mib"] * MIB)
+                memory["max_bytes"] = int(1.05 * found[f"{size} never"]["held_mib"] * MIB)
             with engine(loaded, NeverClears, **memory) as running:
                 most = watch(running)
                 for number in range(num_skipped + num_counted):
@@ -325,9 +325,9 @@ def plot_prompts(found: dict[str, Any], out: Path) -> None:
 
 def preload_openblas() -> None:
     """Start this program again unless OpenBLAS was there before MLX, as in an engine."""
-    if "VLM_SERVER_PRELOADED" in os.environ:
+    if "VLM_PRELOADED" in os.environ:
         return
-    own = {"VLM_SERVER_PRELOADED": "1", "OPENBLAS_THREAD_TIMEOUT": "14"}
+    own = {"VLM_PRELOADED": "1", "OPENBLAS_THREAD_TIMEOUT": "14"}
     of_engine = for_models(PrivateFolder(), settings.EngineSettings())
     os.execve(sys.executable, [sys.executable, *sys.argv], {**own, **os.environ, **of_engine})
 

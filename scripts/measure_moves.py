@@ -130,7 +130,7 @@ def _wait_written(folder: Path) -> None:
 @contextmanager
 def _daemon(model: Path, port: int, folder: Path) -> Iterator[str]:
     """A daemon's address."""
-    options = [f"cache.disk_path={folder}", "cache.disk_bytes=4000000000"]
+    options = [f"cache.disk_folder={folder}", "cache.max_disk_bytes=4000000000"]
     command = [sys.executable, "-m", "vlm_server.cli", "serve", "--model", str(model)]
     command += ["--port", str(port), *(part for each in options for part in ("--set", each))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

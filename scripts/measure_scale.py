@@ -110,10 +110,10 @@ def _daemon(
     command += ["--host", _HOST, "--port", str(port), "--stop-at-eof"]
     command += ["--set", f"model.name={_MODEL}"]
     if wanted.gpus:
-        command += ["--set", f"memory.limit_bytes={_GPU_BYTES}"]
+        command += ["--set", f"memory.max_bytes={_GPU_BYTES}"]
         environment = {"CUDA_VISIBLE_DEVICES": str(devices[0])}
     else:
-        command += ["--set", f"memory.limit_bytes={_CPU_BYTES}"]
+        command += ["--set", f"memory.max_bytes={_CPU_BYTES}"]
         command = ["taskset", "--cpu-list", ",".join(map(str, devices)), *command]
         environment = dict.fromkeys(_THREADS, str(len(devices)))
     started.start(name, command, **environment)

@@ -47,8 +47,8 @@ def _measure(wanted: argparse.Namespace) -> dict[str, Any]:
     if wanted.dtype == "float32":
         weights *= 2  # they are kept in half of that
     room = max(256 << 20, weights // 4)
-    text = f"[server]\nport = {port}\n[memory]\nlimit_bytes = {int(1.5 * (weights + room))}\n"
-    text += f"model_room_bytes = {room}\n"
+    text = f"[server]\nport = {port}\n[memory]\nmax_bytes = {int(1.5 * (weights + room))}\n"
+    text += f"min_model_room_bytes = {room}\n"
     text += "".join(
         f'[models.{name}]\npath = "{model}"\ndtype = "{wanted.dtype}"\n' for name in _NAMES
     )

@@ -184,7 +184,7 @@ def run(
     print(f"logs are in {folder}", flush=True)
     urls = []
     share = machine.memory_bytes() // 2 // arguments.number
-    limits = [] if arguments.gpus else ["--set", f"memory.limit_bytes={share}"]
+    limits = [] if arguments.gpus else ["--set", f"memory.max_bytes={share}"]
     for i in range(arguments.number):
         port = free_port()
         urls.append(f"http://{_HOST}:{port}")

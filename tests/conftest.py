@@ -16,6 +16,7 @@ import pytest
 from tests.support import selection
 from tests.support.whole_run import draw_examples
 from tests.support.worker_turns import turn
+from vlm_server.settings import default_file, settings_in, variable_of
 
 pytest_plugins = ["tests.support.daemons"]
 
@@ -23,7 +24,16 @@ LONGEST_ID = 100
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _leave_out_own_settings()
     draw_examples(is_whole=is_whole(config))
+
+
+def _leave_out_own_settings() -> None:
+    """Daemons in tests do not read the default file and the variables of whoever runs them."""
+    for name in settings_in(os.environ):
+        del os.environ[variable_of(name)]
+    if default_file(os.environ).exists():
+        os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,20 +19,21 @@ from vlm_server.protocol import Deadlines
 _ERRORS = (
     (
         QueueTimeout,
-        "The request's turn did not come before its deadline (deadlines.queue_seconds).",
+        "The request's turn did not come before its deadline (deadlines.queue_timeout_seconds).",
     ),
     (
         FirstTokenTimeout,
-        "The answer did not begin before the request's deadline (deadlines.first_token_seconds).",
+        "The answer did not begin before the request's deadline "
+        "(deadlines.first_token_timeout_seconds).",
     ),
     (
         TokenTimeout,
         "The answer paused for longer than the request's deadline allows "
-        "(deadlines.token_seconds).",
+        "(deadlines.token_timeout_seconds).",
     ),
     (
         TotalTimeout,
-        "The answer did not end before the request's deadline (deadlines.total_seconds).",
+        "The answer did not end before the request's deadline (deadlines.total_timeout_seconds).",
     ),
 )
 
@@ -45,10 +46,10 @@ class RequestDeadlines:
 
     def __init__(self, limits: Deadlines, now: float) -> None:
         """`limits` begin `now`."""
-        self._queue_at = _at(now, limits.queue_seconds)
-        self._first_token_at = _at(now, limits.first_token_seconds)
-        self._total_at = _at(now, limits.total_seconds)
-        self._token_seconds = limits.token_seconds
+        self._queue_at = _at(now, limits.queue_timeout_seconds)
+        self._first_token_at = _at(now, limits.first_token_timeout_seconds)
+        self._total_at = _at(now, limits.total_timeout_seconds)
+        self._token_seconds = limits.token_timeout_seconds
         self._token_at = math.inf
 
     @property

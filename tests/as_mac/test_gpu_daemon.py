@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def metal(folder: Path) -> Iterator[Daemon]:
     """The daemon on a device that is taken for a Mac's GPU."""
     environment = {"PYTHONPATH": str(GPU), "AS_MAC_FAULT": str(folder / "fault")}
-    settings = with_settings("engine.restart_backoff_seconds=0.2", "log.level=debug")
+    settings = with_settings("engine.min_restart_backoff_seconds=0.2", "log.level=debug")
     with running_daemon(folder, *settings, environment=environment) as daemon:
         yield daemon
 

@@ -85,7 +85,7 @@ def test_doctor_warns_of_guarded_folders_of_service(home: Path):
     service = Launchd(home)
     settings = Settings(
         model=ModelSettings(
-            path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models")
+            path=str(home / "Models/model"), search_folders=("/Volumes/SSD", "/opt/models")
         )
     )
     examined = Situation(

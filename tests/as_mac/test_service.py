@@ -61,7 +61,7 @@ def test_launchd_service_survives_restart_reload_and_kills(home: MacHome) -> Non
         run_service(home, "restart")
         record.wait_for_more(4)
         second = home.launchd.pid()
-        config.write_text(f"[server]\nport = {port}\nmodel_aliases = ['other']\n")
+        config.write_text(f"[server]\nport = {port}\n[model]\naliases = ['other']\n")
         wait_until(lambda: home.log.read_text().count("Ready: ") == 3, 120, home.log)
         record.wait_for_more(4)
     assert record.failures == []

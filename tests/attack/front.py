@@ -105,7 +105,7 @@ async def running_front(limits: Limits | None = None, **engine: float) -> AsyncI
         engine=EngineSettings(
             **{  # type: ignore[arg-type]
                 "openblas": "off",
-                "restart_backoff_seconds": 0.05,
+                "min_restart_backoff_seconds": 0.05,
                 "silence_timeout_seconds": 0.6,
                 **engine,
             }

@@ -78,7 +78,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     write_keys(folder / "keys.toml", KEYS)
     settings = (
         f"server.api_key_file={folder / 'keys.toml'}",
-        f'urls.file_roots=["{root}"]',
+        f'urls.file_folders=["{root}"]',
         'urls.https_hosts=["*"]',
         "urls.timeout_seconds=3",
         "engine.openblas=off",

@@ -51,7 +51,7 @@ def killed(daemon: Daemon, batch_id: str) -> int:
 def test_killed_service_finishes_batch_with_one_result_per_line(tmp_path: Path) -> None:
     settings = with_settings(
         f"files.folder={tmp_path / 'files'}",
-        "batches.quiet_seconds=0",
+        "batches.min_idle_seconds=0",
         "batches.on_battery=true",
         "engine.openblas=off",
     )

@@ -38,7 +38,7 @@ SETTINGS = (
     f"server.stream_keepalive_seconds={KEEPALIVE_SECONDS}",
     "limits.default_max_tokens=16",
     "engine.openblas=off",
-    "engine.restart_backoff_seconds=0.05",
+    "engine.min_restart_backoff_seconds=0.05",
 )
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -26,7 +26,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         folder,
         *("--model", str(checkpoint("qwen3_vl"))),
         *("--set", f"engine.silence_timeout_seconds={SILENCE_SECONDS}"),
-        *("--set", "engine.restart_backoff_seconds=0.1"),
+        *("--set", "engine.min_restart_backoff_seconds=0.1"),
     ) as running:
         yield running
 

@@ -40,7 +40,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
     Speculation is off: drafts would speed up a repetitive stream while it runs alone."""
     folder = tmp_path_factory.mktemp("schemas")
-    memory = f"engine.schema_memory_bytes={96 << 20}"
+    memory = f"engine.max_schema_memory_bytes={96 << 20}"
     no_drafts = "scheduler.num_speculative_tokens=0"
     with running_daemon(folder, "--set", memory, "--set", no_drafts) as running:
         yield running

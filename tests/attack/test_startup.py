@@ -57,12 +57,12 @@ def test_model_without_memory_for_prompt_stops_start(
     tmp_path: Path, limit_bytes: int, reason: str
 ) -> None:
     """The embedded model takes 29 MiB as float32, and 1,024 tokens some MiB more."""
-    limit = ("--set", f"memory.limit_bytes={limit_bytes}")
+    limit = ("--set", f"memory.max_bytes={limit_bytes}")
     with running_daemon(tmp_path, *limit, wait=False) as daemon:
         status, last = end_of(daemon)
     assert status == MODEL_UNUSABLE
     assert reason in last
-    assert "memory.limit_bytes" in last
+    assert "memory.max_bytes" in last
     assert "Ready" not in daemon.log.read_text()
 
 
@@ -70,7 +70,7 @@ def test_engines_killed_while_loading_are_tried_three_times(
     tmp_path: Path,
 ) -> None:
     """A scripted engine that never finishes loading."""
-    fast = with_settings("engine.restart_backoff_seconds=0.05", "model.name=slow")
+    fast = with_settings("engine.min_restart_backoff_seconds=0.05", "model.name=slow")
     killed = list[int]()
     with running_daemon(tmp_path, *fast, wait=False, program=SCRIPTED) as daemon:
         deadline = time.monotonic() + END_SECONDS

@@ -36,11 +36,11 @@ SECONDS = 2.0
 MIB = 1 << 20
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SETTINGS = (
-    f"server.stream_resume_seconds={SECONDS}",
-    f"server.stream_resume_bytes={2 * MIB}",
-    f"server.stream_resume_client_bytes={MIB}",
+    f"server.stream_resume_keep_seconds={SECONDS}",
+    f"server.max_stream_resume_bytes={2 * MIB}",
+    f"server.max_stream_resume_bytes_per_key={MIB}",
     "engine.openblas=off",
-    "engine.restart_backoff_seconds=0.05",
+    "engine.min_restart_backoff_seconds=0.05",
 )
 LONG = 5_000
 """Tokens of an answer that takes ten seconds and more."""
@@ -281,7 +281,7 @@ def test_engine_death_ends_left_streams_with_their_error(daemon: Daemon) -> None
 def test_shutdown_ends_streams_without_clients(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A reader gets the end of what can't finish, and the daemon leaves after its drain."""
     folder = tmp_path_factory.mktemp("shutdown")
-    settings = with_settings("server.drain_seconds=1", "engine.openblas=off")
+    settings = with_settings("server.drain_timeout_seconds=1", "engine.openblas=off")
 
     async def follow(running: Daemon) -> tuple[str, float]:
         async with client_of(running) as client:

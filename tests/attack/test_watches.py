@@ -47,7 +47,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         "watch.max_watches_per_key=8",
         f"watch.max_bytes={4 * MIB}",
         "engine.openblas=off",
-        "engine.restart_backoff_seconds=0.05",
+        "engine.min_restart_backoff_seconds=0.05",
     )
     with running_daemon(folder, *settings, api_key=ADMIN_KEY, program=SCRIPTED) as running:
         yield running
@@ -224,7 +224,7 @@ def test_engine_death_ends_no_watch(daemon: Daemon) -> None:
 
 def test_shutdown_ends_watches_with_last_event(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("shutdown")
-    settings = with_settings("server.drain_seconds=1", "engine.openblas=off")
+    settings = with_settings("server.drain_timeout_seconds=1", "engine.openblas=off")
 
     async def attack(running: Daemon) -> tuple[list[str], float]:
         async with client_of(running) as client, watching(client, **QUESTION) as watch:

@@ -63,16 +63,16 @@ def models_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsDa
 [model]
 name = "shapes"
 path = "{EMBEDDED}"
-search_paths = ["{disk}"]
+search_folders = ["{disk}"]
 [models.second]
 path = "{EMBEDDED}"
 [models."{LONG_NAME}"]
 path = "{EMBEDDED}"
-keep_alive_seconds = -1
+keep_alive_seconds = "forever"
 [models.broken]
 path = "{wrong}"
 [memory]
-limit_bytes = 1_000_000_000
+max_bytes = 1_000_000_000
 '''
     )
     with running_hub() as hub:

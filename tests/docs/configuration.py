@@ -13,6 +13,7 @@ import msgspec
 from tests.docs.pages import ROOT
 from vlm_server.settings import Settings
 from vlm_server.settings.descriptions import descriptions
+from vlm_server.settings.quantities import shown, unit_of
 
 PATH = ROOT / "docs" / "configuration.md"
 _HEAD = ROOT / "tests/docs/configuration_head.md"
@@ -41,13 +42,6 @@ _SECTIONS = {
 }
 _ENVIRONMENT = {"tracing.endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
 _PAGE = re.compile(r"docs/(\w+\.md)")
-_UNITS = (
-    ("bytes", "bytes"),
-    ("seconds", "seconds"),
-    ("pixels", "pixels"),
-    ("tokens", "tokens"),
-    ("fps", "frames per second"),
-)
 
 
 def render() -> str:
@@ -87,12 +81,14 @@ def _render(name: str, kind: type[msgspec.Struct], _: msgspec.Struct | None) -> 
 
 
 def _row(section: str, field: msgspec.structs.FieldInfo, hint: Any, text: str) -> str:
+    value = shown(field.name, field.default, hint)
+    default = f"`{json.dumps(value, ensure_ascii=False)}`"
     text = _PAGE.sub(r"[\1](\1)", text)
     if allowed := _allowed(hint):
         text += f" {allowed}"
     if variable := _ENVIRONMENT.get(f"{section}.{field.name}"):
         text += f" Environment: `{variable}`."
-    cells = (f"`{field.name}`", _default(field), unit(field.name, hint), text)
+    cells = (f"`{field.name}`", default, unit(field.name, hint), text)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
@@ -100,19 +96,7 @@ def unit(name: str, hint: Any) -> str:
     """The unit of a number, by the setting's name."""
     if _kind(hint) not in (int, float):
         return ""
-    return next((text for word, text in _UNITS if name == word or name.endswith(f"_{word}")), "")
-
-
-def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default is msgspec.NODEFAULT:
-        return "required"
-    value = field.default
-    shown = f"`{json.dumps(value, ensure_ascii=False)}`"
-    if field.name.endswith("_bytes") and isinstance(value, int) and value >= 1 << 10:
-        for size, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-            if value % size == 0:
-                return f"{shown} ({value // size} {name})"
-    return shown
+    return unit_of(name)
 
 
 def _allowed(hint: Any) -> str:
@@ -130,7 +114,7 @@ def _allowed(hint: Any) -> str:
 
 
 def _kind(hint: Any) -> Any:
-    """The type, without its bounds; the number's, if it may be a share as well."""
+    """The type, without its bounds; the number's, if it may be a share or a word as well."""
     if get_origin(hint) in (Annotated, UnionType, Union):
         return _kind(get_args(hint)[0])
     return hint

@@ -68,7 +68,7 @@ def timed(daemon: Daemon, number: int) -> tuple[float, float]:
 
 @pytest.mark.alone
 def test_full_lane_delays_no_request(tmp_path: Path) -> None:
-    settings = with_settings("batches.quiet_seconds=0", "batches.on_battery=true")
+    settings = with_settings("batches.min_idle_seconds=0", "batches.on_battery=true")
     with running_daemon(tmp_path, *settings) as daemon:
         timed(daemon, 0)
         without, beside = list[tuple[float, float]](), list[tuple[float, float]]()

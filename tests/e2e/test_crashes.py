@@ -37,8 +37,8 @@ LONG = 6000
 def daemon_to_kill(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon for one test, with answers of any length."""
     settings = with_settings(
-        "server.drain_seconds=1",
-        "engine.restart_backoff_seconds=0.5",
+        "server.drain_timeout_seconds=1",
+        "engine.min_restart_backoff_seconds=0.5",
         "engine.openblas=off",
         "log.level=debug",
     )
@@ -220,7 +220,7 @@ def test_terminated_front_cuts_long_streams_with_error(daemon_to_kill: Daemon) -
 
 
 def test_terminated_front_refuses_new_requests_with_503(tmp_path: Path) -> None:
-    settings = with_settings("server.drain_seconds=60", "engine.openblas=off")
+    settings = with_settings("server.drain_timeout_seconds=60", "engine.openblas=off")
     with running_daemon(tmp_path, *settings, program=SCRIPTED) as daemon:
         stream = long_stream(daemon)
         next(stream)

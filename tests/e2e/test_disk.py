@@ -24,7 +24,7 @@ NEXT = "What colour is it?"
 
 
 def on_disk(folder: Path) -> tuple[str, ...]:
-    return "--set", "cache.disk_bytes=100000000", "--set", f"cache.disk_path={folder}"
+    return "--set", "cache.max_disk_bytes=100000000", "--set", f"cache.disk_folder={folder}"
 
 
 def ask(daemon: Daemon, messages: list[Any]) -> tuple[str, int]:

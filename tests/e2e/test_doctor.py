@@ -114,7 +114,7 @@ def test_doctor_checks_machine_despite_broken_settings(tmp_path: Path, tests_its
         "--config", str(config), *(() if tests_itself else ("--no-self-test",))
     )
     assert (code, found["settings"]["level"]) == (1, "problem")
-    assert "did you mean port?" in found["settings"]["text"]
+    assert "did you mean `server.port`?" in found["settings"]["text"]
     assert found["device"]["level"] == "ok"
     if tests_itself:
         assert "'circle'" in found["self-test"]["text"]

@@ -91,7 +91,7 @@ def small_daemon(
     limit = baseline + 3 * one // 2
     folder: Path = tmp_path_factory.mktemp("small")
     settings = (
-        f"memory.limit_bytes={limit}",
+        f"memory.max_bytes={limit}",
         "memory.idle_clear_seconds=1",
         "limits.max_requests=32",
     )
@@ -123,7 +123,7 @@ def test_sixteen_largest_images_are_answered_in_order_in_tight_memory(tmp_path: 
     limit = alone["baseline_bytes"] + 3 * (alone["peak_bytes"] - alone["baseline_bytes"])
     images = [image(401 + number, LARGEST) for number in range(NUM_IMAGES)]
     with (
-        running_daemon(tmp_path, "--set", f"memory.limit_bytes={limit}") as daemon,
+        running_daemon(tmp_path, "--set", f"memory.max_bytes={limit}") as daemon,
         ThreadPoolExecutor(NUM_IMAGES) as threads,
     ):
         answers = []

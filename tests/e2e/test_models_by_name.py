@@ -113,7 +113,7 @@ def test_unreachable_hub_ends_serve_with_temporary_status(
 
 def test_pull_refuses_oversized_model_before_its_weights(hub: Hub) -> None:
     add(hub, NAME, model(), parameters={"BF16": 70_000_000_000})
-    done = run("pull", NAME, "--set", "memory.limit_bytes=8000000000")
+    done = run("pull", NAME, "--set", "memory.max_bytes=8000000000")
     assert done.returncode == 3
     assert "was not downloaded: the weights do not fit: they take 260.8 GiB" in done.stderr
     assert "7.5 GiB are allowed" in done.stderr
@@ -184,7 +184,7 @@ def test_models_check_asks_text_model_without_pictures() -> None:
 def test_models_check_reports_too_small_memory_with_figures(
     limit_bytes: int, code: int, words: str
 ) -> None:
-    limit = f"memory.limit_bytes={limit_bytes}"
+    limit = f"memory.max_bytes={limit_bytes}"
     done = run("models", "check", str(EMBEDDED), "--no-load", "--set", limit)
     assert done.returncode == code
     assert words in done.stdout + done.stderr

@@ -50,7 +50,7 @@ def two_hosts(folder: Path) -> list[str]:
     hosts = folder / "hosts.json"
     host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps({"backend": "ring", "hosts": [host, host]}))
-    return ["--hosts", str(hosts), "--set", f"distributed.port={free_ports(3)}"]
+    return ["--hostfile", str(hosts), "--set", f"distributed.port={free_ports(3)}"]
 
 
 def follower_of(daemon: Daemon) -> int:
@@ -204,7 +204,12 @@ def test_disconnected_client_leaves_two_ranks_working(
 @pytest.fixture
 def daemon_to_kill(tmp_path: Path) -> Iterator[Daemon]:
     model = checkpoint("qwen3_vl")
-    options = ["--set", "engine.restart_backoff_seconds=0.1", "--set", "server.drain_seconds=2"]
+    options = [
+        "--set",
+        "engine.min_restart_backoff_seconds=0.1",
+        "--set",
+        "server.drain_timeout_seconds=2",
+    ]
     with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
         yield daemon
         follower = follower_of(daemon)
@@ -292,7 +297,7 @@ def test_engine_waiting_for_ranks_ends_with_its_daemon(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     ours = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps([ours, ours | {"ssh": "elsewhere"}]))
-    options = ["--hosts", str(hosts), "--set", f"distributed.port={free_ports(3)}"]
+    options = ["--hostfile", str(hosts), "--set", f"distributed.port={free_ports(3)}"]
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with running_daemon(tmp_path, *options, wait=False, environment=path) as daemon:
         wait_until(lambda: engine_of(daemon) is not None, 30, daemon.log)
@@ -324,7 +329,7 @@ def test_unreachable_rank_ends_start_with_its_status(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     ours = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps([ours, ours | {"ssh": "nobody.invalid"}]))
-    with running_daemon(tmp_path, "--hosts", str(hosts), wait=False) as daemon:
+    with running_daemon(tmp_path, "--hostfile", str(hosts), wait=False) as daemon:
         assert daemon.process.wait(60) != 0
         assert "rank 1 has ended with status 255" in daemon.log.read_text()
 

@@ -34,7 +34,7 @@ def settings(folder: Path, num_fitting: int) -> Path:
     nonsense = checkpoint("qwen2_5_vl")
     file = folder / "models.toml"
     limit = num_fitting * (ROOM + (40 << 20))
-    tables = [f"[memory]\nlimit_bytes = {limit}\n"]
+    tables = [f"[memory]\nmax_bytes = {limit}\n"]
     for name, path in (("one", EMBEDDED), ("two", EMBEDDED), ("nonsense", nonsense)):
         tables.append(f'[models.{name}]\npath = "{path}"\naliases = ["{name}-*"]\n')
     file.write_text("\n".join(tables))
@@ -118,7 +118,7 @@ def test_models_give_their_own_answers(roomy_daemon: Daemon) -> None:
 def test_engine_crash_affects_only_its_model(tmp_path: Path) -> None:
     """The engines are scripted, since only the front matters."""
     file = ("--config", str(settings(tmp_path, 3)))
-    fast = with_settings("engine.openblas=off", "engine.restart_backoff_seconds=0.05")
+    fast = with_settings("engine.openblas=off", "engine.min_restart_backoff_seconds=0.05")
     with running_daemon(tmp_path, *file, *fast, program=SCRIPTED) as daemon:
         for name in ("one", "two"):
             ask(daemon, name)

@@ -140,7 +140,7 @@ def test_ctrl_c_stops_serve_during_load() -> None:
 
 
 def test_serve_reports_oversized_model_in_one_line() -> None:
-    with session("serve", "--port", "0", "--set", "memory.limit_bytes=1000000") as serve:
+    with session("serve", "--port", "0", "--set", "memory.max_bytes=1000000") as serve:
         assert serve.ended() == 3
         assert serve.plain.count("do not fit") == 1
         assert serve.plain.split("\n")[-2].strip().startswith("vlm-server: ")

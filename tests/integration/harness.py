@@ -189,7 +189,7 @@ def new_grammars(
 ) -> Grammars:
     """Grammars with generous limits, as the machine may be busy."""
     limits = GrammarLimits(
-        compile_seconds, settings.EngineSettings().schema_memory_bytes, follow_seconds
+        compile_seconds, settings.EngineSettings().max_schema_memory_bytes, follow_seconds
     )
     return Grammars(host, limits, cache_bytes)
 

@@ -260,7 +260,9 @@ def test_model_that_writes_nothing_decides_nothing(load_tiny: Load) -> None:
 
 def test_deadline_ends_request_with_its_error(load_tiny: Load) -> None:
     engine = EngineHarness(*load_tiny("qwen3_vl"))
-    late = structs.replace(decide("late", PARTS, *QUESTIONS), deadlines=Deadlines(total_seconds=0))
+    late = structs.replace(
+        decide("late", PARTS, *QUESTIONS), deadlines=Deadlines(total_timeout_seconds=0)
+    )
     engine.add(late)
     engine.run()
     end = engine.ends["late"]

@@ -72,12 +72,12 @@ def engine_on(
 ) -> Iterator[EngineHarness]:
     """A new engine with the disk cache in `folder`."""
     settings = CacheSettings(
-        token_layout_bytes=LOTS,
-        pixel_bytes=LOTS,
-        encoder_bytes=LOTS,
-        prefix_bytes=prefix_bytes,
-        disk_bytes=limit_bytes,
-        disk_path=str(folder),
+        max_token_layout_bytes=LOTS,
+        max_pixel_bytes=LOTS,
+        max_encoder_bytes=LOTS,
+        max_prefix_bytes=prefix_bytes,
+        max_disk_bytes=limit_bytes,
+        disk_folder=str(folder),
     )
     caches = build_caches(settings, MemoryReading(0, 0, 0), served[0])
     engine = EngineHarness(*served, caches=caches)
@@ -500,6 +500,6 @@ def test_disk_loads_follow_resized_prefix_cache_limit(served: Served, tmp_path: 
 
 
 def test_relative_disk_path_is_inside_system_cache_folder(tmp_path: Path):
-    assert disk_folder(CacheSettings(disk_path="model-1")) == default_folder() / "model-1"
-    assert disk_folder(CacheSettings(disk_path=str(tmp_path))) == tmp_path
+    assert disk_folder(CacheSettings(disk_folder="model-1")) == default_folder() / "model-1"
+    assert disk_folder(CacheSettings(disk_folder=str(tmp_path))) == tmp_path
     assert disk_folder(CacheSettings()) == default_folder()

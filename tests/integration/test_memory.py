@@ -36,9 +36,7 @@ LONG = "word " * 120
 def memory():
     """The allocator's owner; its limits are taken back."""
     limits = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
-    yield MlxMemory(
-        MemorySettings(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB), current_device()
-    )
+    yield MlxMemory(MemorySettings(max_bytes=1 << 34, max_pool_bytes=64 * MIB), current_device())
     mx.set_memory_limit(limits[0])
     mx.set_cache_limit(limits[1])
 
@@ -60,7 +58,7 @@ def test_freed_arrays_go_to_pool_and_clear_empties_it(memory: MlxMemory):
 def test_pool_stays_under_its_limit(memory: MlxMemory):
     for number in range(8):
         mx.eval(mx.zeros((5 * MIB + number,)))
-    assert memory.read().pool_bytes <= memory.pool_limit_bytes
+    assert memory.read().pool_bytes <= memory.max_pool_bytes
 
 
 def test_peak_memory_is_reported_once(memory: MlxMemory):
@@ -74,7 +72,7 @@ def test_peak_memory_is_reported_once(memory: MlxMemory):
 def test_allocator_trims_pool_at_limit_where_backend_says_so():
     """After the free, the limit has room for the next allocation, but not for the pool besides."""
     mx.clear_cache()
-    memory = MlxMemory(MemorySettings(limit_bytes=active_bytes() + 96 * MIB), current_device())
+    memory = MlxMemory(MemorySettings(max_bytes=active_bytes() + 96 * MIB), current_device())
     try:
         freed = [mx.ones((1 << size, MIB // 4)) for size in (4, 5)]  # 16 and 32 MiB
         mx.eval(freed)

@@ -42,7 +42,7 @@ def start_with_limit(limit_bytes: int, **scheduler: int) -> Start:
         settings.SchedulerSettings(**scheduler),  # type: ignore[arg-type]
         settings.EngineSettings(),
         settings.Log(),
-        settings.MemorySettings(limit_bytes=limit_bytes),
+        settings.MemorySettings(max_bytes=limit_bytes),
     )
 
 

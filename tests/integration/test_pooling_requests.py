@@ -137,7 +137,7 @@ def test_abort_ends_request_once_in_any_state(load_tiny: Load) -> None:
 
 
 def test_missed_deadline_ends_request_once(engine: EngineHarness) -> None:
-    late = structs.replace(embed("late", *texts(9)), deadlines=Deadlines(total_seconds=0.0))
+    late = structs.replace(embed("late", *texts(9)), deadlines=Deadlines(total_timeout_seconds=0.0))
     engine.add(late)
     engine.run()
     end = engine.ends["late"]

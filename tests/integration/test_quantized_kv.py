@@ -163,13 +163,13 @@ def test_prefix_cache_holds_bytes_that_it_reports(engine: EngineHarness, served:
 def engine_on(served: Served, folder: Path, bits: int) -> Iterator[EngineHarness]:
     """A new engine with a disk cache in `folder`."""
     settings = CacheSettings(
-        token_layout_bytes=LOTS,
-        pixel_bytes=LOTS,
-        encoder_bytes=LOTS,
-        prefix_bytes=LOTS,
+        max_token_layout_bytes=LOTS,
+        max_pixel_bytes=LOTS,
+        max_encoder_bytes=LOTS,
+        max_prefix_bytes=LOTS,
         kv_bits=bits,  # type: ignore[arg-type]
-        disk_bytes=LOTS,
-        disk_path=str(folder),
+        max_disk_bytes=LOTS,
+        disk_folder=str(folder),
     )
     caches = build_caches(settings, MemoryReading(0, 0, LOTS), served[0])
     caches.begin_serving()

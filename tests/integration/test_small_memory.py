@@ -37,7 +37,7 @@ MACS = {
     "16 GB, Qwen3-VL 2B": (9.1 - 1.7, 112),
     "18 GB, Qwen3-VL 2B": (10.2 - 1.7, 112),
 }
-"""GiB of `memory.limit_bytes` that weights of 4 bits leave; KiB of KV per token."""
+"""GiB of `memory.max_bytes` that weights of 4 bits leave; KiB of KV per token."""
 
 
 @pytest.fixture(scope="module")

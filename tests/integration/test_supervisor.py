@@ -72,9 +72,9 @@ either = pytest.mark.parametrize(
 
 def settings_for(folder: Path) -> Settings:
     return Settings(
-        server=Server(drain_seconds=20),
+        server=Server(drain_timeout_seconds=20),
         model=ModelSettings(path=str(folder)),
-        engine=EngineSettings(openblas="off", restart_backoff_seconds=0.1),
+        engine=EngineSettings(openblas="off", min_restart_backoff_seconds=0.1),
     )
 
 

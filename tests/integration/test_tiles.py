@@ -263,7 +263,7 @@ def test_cleared_tiles_return_their_memory(smol: Served):
 def test_tiles_are_part_of_encoder_caches_bytes(
     load_tiny: Callable[[str], Served], encoder_bytes: int
 ):
-    settings = CacheSettings(encoder_bytes=encoder_bytes)
+    settings = CacheSettings(max_encoder_bytes=encoder_bytes)
     for name, tile_bytes in (("smolvlm", encoder_bytes // 4), ("qwen3_vl", 0)):
         caches = build_caches(settings, MemoryReading(0, 0, 1 << 30), load_tiny(name)[0])
         limits = {each.name: each.limit_bytes for each in caches.stats()}

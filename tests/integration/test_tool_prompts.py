@@ -180,7 +180,7 @@ def test_automatic_tools_get_instruction_where_template_has_none(load_tiny: Load
 
 
 def test_automatic_tools_are_refused_if_setting_turns_them_off(tiny_model: TinyModel):
-    loaded = load_model(tiny_model("qwen2_5_vl"), tool_parser="none")
+    loaded = load_model(tiny_model("qwen2_5_vl"), tool_parser="off")
     preparer = new_preparer(loaded)
     assert loaded.spec.tool_parser is None
     asked = with_tools(ask("a", "hello"), tool("look"))

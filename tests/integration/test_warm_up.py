@@ -135,7 +135,7 @@ def test_warm_up_compiles_batched_prefill_and_drafts(
 def test_failed_warm_up_video_is_logged_and_tolerated(
     load_tiny: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
 ):
-    start = replace(START, video=settings.VideoSettings(max_pixels=1))
+    start = replace(START, video=settings.VideoSettings(max_frame_pixels=1))
     served = ThreadedEngine(load_tiny("qwen3_vl")[0], start)
     for stage in stages(
         is_thorough=True, compiles=False, with_image=True, with_video=True, context_tokens=8192

@@ -17,10 +17,10 @@ from vlm_server.cli.client.daemon import Daemon, running_daemon
 from vlm_server.errors import VlmServerError
 
 DAEMON = (
-    *("--set", "cache.token_layout_bytes=200000"),
-    *("--set", "cache.pixel_bytes=16000000"),
-    *("--set", "cache.encoder_bytes=6000000"),
-    *("--set", "cache.prefix_bytes=24000000"),
+    *("--set", "cache.max_token_layout_bytes=200000"),
+    *("--set", "cache.max_pixel_bytes=16000000"),
+    *("--set", "cache.max_encoder_bytes=6000000"),
+    *("--set", "cache.max_prefix_bytes=24000000"),
     *("--set", "memory.idle_clear_seconds=1"),
 )
 """Caches that fill within the first minute, and that `mix.refills` can fill again; short rests."""

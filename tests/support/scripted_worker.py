@@ -95,7 +95,7 @@ class Worker:
     def run(self) -> None:
         start = self.read()
         assert isinstance(start, Start)
-        self.limit_bytes = start.memory.limit_bytes
+        self.limit_bytes = start.memory.known_limit_bytes
         self.send(Loading("loading the weights", 0.1))
         if start.model.name == SLOW:
             self.read()

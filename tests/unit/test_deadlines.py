@@ -9,7 +9,12 @@ import pytest
 from vlm_server.deadlines import RequestDeadlines
 from vlm_server.protocol import Deadlines
 
-ALL = Deadlines(queue_seconds=1, first_token_seconds=2, token_seconds=0.5, total_seconds=4)
+ALL = Deadlines(
+    queue_timeout_seconds=1,
+    first_token_timeout_seconds=2,
+    token_timeout_seconds=0.5,
+    total_timeout_seconds=4,
+)
 
 
 def code(deadlines: RequestDeadlines, now: float) -> str | None:

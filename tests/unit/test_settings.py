@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -11,12 +13,21 @@ from vlm_server.cli.check_config import describe, render_defaults
 from vlm_server.errors import ConfigError
 from vlm_server.protocol import MESSAGE_HEADER, Start, decode_command, encode_message
 from vlm_server.settings import (
+    RENAMED,
     ListedModel,
     Settings,
+    all_names,
+    bare,
     describe_settings,
+    descriptions,
+    hints_of,
     is_loopback,
+    kind_of,
     load,
     load_with_sources,
+    unit_of,
+    variable_of,
+    word_of,
 )
 from vlm_server.settings.paths import is_unmounted
 from vlm_server.supervisor.engine_process.start import start_of
@@ -57,14 +68,6 @@ def test_settings_file_changes_only_named_settings(tmp_path: Path) -> None:
     assert settings.limits == Settings().limits
 
 
-def test_former_names_of_settings_are_still_read(tmp_path: Path) -> None:
-    file = write(tmp_path, "[limits]\nintake_processes = 3\nintake_timeout_seconds = '1m'\n")
-    settings, sources = load_with_sources(file, ("limits.intake_timeout_seconds=4",))
-    assert settings.limits.parsing_processes == 3
-    assert settings.limits.parsing_timeout_seconds == 4
-    assert sources["limits.parsing_timeout_seconds"] == "command line"
-
-
 def test_override_wins_over_settings_file(tmp_path: Path) -> None:
     path = write(tmp_path, "[server]\nport = 9000\n")
     assert load(path, ("server.port=9001",)).server.port == 9001
@@ -79,7 +82,8 @@ def test_last_override_wins() -> None:
     [
         ("model.path=/models/a b", "/models/a b"),
         ('model.path="/models/a b"', "/models/a b"),
-        ("model.path=", ""),
+        ("model.path=demo", ""),
+        ("model.path='demo'", ""),
         ('model.path="a=b"', "a=b"),
     ],
 )
@@ -87,21 +91,25 @@ def test_override_string_needs_no_quotes(override: str, value: str) -> None:
     assert load(None, (override,)).model.path == value
 
 
-def test_override_list_uses_toml_syntax() -> None:
-    settings = load(None, (f'server.api_keys=["{KEY}", "another-key"]',))
+@pytest.mark.parametrize("text", [f'["{KEY}", "another-key"]', f"{KEY}, another-key"])
+def test_override_list_is_toml_or_divided_by_commas(text: str) -> None:
+    settings = load(None, (f"server.api_keys={text}",))
     assert settings.server.api_keys == (KEY, "another-key")
+    assert load(None, ("urls.https_hosts=*.example.org",)).urls.https_hosts == ("*.example.org",)
 
 
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("server.prot=1", "prot"),
-        ("sever.port=1", "sever"),
+        ("server.prot=1", "`server.prot`: did you mean `server.port`"),
+        ("sever.port=1", "`sever`: did you mean `server`"),
+        ("server.max_num_seqs=1", "did you mean `scheduler.max_num_seqs`"),
+        ("models.a.pth=1", "did you mean `models.a.path`"),
         ("server.port=65536", "server.port"),
         ("server.port=-1", "server.port"),
         ("server.port=many", "server.port"),
         ("server.port=80.5", "server.port"),
-        ("server.drain_seconds=-1", "server.drain_seconds"),
+        ("server.drain_timeout_seconds=-1", "server.drain_timeout_seconds"),
         ("limits.max_body_bytes=0", "limits.max_body_bytes"),
         ("limits.max_requests=0", "limits.max_requests"),
         ("scheduler.max_num_seqs=-1", "scheduler.max_num_seqs"),
@@ -206,8 +214,8 @@ def test_settings_refuse_infinite_and_absurd_numbers(value: str, tmp_path: Path)
 @pytest.mark.parametrize(
     "override",
     ['urls.https_hosts=[""]', 'urls.https_hosts=["https://a.b"]', 'urls.https_hosts=["*.*.b"]',
-     'urls.https_hosts=["a.b:443"]', 'urls.https_hosts=["*a.b"]', 'urls.file_roots=[""]',
-     'urls.file_roots=["pictures"]', "urls.timeout_seconds=0"],
+     'urls.https_hosts=["a.b:443"]', 'urls.https_hosts=["*a.b"]', 'urls.file_folders=[""]',
+     'urls.file_folders=["pictures"]', "urls.timeout_seconds=0"],
 )  # fmt: skip
 def test_malformed_url_hosts_and_file_roots_are_refused(override: str) -> None:
     with pytest.raises(ConfigError, match=override.partition("=")[0]):
@@ -237,15 +245,15 @@ def test_settings_are_frozen() -> None:
 
 
 def test_relative_cache_disk_path_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cache\.disk_path 'here/there' is not absolute"):
-        load(None, ("cache.disk_path=here/there",))
-    assert load(None, ("cache.disk_path=~/there",)).cache.disk_path == "~/there"
+    with pytest.raises(ConfigError, match=r"cache\.disk_folder 'here/there' is not absolute"):
+        load(None, ("cache.disk_folder=here/there",))
+    assert load(None, ("cache.disk_folder=~/there",)).cache.disk_folder == "~/there"
 
 
 def test_relative_search_path_is_refused() -> None:
-    assert load(None, ('model.search_paths=["/models", "~/models"]',)).model.search_paths
-    with pytest.raises(ConfigError, match="search_paths 'models' is not absolute"):
-        load(None, ('model.search_paths=["models"]',))
+    assert load(None, ('model.search_folders=["/models", "~/models"]',)).model.search_folders
+    with pytest.raises(ConfigError, match="search_folders 'models' is not absolute"):
+        load(None, ('model.search_folders=["models"]',))
 
 
 def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
@@ -292,7 +300,7 @@ def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
         ('[models.default]\npath = "x/y"', "'default' can't be the name"),
         ('[models.""]\npath = "x/y"', "'' can't be the name"),
         ('[models.a]\npath = "x/y"\nkeep_alive_seconds = -2', "keep_alive_seconds"),
-        ('[models.a]\npath = "x/y"\nname = "b"', "unknown field `name`"),
+        ('[models.a]\npath = "x/y"\nname = "b"', "no setting `models.a.name`"),
         ('[models]\na = "x/y"', "models"),
         ('models = ["x/y"]', "models"),
     ],
@@ -336,9 +344,9 @@ def test_unmounted_disk_is_detected_from_place_or_fstab(tmp_path: Path) -> None:
     ],
 )
 def test_sizes_are_parsed_with_units(text: str, size: int, tmp_path: Path) -> None:
-    assert load(None, (f"cache.disk_bytes={text}",)).cache.disk_bytes == size
-    path = write(tmp_path, f'[cache]\ndisk_bytes = "{text}"\n')
-    assert load(path).cache.disk_bytes == size
+    assert load(None, (f"cache.max_disk_bytes={text}",)).cache.max_disk_bytes == size
+    path = write(tmp_path, f'[cache]\nmax_disk_bytes = "{text}"\n')
+    assert load(path).cache.max_disk_bytes == size
 
 
 @pytest.mark.parametrize(
@@ -355,31 +363,146 @@ def test_sizes_are_parsed_with_units(text: str, size: int, tmp_path: Path) -> No
 def test_times_are_parsed_with_units(text: str, seconds: float, tmp_path: Path) -> None:
     path = write(tmp_path, f'[models.x]\npath = "org/x"\nkeep_alive_seconds = "{text}"\n')
     assert load(path).models["x"].keep_alive_seconds == seconds
-    assert load(None, (f"deadlines.total_seconds={text}",)).deadlines.total_seconds == seconds
+    assert (
+        load(None, (f"deadlines.total_timeout_seconds={text}",)).deadlines.total_timeout_seconds
+        == seconds
+    )
 
 
-def test_size_and_time_settings_all_accept_units() -> None:
-    """A number without a unit means bytes or seconds."""
-    for section, values in Settings().sections():
-        for name, value in msgspec.structs.asdict(values).items():
-            kind = type(value)
-            if kind in (int, float) and name.endswith(("_bytes", "_seconds")):
-                for text, wanted in (("1GiB", 1 << 30), ("2000000000", 2 * 10**9)):
-                    if name.endswith("_seconds"):
-                        text, wanted = ("2m", 120) if "G" in text else ("130", 130)
-                    settings = load(None, (f"{section}.{name}={text}",))
-                    assert getattr(getattr(settings, section), name) == wanted, name
+def test_all_settings_with_unit_accept_it() -> None:
+    """A number without a unit means the one with which the setting's name ends."""
+    texts = {
+        "bytes": (("1GiB", 1 << 30), ("2000000000", 2 * 10**9)),
+        "seconds": (("2m", 120), ("130", 130)),
+        "pixels": (("0.5 MP", 500_000), ("70000 px", 70_000), ("80000", 80_000)),
+        "tokens": (("14 tokens", 14), ("15", 15)),
+        "dpi": (("100 dpi", 100), ("90", 90)),
+        "fps": (("4 fps", 4), ("0.5fps", 0.5), ("3", 3)),
+    }
+    for full, hint in hints():
+        section, name = full.split(".")
+        for text, wanted in texts[unit_of(name)] if _is_number(hint) and unit_of(name) else ():
+            settings = load(None, (f"{full}={text}", "model.pinned=false"))
+            assert getattr(getattr(settings, section), name) == wanted, full
+
+
+OTHER_TIMES = {
+    "server.stream_keepalive_seconds",
+    "model.keep_alive_seconds",
+    "watch.yield_seconds",
+    "engine.quarantine_seconds",
+    "memory.idle_clear_seconds",
+}
+
+
+def test_names_follow_rules() -> None:
+    """Units end names; upper and lower bounds, time limits and retention have one word each."""
+    words = {"Maximum": "max_", "Minimum": "min_"}
+    for full, hint in hints():
+        name = full.partition(".")[2]
+        text = descriptions(kind_of(full))[name]
+        word = text.partition(" ")[0]
+        if _is_number(hint) and word in words:
+            assert name.startswith(words[word]), full
+        if name.startswith(("max_", "min_")):
+            assert word in words or text.startswith("The same for each"), full
+        if name.endswith("_seconds"):
+            assert re.search(r"^(max|min)_|(^|_)(timeout|keep)_", name) or full in OTHER_TIMES
+        assert not re.search(r"limit|_age|_wait(?!ing)|store", name), full
+
+
+def hints() -> list[tuple[str, Any]]:
+    """All settings of tables with a fixed name, and their types."""
+    return [
+        (f"{name}.{key}", hint)
+        for name, section in Settings().sections()
+        for key, hint in hints_of(type(section)).items()
+    ]
+
+
+def _is_number(hint: Any) -> bool:
+    kind = bare(hint)
+    return kind in (int, float) or any(map(_is_number, get_args(kind)))
+
+
+WITH_WORDS = {full: word for full, hint in hints() if (word := word_of(hint))}
+
+
+@pytest.mark.parametrize("full", WITH_WORDS)
+def test_words_stand_for_empty_values(full: str, tmp_path: Path) -> None:
+    word, (section, name) = WITH_WORDS[full], full.split(".")
+    unpinned = "model.pinned=false"
+    settings = load(None, (f"{full}={word}", unpinned))
+    empty = getattr(getattr(settings, section), name)
+    assert empty in (None, "", ())
+    path = write(tmp_path, f'[{section}]\n{name} = "{word}"\n')
+    assert load(path, (unpinned,)) == settings
+    shown = {
+        f"{each['name']}.{setting['name']}": setting["value"]
+        for each in describe_settings(settings, {})
+        for setting in each["settings"]
+    }
+    assert shown[full] == word
+    if empty is not None:
+        for text in ('""', "[]"):
+            path = write(tmp_path, f"[{section}]\n{name} = {text}\n")
+            with pytest.raises(ConfigError, match=f"line 2: `{full}`: .*`{word}`|expected"):
+                load(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("scheduler.max_num_seqs=0", "auto"),
+        ("cache.max_prefix_bytes=-1", "auto"),
+        ("memory.max_bytes=0", "auto"),
+        ("image.max_pixels=0", "auto"),
+        ("model.max_context_tokens=0", "auto"),
+        ("deadlines.total_timeout_seconds=0", "off"),
+        ("limits.default_max_tokens=0", "off"),
+        ("model.keep_alive_seconds=-1", "forever"),
+        ("server.port=auto", ""),
+    ],
+)
+def test_numbers_do_not_stand_for_words(override: str, word: str) -> None:
+    name = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"`{name}`: expected .*{word and f', or `{word}`'}"):
+        load(None, (override,))
+
+
+def test_all_wrong_names_are_reported_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "[server]\nprot = 1\n[cache]\ndisk_bytes = 1\n[modle]\n")
+    with pytest.raises(ConfigError) as refused:
+        load(path)
+    assert str(refused.value).splitlines() == [
+        f"{path}, line 2: there is no setting `server.prot`: did you mean `server.port`?",
+        f"{path}, line 4: `cache.disk_bytes` is called `cache.max_disk_bytes` now",
+    ]
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_former_names_are_refused_with_new_ones(old: str, tmp_path: Path) -> None:
+    section, name = old.split(".")
+    path = write(tmp_path, f"[{section}]\n{name} = 1\n")
+    message = f"`{old}` is called `{RENAMED[old]}` now"
+    for sources in ((path, (), {}), (None, (f"{old}=1",), {})):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load(*sources)
+    with pytest.raises(ConfigError, match=f"{variable_of(old)} .* {variable_of(RENAMED[old])} now"):
+        load(None, (), {variable_of(old): "1"})
+    assert RENAMED[old] in all_names()
+    assert old not in all_names()
 
 
 def test_memory_limit_may_be_percentage_of_device() -> None:
-    memory = load(None, ("memory.limit_bytes=75%",)).memory
+    memory = load(None, ("memory.max_bytes=75%",)).memory
     assert memory.limit_on(1000) == 750
     assert memory.known_limit_bytes == 0
-    assert load(None, ("memory.limit_bytes=8GB",)).memory.known_limit_bytes == 8 * 10**9
+    assert load(None, ("memory.max_bytes=8GB",)).memory.known_limit_bytes == 8 * 10**9
 
 
 def test_memory_limit_as_percentage_reaches_engine_and_status_unchanged() -> None:
-    memory = load(None, ("memory.limit_bytes=75%",)).memory
+    memory = load(None, ("memory.max_bytes=75%",)).memory
     started = decode_command(
         encode_message(start_of(Settings(memory=memory)))[MESSAGE_HEADER.size :]
     )
@@ -389,21 +512,24 @@ def test_memory_limit_as_percentage_reaches_engine_and_status_unchanged() -> Non
     values = {
         setting["name"]: setting["value"] for section in shown for setting in section["settings"]
     }
-    assert values["limit_bytes"] == "75%"
+    assert values["max_bytes"] == "75%"
 
 
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("memory.limit_bytes=30G", "`memory.limit_bytes`: '30G' is no size, as 30GiB"),
-        ("memory.limit_bytes=-1GiB", "is no size"),
-        ("memory.limit_bytes=5m", "is no size"),
-        ("memory.limit_bytes=0%", "`memory.limit_bytes`: it has to be above 0%"),
-        ("memory.limit_bytes=175%", "at most 100%, not 175%"),
-        ("cache.disk_bytes=75%", "`cache.disk_bytes`: it has to be a size"),
-        ("server.drain_seconds=5x", "`server.drain_seconds`: '5x' is no time, as 90s"),
-        ("server.drain_seconds=5m oops", "is no time"),
-        ("server.drain_seconds=5MB", "is no time"),
+        ("memory.max_bytes=30G", "`memory.max_bytes`: '30G' is no size, as 30GiB"),
+        ("memory.max_bytes=-1GiB", "is no size"),
+        ("memory.max_bytes=5m", "is no size"),
+        ("memory.max_bytes=0%", "`memory.max_bytes`: it has to be above 0%"),
+        ("memory.max_bytes=175%", "at most 100%, not 175%"),
+        ("cache.max_disk_bytes=75%", "`cache.max_disk_bytes`: it has to be a size"),
+        (
+            "server.drain_timeout_seconds=5x",
+            "`server.drain_timeout_seconds`: '5x' is no time, as 90s",
+        ),
+        ("server.drain_timeout_seconds=5m oops", "is no time"),
+        ("server.drain_timeout_seconds=5MB", "is no time"),
         ("limits.max_body_bytes=1kB", "`limits.max_body_bytes`: expected `int` >= 1024"),
         ("server.port=80B", "`server.port`: expected `int`"),
         ("models.a.keep_alive_seconds=x", "`models.a.keep_alive_seconds`: 'x' is no time"),
@@ -416,6 +542,6 @@ def test_invalid_size_or_time_is_refused_with_example(override: str, reason: str
 
 
 def test_invalid_size_in_file_is_reported_with_line(tmp_path: Path) -> None:
-    path = write(tmp_path, '[memory]\nlimit_bytes = "30 gigs"\n')
-    with pytest.raises(ConfigError, match=r"line 2: `memory.limit_bytes`: '30 gigs' is no size"):
+    path = write(tmp_path, '[memory]\nmax_bytes = "30 gigs"\n')
+    with pytest.raises(ConfigError, match=r"line 2: `memory.max_bytes`: '30 gigs' is no size"):
         load(path)

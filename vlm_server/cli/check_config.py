@@ -17,6 +17,8 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.settings import ListedModel, Settings
 from vlm_server.settings.descriptions import descriptions
+from vlm_server.settings.quantities import shown
+from vlm_server.settings.tree import hints_of
 
 _WIDTH = 88
 _MODEL_SECTIONS = 2
@@ -54,14 +56,15 @@ def check_models(settings: Settings) -> None:
 
     Loads nothing; models that several hosts share are not checked.
     """
-    search_paths = settings.model.search_paths
+    search_folders = settings.model.search_folders
     listed_models = [
-        listed_model.as_model(name, search_paths) for name, listed_model in settings.models.items()
+        listed_model.as_model(name, search_folders)
+        for name, listed_model in settings.models.items()
     ]
     local_models = [
         model for model in (settings.model, *listed_models) if os.path.isdir(model.path)
     ]
-    for model in local_models if not settings.distributed.hosts else ():
+    for model in local_models if not settings.distributed.hostfile else ():
         adapters = settings.adapters_of(model.name)
         request = ExaminationRequest(model, settings.memory, adapters=adapters)
         examination = asyncio.run(examine(request))
@@ -88,9 +91,11 @@ def describe(section: type[msgspec.Struct], name: str) -> str:
 
 def _render_section(name: str, section: msgspec.Struct) -> str:
     blocks = [f"[{name}]\n"]
+    hints = hints_of(type(section))
     for field in msgspec.structs.fields(section):
         comment = textwrap.wrap(describe(type(section), field.name), _WIDTH)
-        value = json.dumps(getattr(section, field.name), ensure_ascii=False)
+        shown_value = shown(field.name, getattr(section, field.name), hints[field.name])
+        value = json.dumps(shown_value, ensure_ascii=False)
         blocks += [*(f"# {line}\n" for line in comment), f"{field.name} = {value}\n"]
     return "".join(blocks)
 

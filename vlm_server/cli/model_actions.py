@@ -79,7 +79,7 @@ def list_models(arguments: argparse.Namespace) -> int:
     Raises CommandFailed if the daemon of `--url` does not answer.
     """
     settings = options.load_settings(arguments)
-    checkpoints = find.find_all(settings.model.search_paths)
+    checkpoints = find.find_all(settings.model.search_folders)
     if arguments.names:
         print("\n".join(sorted({model.name for model in checkpoints})))
         return 0
@@ -163,7 +163,7 @@ def remove(arguments: argparse.Namespace) -> int:
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
     plan = cached.removal(name)
     if plan is None:
-        checkpoint = find.find(str(name), settings.model.search_paths)
+        checkpoint = find.find(str(name), settings.model.search_folders)
         where = (
             f"in {checkpoint.folder}, which you may remove yourself" if checkpoint else "not here"
         )
@@ -244,7 +244,7 @@ def facts(
     support = "checked" if examination.is_checked else "not checked: answers may be wrong"
     yield "family", f"{examination.family or 'unknown'} ({support}: docs/families.md)"
     yield "weights", examination.quantization or "unknown"
-    limit_text = f"{binary_size(examination.limit_bytes)} may be used (memory.limit_bytes)"
+    limit_text = f"{binary_size(examination.limit_bytes)} may be used (memory.max_bytes)"
     yield (
         "memory",
         f"{binary_size(examination.memory_bytes)} on {examination.device}, of which {limit_text}",
@@ -276,7 +276,7 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
         for key in ("base", "adapter"):
             value = json.dumps(getattr(settings.models[name], key))
             words += ["--set", f"models.{name}.{key}={value}"]
-    new_daemon = running_daemon(words, settings.server.drain_seconds + 10)
+    new_daemon = running_daemon(words, settings.server.drain_timeout_seconds + 10)
     with new_daemon as url, Daemon(url, own_key(settings.server)) as daemon:
         daemon.wait_ready(settings.engine.start_timeout_seconds)
         print(f"\nLoaded in {time.monotonic() - started_at:.1f} s.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,12 @@ _SURPLUS = 1.25
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """`--config` and `--set`."""
     group = parser.add_argument_group("settings")
-    group.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="TOML file with settings (default: the one in ~/.config/vlm-server)",
+    )
     group.add_argument(
         "--set",
         metavar="SECTION.KEY=VALUE",
@@ -90,17 +95,23 @@ def parse_settings(words: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(f"the service's command line: {error}") from None
 
 
-def load_settings(options: argparse.Namespace) -> Settings:
-    """The settings from `--config`, `--set`, `--model`, `--host` and `--port`; a later one wins.
+def load_settings(
+    options: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings from a file, the environment, `--set`, `--model`, `--host` and `--port`; a later
+    one wins. The file is `--config`, else the default one, if it is there. environment: this
+    process's, by default.
 
     `model.path` becomes the folder of a checkpoint on this machine, else the name to download;
     `model.name` its name in the API. Raises ConfigError, also if there is no checkpoint or the key
     file can't be used; NotAvailable if a folder's disk is not mounted, or a folder is empty.
     """
-    return load_settings_with_sources(options)[0]
+    return load_settings_with_sources(options, environment)[0]
 
 
-def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, Sources]:
+def load_settings_with_sources(
+    options: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> tuple[Settings, Sources]:
     """Settings, and where each was given; see `load_settings`."""
     import msgspec
 
@@ -108,7 +119,9 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     from vlm_server.api.http.access import keys
     from vlm_server.supervisor.engine_process.ranks import read_hostfile
 
-    loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
+    words = tuple(overrides(options))
+    environment = os.environ if environment is None else environment
+    loaded, sources = settings.load_with_sources(config_file(options), words, environment)
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=find_checkpoint(loaded.model))
     models = {}
@@ -117,7 +130,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
             _check_adapter(name, listed_model.adapter)
             models[name] = listed_model
             continue
-        model = find_checkpoint(listed_model.as_model("", loaded.model.search_paths))
+        model = find_checkpoint(listed_model.as_model("", loaded.model.search_folders))
         models[name] = msgspec.structs.replace(listed_model, path=model.path)
         _check_template(f"models.{name}", listed_model)
         _check_drafter(f"models.{name}", listed_model)
@@ -125,9 +138,17 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     _check_template("model", loaded.model)
     _check_drafter("model", loaded.model)
     keys.check_settings(loaded.server)
-    if loaded.distributed.hosts:
-        read_hostfile(Path(loaded.distributed.hosts))
+    if loaded.distributed.hostfile:
+        read_hostfile(Path(loaded.distributed.hostfile))
     return loaded, sources
+
+
+def config_file(options: argparse.Namespace) -> Path | None:
+    """The file of `--config`, else the default one; None if that is not there either."""
+    from vlm_server.settings import default_file
+
+    path: Path = options.config or default_file(os.environ)
+    return path if options.config or path.exists() else None
 
 
 def find_checkpoint(model: ModelSettings) -> ModelSettings:
@@ -144,7 +165,7 @@ def find_checkpoint(model: ModelSettings) -> ModelSettings:
 def settings_arguments(options: argparse.Namespace) -> list[str]:
     """`options` as arguments for `serve`, with absolute paths. Raises ConfigError for API keys."""
     arguments: list[str] = []
-    for name in ("config", "chat_template", "hosts"):  # not every command has all of them
+    for name in ("config", "chat_template", "hostfile"):  # not every command has all of them
         if (path := getattr(options, name, None)) is not None:
             arguments += [f"--{name.replace('_', '-')}", str(path.absolute())]
     if options.model is not None:
@@ -159,10 +180,12 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 def _portable_model(text: str) -> str:
     """A path made absolute; a name unchanged."""
     from vlm_server.hub.names import HubName
+    from vlm_server.settings import EMBEDDED_MODEL
     from vlm_server.settings.paths import expand_home
 
     path = expand_home(text)
-    return text if not path.exists() and HubName.parse(text) else str(path.absolute())
+    is_name = text == EMBEDDED_MODEL or (not path.exists() and HubName.parse(text))
+    return text if is_name else str(path.absolute())
 
 
 def check_model(path: Path) -> None:
@@ -195,7 +218,7 @@ def check_model(path: Path) -> None:
 
 
 def check_memory_limit(settings: Settings) -> None:
-    """Raises ModelLoadError if `memory.limit_bytes` can't hold the files of a pinned model.
+    """Raises ModelLoadError if `memory.max_bytes` can't hold the files of a pinned model.
 
     Skipped for a model that several hosts share, and for a limit relative to the memory.
     """
@@ -205,8 +228,8 @@ def check_memory_limit(settings: Settings) -> None:
     from vlm_server.models import EMBEDDED
 
     limit_bytes = settings.memory.known_limit_bytes
-    pinned = [settings.model, *(model for model in settings.models.values() if model.pinned)]
-    for model in pinned if limit_bytes and not settings.distributed.hosts else ():
+    pinned = [model for _, model in settings.checkpoints() if model.pinned]
+    for model in pinned if limit_bytes and not settings.distributed.hostfile else ():
         stored_bytes = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
         needed_bytes = (
             stored_bytes / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
@@ -215,7 +238,7 @@ def check_memory_limit(settings: Settings) -> None:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
                 f"{size_text(stored_bytes)} in their files, and {size_text(limit_bytes)} are "
-                "allowed: raise memory.limit_bytes, or serve a smaller or a quantized checkpoint"
+                "allowed: raise memory.max_bytes, or serve a smaller or a quantized checkpoint"
             )
 
 
@@ -272,12 +295,12 @@ def overrides(options: argparse.Namespace) -> Sequence[str]:
     """Options as `section.key=value`, the last of which wins."""
     from vlm_server.settings.paths import expand_home
 
-    hosts: Path | None = getattr(options, "hosts", None)
+    hostfile: Path | None = getattr(options, "hostfile", None)
     value_by_setting = {
         "model.path": getattr(options, "model", None),
         "model.chat_template": getattr(options, "chat_template", None),
         "model.allow_unchecked": getattr(options, "allow_unchecked", None),
-        "distributed.hosts": None if hosts is None else expand_home(hosts).absolute(),
+        "distributed.hostfile": None if hostfile is None else expand_home(hostfile).absolute(),
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
         "log.format": "verbose" if getattr(options, "verbose", False) else None,

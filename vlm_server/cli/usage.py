@@ -23,8 +23,18 @@ HUB = (
 )
 TERMINAL = (("NO_COLOR", "If set, no colours."), ("TERM", "dumb: plain lines, no moving progress."))
 HUB_FILES = (("~/.cache/huggingface/hub", "Downloaded models, unless HF_HOME says otherwise."),)
+SETTINGS = (
+    (
+        "VLM_SERVER_<SECTION>_<NAME>",
+        "A setting, as VLM_SERVER_SERVER_PORT; overrides the file.",
+    ),
+)
 CONFIG_FILES = (
-    ("FILE of --config", "Settings in TOML; `vlm-server check-config --print-defaults` has all."),
+    (
+        "~/.config/vlm-server/config.toml",
+        "Settings in TOML, unless --config names another file; XDG_CONFIG_HOME moves it. "
+        "`vlm-server check-config --print-defaults` has all.",
+    ),
 )
 
 
@@ -53,7 +63,7 @@ OVERVIEW = Manual(
             "vlm-server completions bash > ~/.local/share/bash-completion/completions/vlm-server",
         ),
     ),
-    environment=(*HUB, *TERMINAL),
+    environment=(*SETTINGS, *HUB, *TERMINAL),
     files=(*CONFIG_FILES, *HUB_FILES),
 )
 

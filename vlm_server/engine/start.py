@@ -123,7 +123,7 @@ def _check_room(loop: EngineLoop, context_tokens: int) -> None:
     if needed_bytes > free_bytes:
         raise ModelLoadError(
             f"the model leaves no room for requests: {needed_bytes / MIB:.0f} MiB are needed for "
-            f"{num_tokens} tokens, and it leaves {free_bytes / MIB:.0f} MiB of memory.limit_bytes: "
+            f"{num_tokens} tokens, and it leaves {free_bytes / MIB:.0f} MiB of memory.max_bytes: "
             "raise that, or serve a smaller or a quantized checkpoint"
         )
 
@@ -170,7 +170,7 @@ def build_engine(
         scores_pairs=loaded.spec.scores is not None,
         batches_lengths=loaded.family.embeds is None or loaded.family.embeds.batches_lengths,
     )
-    grammars = Grammars(loaded.spec, _grammar_limits(start), start.cache.grammar_bytes)
+    grammars = Grammars(loaded.spec, _grammar_limits(start), start.cache.max_grammar_bytes)
     grammars.warm_up()
     runner = (group or SingleProcess()).runner(
         loaded, caches, start.scheduler.num_speculative_tokens
@@ -233,6 +233,6 @@ def _suitable_num_preparers() -> int:
 def _grammar_limits(start: Start) -> GrammarLimits:
     return GrammarLimits(
         compile_seconds=start.engine.schema_timeout_seconds,
-        memory_bytes=start.engine.schema_memory_bytes,
-        follow_seconds=start.engine.schema_follow_seconds,
+        memory_bytes=start.engine.max_schema_memory_bytes,
+        follow_seconds=start.engine.max_schema_cpu_seconds,
     )

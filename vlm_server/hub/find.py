@@ -1,6 +1,6 @@
 """Look-up of checkpoints by name on this machine. Reads file names; downloads nothing.
 
-Order: an existing folder, the hub's cache, LM Studio's folders, `model.search_paths`. Unreadable
+Order: an existing folder, the hub's cache, LM Studio's folders, `model.search_folders`. Unreadable
 folders count as missing: `os.path` says so where `Path` raises an error.
 """
 
@@ -37,25 +37,25 @@ class LocalCheckpoint:
         return layout.is_complete(self.folder)
 
 
-def find(text: str, search_paths: Sequence[str] = ()) -> LocalCheckpoint | None:
+def find(text: str, search_folders: Sequence[str] = ()) -> LocalCheckpoint | None:
     """The complete checkpoint with this name, or the folder with this path.
 
-    A name without `org/` is that of a folder in LM Studio's or in `search_paths`. Raises
+    A name without `org/` is that of a folder in LM Studio's or in `search_folders`. Raises
     ConfigError if several have it.
     """
     if os.path.isdir(folder := expand_home(text)):
         return _in_folder(folder.absolute())
-    return find_by_name(text, search_paths)
+    return find_by_name(text, search_folders)
 
 
-def find_by_name(text: str, search_paths: Sequence[str] = ()) -> LocalCheckpoint | None:
+def find_by_name(text: str, search_folders: Sequence[str] = ()) -> LocalCheckpoint | None:
     """The complete checkpoint with this name, never a path: for names from clients."""
     if is_path(text):
         return None
     name = HubName.parse(text)
     if name is not None:
         return next(
-            (checkpoint for checkpoint in _named(name, search_paths) if checkpoint.is_complete),
+            (checkpoint for checkpoint in _named(name, search_folders) if checkpoint.is_complete),
             None,
         )
     if "/" in text or "@" in text:
@@ -64,7 +64,7 @@ def find_by_name(text: str, search_paths: Sequence[str] = ()) -> LocalCheckpoint
         text,
         [
             checkpoint
-            for checkpoint in _local(search_paths)
+            for checkpoint in _local(search_folders)
             if checkpoint.name.split("/")[-1] == text
         ],
     )
@@ -76,7 +76,7 @@ def locate(model: ModelSettings) -> ModelSettings:
     A hub name that is not on this machine stays as it is, for `names.to_download`. Raises
     ConfigError.
     """
-    checkpoint = find(model.path, model.search_paths)
+    checkpoint = find(model.path, model.search_folders)
     if checkpoint is not None:
         path, name = str(checkpoint.folder), checkpoint.name
     elif (hub_name := to_download(model.path)) is not None:
@@ -87,14 +87,14 @@ def locate(model: ModelSettings) -> ModelSettings:
     return msgspec.structs.replace(model, path=path, name=model.name or name)
 
 
-def find_all(search_paths: Sequence[str] = ()) -> list[LocalCheckpoint]:
+def find_all(search_folders: Sequence[str] = ()) -> list[LocalCheckpoint]:
     """All checkpoints that can be found by name, complete or not."""
     cached_checkpoints = (
         LocalCheckpoint(folder, repo, "hub cache")
         for repo, folder in _cached()
         if os.path.exists(folder / layout.CONFIG)
     )
-    return [*cached_checkpoints, *_local(search_paths)]
+    return [*cached_checkpoints, *_local(search_folders)]
 
 
 def find_unfinished() -> list[LocalCheckpoint]:
@@ -134,7 +134,7 @@ def _in_folder(folder: Path) -> LocalCheckpoint:
     return LocalCheckpoint(folder, served_name(folder), "folder")
 
 
-def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[LocalCheckpoint]:
+def _named(name: HubName, search_folders: Sequence[str]) -> Iterator[LocalCheckpoint]:
     repository = _as_listed(hub_cache() / name.cache_folder)
     if (folder := _snapshot(repository, name.revision)) is not None:
         yield LocalCheckpoint(
@@ -142,7 +142,7 @@ def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[LocalCheckpoi
         )
     if not name.revision:
         yield from (
-            checkpoint for checkpoint in _local(search_paths) if checkpoint.name == name.repo
+            checkpoint for checkpoint in _local(search_folders) if checkpoint.name == name.repo
         )
 
 
@@ -183,11 +183,11 @@ def _cached() -> Iterator[tuple[str, Path]]:
             yield repo, folder
 
 
-def _local(search_paths: Sequence[str]) -> Iterator[LocalCheckpoint]:
-    """Checkpoints of LM Studio and in `search_paths`, as `org/name`, `name` or `models--*`."""
+def _local(search_folders: Sequence[str]) -> Iterator[LocalCheckpoint]:
+    """Checkpoints of LM Studio and in `search_folders`, as `org/name`, `name` or `models--*`."""
     for root in lm_studio_folders():
         yield from _in_orgs(root, "LM Studio")
-    for path in search_paths:
+    for path in search_folders:
         root = expand_home(path)
         for folder in _folders(root):
             if repo := repo_of_cache_folder(folder.name):

@@ -199,14 +199,15 @@ class SamplingParams(msgspec.Struct, frozen=True):
 class Deadlines(msgspec.Struct, frozen=True):
     """The deadlines of a request, in seconds from its submission; None is no deadline.
 
-    `queue_seconds` until the device begins with it, `first_token_seconds` until its first token,
-    `token_seconds` from one of its tokens to the next, `total_seconds` until it ends.
+    `queue_timeout_seconds` until the device begins with it, `first_token_timeout_seconds` until its
+    first token, `token_timeout_seconds` from one of its tokens to the next, `total_timeout_seconds`
+    until it ends.
     """
 
-    queue_seconds: float | None = None
-    first_token_seconds: float | None = None
-    token_seconds: float | None = None
-    total_seconds: float | None = None
+    queue_timeout_seconds: float | None = None
+    first_token_timeout_seconds: float | None = None
+    token_timeout_seconds: float | None = None
+    total_timeout_seconds: float | None = None
 
 
 class Pooling(msgspec.Struct, frozen=True):

@@ -40,38 +40,38 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
     embeds = loaded.family.embeds is not None
     with_snapshots = not embeds and needs_snapshots(loaded.language_model)
     stores_prefixes = not embeds and _stores_prefixes(loaded, with_snapshots=with_snapshots)
-    if settings.prefix_bytes and not (stores_prefixes or embeds):
+    if settings.max_prefix_bytes and not (stores_prefixes or embeds):
         logger.warning("this model's state is of a kind that the prefix cache can't store")
     with_snapshots = with_snapshots and stores_prefixes
     free_bytes = max(0, memory.limit_bytes - memory.active_bytes)
     prefix_sizes = PrefixSizes.of(settings, loaded, free_bytes) if stores_prefixes else None
 
     def sizes(free_bytes: int) -> DeviceSizes:
-        encoder_bytes = _size(settings.encoder_bytes, free_bytes // 16)
+        encoder_bytes = _size(settings.max_encoder_bytes, free_bytes // 16)
         tile_bytes = 0 if loaded.tiling is None else encoder_bytes // _TILES_PART
         prefix_bytes = min_prefix_bytes = 0
         if prefix_sizes is not None:
-            prefix_bytes = _size(settings.prefix_bytes, prefix_sizes.suitable_bytes(free_bytes))
+            prefix_bytes = _size(settings.max_prefix_bytes, prefix_sizes.suitable_bytes(free_bytes))
             min_prefix_bytes = prefix_sizes.min_bytes(free_bytes)
         return DeviceSizes(encoder_bytes - tile_bytes, tile_bytes, prefix_bytes, min_prefix_bytes)
 
     storage = EXACT if prefix_sizes is None else prefix_sizes.storage
     if not storage.is_exact:
         logger.info("cached KV is stored with %d bits (cache.kv_bits)", storage.bits)
-    pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
-    vector_bytes = _size(settings.vector_bytes, machine.memory_bytes() // 64)
+    pixel_bytes = _size(settings.max_pixel_bytes, machine.memory_bytes() // 32)
+    vector_bytes = _size(settings.max_vector_bytes, machine.memory_bytes() // 64)
     folder, fingerprint = disk_folder(settings), Future[str]()
-    if settings.disk_bytes:
+    if settings.max_disk_bytes:
         hashes = KeptHashes(folder / "hashes.json")
         fingerprint = _in_background(lambda: loaded.checkpoint.fingerprint(hashes))
 
     def open_disk() -> DiskTier:
         """The tier in the folder; an empty one, with a warning, if the folder can't be used."""
-        if not settings.disk_bytes:
+        if not settings.max_disk_bytes:
             return DiskTier()
         try:
             owner = state_fingerprint(fingerprint.result(), loaded.device.name)
-            store = DiskStore("disk", folder, owner, settings.disk_bytes)
+            store = DiskStore("disk", folder, owner, settings.max_disk_bytes)
         except OSError as error:
             logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
             return DiskTier()
@@ -84,7 +84,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
         )
 
     caches = Caches(
-        token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
+        token_layout_bytes=min(settings.max_token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
         vector_bytes=vector_bytes,
         needs_snapshots=with_snapshots,
@@ -117,7 +117,7 @@ class PrefixSizes:
         if settings.kv_bits != "auto":
             return sizes(settings.kv_bits)
         exact = sizes(EXACT_BITS)
-        prefix_bytes = _size(settings.prefix_bytes, exact.suitable_bytes(free_bytes))
+        prefix_bytes = _size(settings.max_prefix_bytes, exact.suitable_bytes(free_bytes))
         return exact if prefix_bytes >= 2 * exact.conversation_bytes else sizes(8)
 
     def suitable_bytes(self, free_bytes: int) -> int:
@@ -137,7 +137,7 @@ def _stores_prefixes(loaded: LoadedModel, *, with_snapshots: bool) -> bool:
 
 def disk_folder(settings: CacheSettings) -> Path:
     """The folder of the disk cache; a relative path is one in the system's folder for caches."""
-    return default_folder() / expand_home(settings.disk_path)
+    return default_folder() / expand_home(settings.disk_folder)
 
 
 def _in_background(work: Callable[[], str]) -> Future[str]:
@@ -154,5 +154,5 @@ def _in_background(work: Callable[[], str]) -> Future[str]:
     return digest
 
 
-def _size(configured: int, suitable: int) -> int:
-    return suitable if configured < 0 else configured
+def _size(configured: int | None, suitable: int) -> int:
+    return suitable if configured is None else configured

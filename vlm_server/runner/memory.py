@@ -11,7 +11,7 @@ from vlm_server.settings import MemorySettings
 
 
 def limit_bytes(settings: MemorySettings, device: Device) -> int:
-    """`memory.limit_bytes`, or the suitable part of the device's memory."""
+    """`memory.max_bytes`, or the suitable part of the device's memory."""
     return settings.limit_on(device.memory_bytes) or device.suitable_bytes
 
 
@@ -24,7 +24,7 @@ class MlxMemory:
     def __init__(self, settings: MemorySettings, device: Device) -> None:
         self._device = device
         self._backend = backend_of(device)
-        self._wanted_pool_bytes = settings.pool_limit_bytes
+        self._wanted_pool_bytes = settings.max_pool_bytes
         MlxMemory.set_limit(self, limit_bytes(settings, device))  # ranks set their first one alike
 
     def set_limit(self, limit_bytes: int) -> None:

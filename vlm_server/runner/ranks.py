@@ -97,7 +97,7 @@ class Ranks:
         if shardable is None and not is_shardable:
             raise ModelLoadError(
                 f"a model of the family {family} can't be split over several processes "
-                "(docs/distributed.md): serve it without distributed.hosts"
+                "(docs/distributed.md): serve it without distributed.hostfile"
             )
         _check_heads(language_model, self.size)
         try:

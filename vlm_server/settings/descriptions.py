@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.settings.quantities import Share
-from vlm_server.settings.tree import Settings
+from vlm_server.settings.quantities import with_word
+from vlm_server.settings.tree import Settings, hints_of
 
 DEFAULT = "default"
 Sources = Mapping[str, str]
-"""The source of each given setting, a file or the command line, by `section.key`."""
+"""The source of each given setting by `section.key`: a file, an environment variable or the command
+line."""
 
 _SECRET = frozenset({"server.api_keys"})
 
@@ -61,20 +62,18 @@ def _docstrings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dict[str, Any]]:
-    texts = descriptions(type(values))
+    texts, hints = descriptions(type(values)), hints_of(type(values))
     fields_json = []
     for field in msgspec.structs.fields(type(values)):
         name = f"{section}.{field.name}"
-        value = getattr(values, field.name)
+        value = with_word(getattr(values, field.name), hints[field.name])
         if name in _SECRET:
             value = f"({len(value)} not shown)" if value else []
-        elif isinstance(value, Share):
-            value = str(value)
         fields_json.append(
             {
                 "name": field.name,
                 "value": value,
-                "default": field.default,
+                "default": with_word(field.default, hints[field.name]),
                 "source": sources.get(name, DEFAULT),
                 "description": texts[field.name],
             }

@@ -7,22 +7,22 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.quantities import MIB, AbsolutePath
+from vlm_server.settings.quantities import MIB, AbsolutePath, Auto, Off
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_num_seqs: Annotated[int, Meta(ge=0)] = 0
-    """Maximum sequences decoded together. 0 is automatic: as many sequences of 4,096 tokens as fit
-    into half of the memory that the weights leave, from 16 to 256. Admission by memory applies in
-    any case."""
+    max_num_seqs: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
+    """Maximum sequences decoded together. `auto` is as many sequences of 4,096 tokens as fit into
+    half of the memory that the weights leave, from 16 to 256. Admission by memory applies in any
+    case."""
     prefill_chunk_tokens: Annotated[int, Meta(ge=1)] = 2048
-    """Maximum prompt tokens prefilled in one step."""
+    """Size of the chunks in which prompts are prefilled, one in a step."""
     max_step_seconds: Annotated[float, Meta(gt=0)] = 0.1
-    """Time that prefill may add to a step while other requests decode; chunks are sized to fit it,
-    from measured speed. On CUDA, where a decode step can read part of a prompt in the same pass,
-    that part has a fixed size instead."""
+    """Maximum time that prefill may add to a step while other requests decode; chunks are sized to
+    fit it, from measured speed. On CUDA, where a decode step can read part of a prompt in the same
+    pass, that part has a fixed size instead."""
     num_speculative_tokens: Annotated[int, Meta(ge=0, le=15)] = 15
-    """Maximum draft tokens verified per sequence and step, where measured times and hit rates
+    """Draft tokens verified per sequence and step, at most, where measured times and hit rates
     promise a gain; 0 drafts none. Answers stay the same, up to rounding."""
     max_images_per_encode: Annotated[int, Meta(ge=1)] = 8
     """Maximum images of one size, or frame groups of a video, encoded in one call, where that was
@@ -30,10 +30,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     max_prompts_per_prefill: Annotated[int, Meta(ge=1)] = 8
     """Maximum prompts prefilled in one call, where that was measured to take about as long as one;
     1: none is prefilled with another."""
-    preparer_threads: Annotated[int, Meta(ge=0)] = 0
+    preparer_threads: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
     """Threads that prepare requests with images or videos (at least two); as many more prepare
-    those with a schema, and as many again other text. 0 is automatic: one for four processors, two
-    to four."""
+    those with a schema, and as many again other text. `auto` is one for four processors, two to
+    four."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,11 +43,11 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An engine with requests that sends nothing for this long, or whose encoder or preparers make
     no progress, is restarted; must be longer than any step, and than the encoding of an image."""
     max_failed_steps: Annotated[int, Meta(ge=1)] = 3
-    """Failed steps without a token in between after which the engine is restarted, since its device
-    can't be trusted any more."""
-    restart_backoff_seconds: Annotated[float, Meta(gt=0)] = 0.5
-    """Pause before a restart; doubles while engines end before they are ready."""
-    restart_backoff_max_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """Maximum steps that fail without a token in between; then the engine is restarted, since its
+    device can't be trusted any more."""
+    min_restart_backoff_seconds: Annotated[float, Meta(gt=0)] = 0.5
+    """Minimum pause before a restart; doubles while engines end before they are ready."""
+    max_restart_backoff_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """Maximum pause between restarts."""
     quarantine_seconds: Annotated[float, Meta(ge=0)] = 600.0
     """Requests of a size that crashed two engines within this time, and then one alone, are refused
@@ -59,21 +59,21 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema_timeout_seconds: Annotated[float, Meta(gt=0)] = 5.0
     """Time limit for compiling the JSON schema of a request, and for finding out which tokens may
     come next in its answer; beyond it, the request is refused."""
-    schema_follow_seconds: Annotated[float, Meta(gt=0)] = 20.0
-    """CPU time for finding out which tokens may come next in the answers of one request with a JSON
-    schema, besides 5 ms for each token; beyond it, the request fails."""
-    schema_memory_bytes: Annotated[int, Meta(ge=64 * MIB)] = 256 * MIB
-    """Memory that a JSON schema may take, and the answers of each request that follow it; each has
-    a process of its own."""
+    max_schema_cpu_seconds: Annotated[float, Meta(gt=0)] = 20.0
+    """Maximum CPU time for finding out which tokens may come next in the answers of one request
+    with a JSON schema, besides 5 ms for each token; beyond it, the request fails."""
+    max_schema_memory_bytes: Annotated[int, Meta(ge=64 * MIB)] = 256 * MIB
+    """Maximum memory that a JSON schema may take, and the answers of each request that follow it;
+    each has a process of its own."""
 
 
 class Distributed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The machines that one model is split over, if it is too large for one."""
 
-    hosts: AbsolutePath = ""
+    hostfile: Annotated[AbsolutePath, Off] = ""
     """Absolute path of a hostfile in the format of `mlx.launch`, whose first host is this machine:
-    the model is split over all hosts (docs/distributed.md). Empty means that this machine has all
-    of it."""
+    the model is split over all hosts (docs/distributed.md). With `off`, this machine has all of
+    it."""
     port: Annotated[int, Meta(ge=1, le=65000)] = 32322
     """TCP port of this machine at which the other hosts' processes are told what to do; MLX's own
     connections take those that follow."""

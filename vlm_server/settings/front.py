@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.quantities import MIB, AbsolutePath
+from vlm_server.settings.quantities import MIB, AbsolutePath, Auto, Off
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,18 +18,18 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[str, ...] = ()
     """Your own API keys (`Authorization: Bearer`), which may do everything; no key is needed if
     there is none here and no `server.api_key_file`."""
-    api_key_file: AbsolutePath = ""
+    api_key_file: Annotated[AbsolutePath, Off] = ""
     """Absolute path of a file with more API keys, with names and limits; readable by you alone, and
     read again when it changes: see docs/api.md."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Accepted Host headers; empty means loopback names and `server.host`, or any name if keys are
+    allowed_hosts: Annotated[tuple[str, ...], Auto] = ()
+    """Accepted Host headers; `auto` is loopback names and `server.host`, or any name if keys are
     needed and `server.host` is all addresses. Stops DNS rebinding."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of other origins that may use the API in a browser: `https://app.example`,
     `http://localhost:3000`, `null` (files, sandboxes), `chrome-extension://*` or another scheme of
     extensions or apps; `*` is all, only without API keys."""
-    drain_seconds: Annotated[float, Meta(ge=0)] = 20.0
-    """Time for running requests to finish on shutdown."""
+    drain_timeout_seconds: Annotated[float, Meta(ge=0)] = 20.0
+    """Time in which running requests may finish on shutdown."""
     max_connections: Annotated[int, Meta(ge=1)] = 1024
     """Maximum open connections; past it, a new one replaces one that has no complete request. Fewer
     if the limit on open files is low."""
@@ -40,28 +40,25 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_keepalive_seconds: Annotated[float, Meta(gt=0)] = 5.0
     """Silence in a stream after which a sign of life is sent (a comment, a `ping` or an empty line
     of Ollama's), so that clients and proxies do not give up during a long prefill."""
-    keepalive: Literal["comment", "empty_chunk", "off"] = "comment"
+    stream_keepalive: Literal["comment", "empty_chunk", "off"] = "comment"
     """That sign of life: `comment`; `empty_chunk` for clients that fail at comments, an event of
     the dialect that adds nothing; or `off`. The header `X-VLM-Keepalive` chooses for a request. In
     all but `off`, Anthropic's clients get a `ping` and Ollama's an empty line."""
-    model_aliases: tuple[str, ...] = ()
-    """More names that the model is asked for by: `gpt-4o`, or patterns such as `gpt-*` and
-    `claude-*` (`*` is any text, `?` one character, `[ab]` one of these)."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """What happens to fields of a request that are unknown: refused by name, or ignored and named
     in the header `X-VLM-Ignored` and in the log."""
-    responses_store_bytes: Annotated[int, Meta(ge=0)] = 64 * MIB
+    max_responses_bytes: Annotated[int, Meta(ge=0)] = 64 * MIB
     """Maximum bytes of the turns that are kept for `/v1/responses`, with their pictures. API keys
     share it; the oldest turns of the one with the most are dropped first. 0 keeps none."""
-    responses_store_seconds: Annotated[float, Meta(gt=0)] = 3600.0
+    responses_keep_seconds: Annotated[float, Meta(gt=0)] = 3600.0
     """Time for which a turn of `/v1/responses` is kept."""
-    stream_resume_seconds: Annotated[float, Meta(gt=0)] = 60.0
+    stream_resume_keep_seconds: Annotated[float, Meta(gt=0)] = 60.0
     """Time for which a resumable stream waits for its client: its answer goes on for as long
     without a reader, and its events are kept for as long after its end."""
-    stream_resume_bytes: Annotated[int, Meta(ge=0)] = 64 * MIB
+    max_stream_resume_bytes: Annotated[int, Meta(ge=0)] = 64 * MIB
     """Maximum bytes of events that are kept for clients that resume their streams; beyond it, the
     API key with the most loses its oldest. With 0 no stream can be resumed."""
-    stream_resume_client_bytes: Annotated[int, Meta(ge=0)] = 32 * MIB
+    max_stream_resume_bytes_per_key: Annotated[int, Meta(ge=0)] = 32 * MIB
     """The same for each API key, or for all clients together if there are no keys."""
 
     @property
@@ -100,17 +97,17 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum text in a request, over all its messages."""
     max_schema_bytes: Annotated[int, Meta(ge=1)] = 64 << 10
     """Maximum size of the JSON schema of a `response_format`."""
-    default_max_tokens: Annotated[int, Meta(ge=0)] = 4096
-    """Longest answer of a request that names no `max_tokens`; 0 is as long as the context has room
-    for."""
+    default_max_tokens: Annotated[Annotated[int, Meta(ge=1)] | None, Off] = 4096
+    """Longest answer of a request that names no `max_tokens`; with `off` it is as long as the
+    context has room for."""
     max_stop_strings: Annotated[int, Meta(ge=0)] = 16
     """Maximum `stop` strings."""
     max_requests: Annotated[int, Meta(ge=1)] = 64
     """Maximum requests in flight; more are answered 429."""
-    max_waiting_bytes: Annotated[int, Meta(ge=0)] = 0
+    max_waiting_bytes: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
     """Maximum size of all bodies of requests that the device has not begun with; beyond it,
-    requests are answered 429. At least `max_body_bytes` is allowed; 0 is automatic: 1/16 of the
-    machine's memory, at least four bodies."""
+    requests are answered 429. At least `max_body_bytes` is allowed; `auto` is 1/16 of the machine's
+    memory, at least four bodies."""
     body_timeout_seconds: Annotated[float, Meta(gt=0)] = 60.0
     """Time within which a request's body must arrive."""
     max_arriving_bytes: Annotated[int, Meta(ge=1024)] = 256 * MIB
@@ -120,7 +117,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum bytes of an answer that a client leaves unread."""
     unread_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """A client that reads less than 64 KiB of what waits for it in this time is disconnected."""
-    parsing_processes: Annotated[int, Meta(ge=1)] = 2
+    max_parsing_processes: Annotated[int, Meta(ge=1)] = 2
     """Maximum processes that read bodies with media, and large ones. One is kept for bodies under
     16 MiB, if there are several."""
     parsing_timeout_seconds: Annotated[float, Meta(gt=0)] = 10.0
@@ -131,7 +128,7 @@ class Urls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     https_hosts: tuple[str, ...] = ()
     """Hosts that `https:` images and videos may come from: `example.org`, `*.example.org`, or `*`
     for every host with a public address; empty means none."""
-    file_roots: tuple[AbsolutePath, ...] = ()
+    file_folders: tuple[AbsolutePath, ...] = ()
     """Absolute paths of folders that `file:` images and videos may come from; every client may see
     what is in them; empty means none."""
     timeout_seconds: Annotated[float, Meta(gt=0)] = 10.0
@@ -153,23 +150,23 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_frames_per_second: Annotated[float, Meta(gt=0)] = 30.0
     """Maximum frames that a watch takes in a second; more are answered 429, or dropped where they
     come in one body."""
-    idle_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    idle_timeout_seconds: Annotated[float, Meta(gt=0)] = 300.0
     """Time without a frame after which a watch ends."""
-    max_asking: Annotated[int, Meta(ge=1)] = 2
-    """Maximum questions of watches that are being answered at a time, over all watches."""
+    max_running: Annotated[int, Meta(ge=1)] = 2
+    """Maximum number of watches' questions that are answered at the same time."""
     yield_seconds: Annotated[float, Meta(ge=0)] = 5.0
     """Time for which a watch's question lets other requests that wait for the device go first."""
 
 
 class DeadlineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue_seconds: Annotated[float, Meta(ge=0)] = 600.0
-    """Time until the device begins with a request; 0 is no limit."""
-    first_token_seconds: Annotated[float, Meta(ge=0)] = 1200.0
-    """Time until the first token of a request's answer; 0 is no limit."""
-    token_seconds: Annotated[float, Meta(ge=0)] = 300.0
-    """Time between two tokens of an answer; 0 is no limit."""
-    total_seconds: Annotated[float, Meta(ge=0)] = 3600.0
-    """Time from a request's arrival to the end of its answer; 0 is no limit."""
+    queue_timeout_seconds: Annotated[Annotated[float, Meta(gt=0)] | None, Off] = 600.0
+    """Time until the device begins with a request; `off` is no limit."""
+    first_token_timeout_seconds: Annotated[Annotated[float, Meta(gt=0)] | None, Off] = 1200.0
+    """Time until the first token of a request's answer; `off` is no limit."""
+    token_timeout_seconds: Annotated[Annotated[float, Meta(gt=0)] | None, Off] = 300.0
+    """Time between two tokens of an answer; `off` is no limit."""
+    total_timeout_seconds: Annotated[Annotated[float, Meta(gt=0)] | None, Off] = 3600.0
+    """Time from a request's arrival to the end of its answer; `off` is no limit."""
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,7 +186,7 @@ class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    endpoint: str = ""
+    endpoint: Annotated[str, Auto] = ""
     """URL of an OpenTelemetry collector that takes traces over HTTP, such as
-    `http://127.0.0.1:4318`; empty is the environment variable `OTEL_EXPORTER_OTLP_ENDPOINT`, and no
-    traces without it. Needs the extra `otel`."""
+    `http://127.0.0.1:4318`; `auto` is the environment variable `OTEL_EXPORTER_OTLP_ENDPOINT`, and
+    no traces without it. Needs the extra `otel`."""

@@ -7,69 +7,68 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.quantities import MIB, AbsolutePath, Share
+from vlm_server.settings.quantities import MIB, AbsolutePath, Auto, Share
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    token_layout_bytes: Annotated[int, Meta(ge=0)] = 16 << 20
-    """Maximum host memory for token layouts of images, about 2 kB each; capped at `pixel_bytes`."""
-    pixel_bytes: Annotated[int, Meta(ge=-1)] = -1
-    """Maximum host memory for decoded images; 0 caches none, -1 is automatic: 1/32 of the machine's
+    max_token_layout_bytes: Annotated[int, Meta(ge=0)] = 16 << 20
+    """Maximum host memory for token layouts of images, about 2 kB each; capped at
+    `max_pixel_bytes`."""
+    max_pixel_bytes: Annotated[Annotated[int, Meta(ge=0)] | None, Auto] = None
+    """Maximum host memory for decoded images; 0 caches none, `auto` is 1/32 of the machine's
     memory."""
-    encoder_bytes: Annotated[int, Meta(ge=-1)] = -1
-    """Maximum device memory for encoder outputs; 0 caches none, -1 is automatic: 1/16 of what is
-    left after the weights."""
-    prefix_bytes: Annotated[int, Meta(ge=-1)] = -1
-    """Maximum device memory for the KV of prompts and answers; 0 caches none, -1 is automatic: 1/4
-    of what is left after the weights, up to 1/2 where that holds no two conversations of 32,768
-    tokens."""
+    max_encoder_bytes: Annotated[Annotated[int, Meta(ge=0)] | None, Auto] = None
+    """Maximum device memory for encoder outputs; 0 caches none, `auto` is 1/16 of what is left
+    after the weights."""
+    max_prefix_bytes: Annotated[Annotated[int, Meta(ge=0)] | None, Auto] = None
+    """Maximum device memory for the KV of prompts and answers; 0 caches none, `auto` is 1/4 of what
+    is left after the weights, up to 1/2 where that holds no two conversations of 32,768 tokens."""
     kv_bits: Literal[16, 8, 4, "auto"] = 16
     """Bits per number of cached KV, in memory and on disk: 16 stores it exactly, 8 and 4 quantize
-    it, which may change answers that continue from it; auto stores it exactly if the prefix cache
+    it, which may change answers that continue from it; `auto` stores it exactly if the prefix cache
     holds two conversations of 32,768 tokens that way, else with 8 bits. See docs/memory.md."""
     kv_group_size: Annotated[int, Meta(ge=8, le=1024)] = 64
-    """Maximum number of neighbouring numbers of quantized KV that share a scale."""
-    vector_bytes: Annotated[int, Meta(ge=-1)] = -1
+    """Neighbouring numbers of quantized KV that share a scale, at most."""
+    max_vector_bytes: Annotated[Annotated[int, Meta(ge=0)] | None, Auto] = None
     """Maximum host memory for the vectors of a model that makes some (docs/embeddings.md); 0 caches
-    none, -1 is automatic: 1/64 of the machine's memory."""
-    grammar_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
+    none, `auto` is 1/64 of the machine's memory."""
+    max_grammar_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
     """Maximum host memory for compiled JSON schemas, 3 MB each or more; 0 keeps none."""
-    disk_bytes: Annotated[int, Meta(ge=0)] = 0
+    max_disk_bytes: Annotated[int, Meta(ge=0)] = 0
     """Maximum disk space for encoder outputs and KV that survive a restart; 0 stores none. The
     files reveal what was asked: see docs/caches.md."""
-    disk_path: AbsolutePath = ""
-    """Absolute path of the folder for these files, which your daemons may share; empty means
-    `vlm-server` in your cache folder (~/.cache, ~/Library/Caches)."""
+    disk_folder: Annotated[AbsolutePath, Auto] = ""
+    """Absolute path of the folder for these files, which your daemons may share; `auto` is `vlm-
+    server` in your cache folder (~/.cache, ~/Library/Caches)."""
     separate_api_keys: bool = True
     """Whether requests with different API keys share no cache entries, so that no client can find
     out by timing what another one asked."""
 
 
 class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit_bytes: Annotated[int, Meta(ge=0)] | Share = 0
+    max_bytes: Annotated[Annotated[int, Meta(ge=1)] | Share | None, Auto] = None
     """Maximum device memory, or a share of what the device has, as `75%` (on a CPU, of what the
-    process may use of the machine's); 0 is automatic: on a Mac what leaves room for the system, 90%
-    of a CUDA device's memory, half of the machine's on a CPU."""
-    model_room_bytes: Annotated[int, Meta(ge=0)] = 0
-    """Least memory that a model gets besides its weights, where several share the limit; 0 is
-    automatic: 1/8 of its weights, at least 256 MiB. Models that do not fit side by side take
-    turns."""
-    pool_limit_bytes: Annotated[int, Meta(ge=0)] = 0
-    """Maximum freed memory that MLX keeps for reuse; 0 is automatic: 256 MiB on a CPU, 1/8 of
-    `memory.limit_bytes` on a GPU."""
+    process may use of the machine's); `auto` is, on a Mac, what leaves room for the system, 90% of
+    a CUDA device's memory, half of the machine's on a CPU."""
+    min_model_room_bytes: Annotated[Annotated[int, Meta(ge=0)] | None, Auto] = None
+    """Minimum memory that a model gets besides its weights, where several share the limit; `auto`
+    is 1/8 of its weights, at least 256 MiB. Models that do not fit side by side take turns."""
+    max_pool_bytes: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
+    """Maximum freed memory that MLX keeps for reuse; `auto` is 256 MiB on a CPU, 1/8 of
+    `memory.max_bytes` on a GPU."""
     idle_clear_seconds: Annotated[float, Meta(ge=0)] = 30.0
     """Idle time after which freed memory is returned to the system; the next request is slower,
     since it has to allocate it again."""
     prefill_keep_alloc: Literal["auto", "always", "never"] = "auto"
-    """Whether freed memory is kept between the chunks of a prompt; auto returns it when the next
+    """Whether freed memory is kept between the chunks of a prompt; `auto` returns it when the next
     chunk might not fit otherwise."""
 
     @property
     def known_limit_bytes(self) -> int:
-        """`limit_bytes` where that is known without the device; else 0."""
-        return 0 if isinstance(self.limit_bytes, Share) else self.limit_bytes
+        """`max_bytes` where that is known without the device; else 0."""
+        return self.max_bytes if isinstance(self.max_bytes, int) else 0
 
     def limit_on(self, device_bytes: int) -> int:
-        """`limit_bytes` on a device that has `device_bytes`; 0 is automatic."""
-        share = self.limit_bytes
-        return share.of(device_bytes) if isinstance(share, Share) else share
+        """`max_bytes` on a device that has `device_bytes`; 0 is `auto`."""
+        share = self.max_bytes
+        return share.of(device_bytes) if isinstance(share, Share) else share or 0

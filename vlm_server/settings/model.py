@@ -7,39 +7,48 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.quantities import AbsolutePath
+from vlm_server.settings.quantities import AUTO, AbsolutePath, Auto, Off, Word
 
-AUTO, OFF = "auto", "off"
-"""Values of `drafter` that are no folders."""
+EMBEDDED_MODEL = "demo"
+"""The word for the model that is part of the program."""
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checkpoint, and the way to load it."""
+    """A checkpoint, the way to load it, and when."""
 
-    path: str = ""
+    path: Annotated[str, Word(EMBEDDED_MODEL)] = ""
     """Folder of a checkpoint, or its name on Hugging Face's hub (`org/name` or
-    `org/name@revision`), which is downloaded if it is not on this machine; empty means the embedded
-    model. A relative path starts at the folder of this file; on the command line, at the working
-    folder."""
+    `org/name@revision`), which is downloaded if it is not on this machine; `demo` is the embedded
+    model. A relative path starts at the folder of this file; on the command line and in the
+    environment, at the working folder."""
+    aliases: tuple[str, ...] = ()
+    """More names that the model is asked for by: `gpt-4o`, or patterns such as `gpt-*` and
+    `claude-*` (`*` is any text, `?` one character, `[ab]` one of these)."""
+    pinned: bool = False
+    """Whether it is loaded at the start, and never unloaded."""
+    keep_alive_seconds: Annotated[Annotated[float, Meta(gt=0)] | None, Word("forever")] = 300.0
+    """Time without a request after which a model that is not `pinned` is unloaded; with `forever`,
+    it is unloaded only if another model needs its memory. Ollama's clients may set `keep_alive` in
+    a request."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Data type of the weights; auto is float32 on a CPU and the checkpoint's own type
+    """Data type of the weights; `auto` is float32 on a CPU and the checkpoint's own type
     elsewhere."""
-    max_context_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Maximum tokens of prompt plus answer; 0 means the model's own limit."""
+    max_context_tokens: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
+    """Maximum tokens of prompt plus answer; `auto` is the model's own limit."""
     task: Literal["auto", "generate", "embed"] = "auto"
-    """What the model is for: to write answers, or to make vectors (docs/embeddings.md); with auto
+    """What the model is for: to write answers, or to make vectors (docs/embeddings.md); with `auto`
     its files decide."""
-    tool_parser: str = "auto"
+    tool_parser: str = AUTO
     """How the model writes tool calls: the name of one of mlx-vlm's parsers, such as json_tools,
-    qwen3_coder or mistral; with auto its chat template decides, or json_tools is described in the
-    prompt; with none it calls tools only when a request forces it to."""
-    chat_template: str = ""
-    """File with a chat template (Jinja), in place of the checkpoint's; empty means the
-    checkpoint's. A relative path starts where that of `model.path` does."""
+    qwen3_coder or mistral; with `auto` its chat template decides, or json_tools is described in the
+    prompt; with `off` it calls tools only when a request forces it to."""
+    chat_template: Annotated[str, Auto] = ""
+    """File with a chat template (Jinja), in place of the checkpoint's, which is `auto`. A relative
+    path starts where that of `model.path` does."""
     drafter: str = AUTO
     """Trained drafter, whose drafts are verified like others, so that answers stay the same
-    (docs/models.md): the folder of one, or of a checkpoint that has one; with auto the one within
-    the model's folder or beside it, if there is any; with off none. A relative path starts where
+    (docs/models.md): the folder of one, or of a checkpoint that has one; with `auto` the one within
+    the model's folder or beside it, if there is any; with `off` none. A relative path starts where
     that of `path` does."""
     allow_unchecked: bool = False
     """Whether to serve a model family that no test covers (docs/families.md); those known to answer
@@ -47,33 +56,31 @@ class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class ModelSettings(CheckpointSettings, frozen=True, forbid_unknown_fields=True):
-    """The model that is loaded at the start, and stays loaded."""
+    """The default model."""
 
-    name: str = ""
-    """Model name in the API; empty means its name on the hub, or that of the folder."""
-    search_paths: tuple[AbsolutePath, ...] = ()
+    pinned: bool = True
+    """Whether it is loaded at the start, and never unloaded."""
+    name: Annotated[str, Auto] = ""
+    """Model name in the API; `auto` is its name on the hub, or that of the folder."""
+    search_folders: tuple[AbsolutePath, ...] = ()
     """Absolute paths of folders in which checkpoints are looked for by name, as `org/name` or
     `name`, besides the hub's cache and LM Studio's folder."""
 
 
 class ListedModel(CheckpointSettings, frozen=True, forbid_unknown_fields=True):
-    """A further model, loaded on demand and named by its table; or a LoRA adapter of one."""
+    """A further model, named by its table; or a LoRA adapter of one."""
 
-    base: str = ""
+    path: str = ""
+    """Folder of a checkpoint, or its name on Hugging Face's hub; see `model.path`."""
+
+    base: Annotated[str, Off] = ""
     """Name of the model to which this table adds a LoRA adapter, whose engine answers for both;
-    empty for a model of its own. Besides it, such a table has `adapter`, and perhaps `aliases`."""
-    adapter: str = ""
+    `off` for a model of its own. Besides it, such a table has `adapter`, and perhaps `aliases`."""
+    adapter: Annotated[str, Off] = ""
     """Folder of the LoRA adapter, as mlx-vlm or PEFT saves it. A relative path starts where that of
     `path` does."""
-    aliases: tuple[str, ...] = ()
-    """More names that it is asked for by; see `server.model_aliases`."""
-    pinned: bool = False
-    """Whether it is loaded at the start, and never unloaded."""
-    keep_alive_seconds: Annotated[float, Meta(ge=-1)] = 300.0
-    """Time without a request after which it is unloaded; -1 is never, unless another model needs
-    its memory. Ollama's clients may set `keep_alive` in a request."""
 
-    def as_model(self, name: str, search_paths: tuple[str, ...]) -> ModelSettings:
+    def as_model(self, name: str, search_folders: tuple[str, ...]) -> ModelSettings:
         """The settings for loading this model."""
         own_fields = {field: getattr(self, field) for field in CheckpointSettings.__struct_fields__}
-        return ModelSettings(**own_fields, name=name, search_paths=search_paths)
+        return ModelSettings(**own_fields, name=name, search_folders=search_folders)

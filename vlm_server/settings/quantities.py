@@ -1,8 +1,10 @@
-"""Bounds of settings; sizes, times and shares as people write them: `30GiB`, `1h30m`, `75%`."""
+"""Values of settings as people write them: `30 GiB`, `1h30m`, `50 MP`, `75%`, `auto`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from types import NoneType
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -14,14 +16,26 @@ MAX_INT = 1 << 53
 """The bounds of any number: far above what makes sense, and below what overflows."""
 
 
-AbsolutePath = Annotated[str, "absolute"]
+_ABSOLUTE = "absolute"
+AbsolutePath = Annotated[str, _ABSOLUTE]
 """The absolute path of a file or folder, which may begin with `~`; empty for none."""
 
+
+class Word(msgspec.Struct, frozen=True):
+    """The word for a setting's empty value, which is None, or no text at all: `auto`, `off`."""
+
+    text: str
+
+
+AUTO, OFF = "auto", "off"
+Auto, Off = Word(AUTO), Word(OFF)
 
 _NUMBER = r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
 _SIZE = re.compile(rf"{_NUMBER} ?([kmgt]?i?b)", re.IGNORECASE)
 _TIME_PART = re.compile(rf"{_NUMBER} ?(ns|us|µs|ms|s|min|m|h|d) ?")
+_PIXELS = re.compile(rf"{_NUMBER} ?(px|pixels?|mp|megapixels?)", re.IGNORECASE)
 _SHARE = re.compile(rf"{_NUMBER} ?%")
+_UNIT = re.compile(r"(?:.*_)?(bytes|seconds|pixels|tokens|dpi|fps)(?:_per_key)?")
 _SIZES: dict[str, int] = {"b": 1} | {
     f"{letter}{ending}": base**power
     for power, letter in enumerate("kmgt", 1)
@@ -29,6 +43,7 @@ _SIZES: dict[str, int] = {"b": 1} | {
 }
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0}
 _TIMES |= {"h": 3600.0, "d": 86400.0}
+_SHOWN_TIMES = (("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3))
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +57,12 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         return f"{self.percent:g}%"
+
+
+def unit_of(name: str) -> str:
+    """The unit of a plain number, with which the name of its setting ends; empty for none."""
+    match = _UNIT.fullmatch(name)
+    return match[1] if match else ""
 
 
 def size_bytes(text: str) -> int:
@@ -68,19 +89,107 @@ def seconds_or_number(text: str) -> float:
         return seconds(text)
 
 
+def pixels(text: str) -> int:
+    """The pixels of `12 MP` (millions) or `512px`. Raises ValueError."""
+    match = _PIXELS.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size, as 12MP, 512px, or a number of pixels")
+    return round(float(match[1]) * (1e6 if match[2].lower().startswith("m") else 1))
+
+
+def _counted(unit: str) -> Callable[[str], float]:
+    """The reader of numbers with `unit`, which has no multiples."""
+    pattern = re.compile(rf"{_NUMBER} ?{unit}", re.IGNORECASE)
+
+    def read(text: str) -> float:
+        if (match := pattern.fullmatch(text.strip())) is None:
+            raise ValueError(f"{text!r} is no number of {unit}")
+        number = float(match[1])
+        return int(number) if number.is_integer() else number
+
+    return read
+
+
+_READERS: dict[str, Callable[[str], float]] = {"bytes": size_bytes, "seconds": seconds}
+_READERS |= {"pixels": pixels} | {unit: _counted(unit) for unit in ("tokens", "dpi", "fps")}
+
+
 def value_of(name: str, text: str, kind: Any) -> Any:
     """The value of the setting `name`, of the type `kind`, that is given as `text`.
 
-    What is neither a size nor a time stays text. Raises ValueError.
+    What has no unit stays text. Raises ValueError.
     """
-    if name.endswith("_seconds"):
-        return seconds(text)
-    if not name.endswith("_bytes"):
+    if not (unit := unit_of(name)):
         return text
-    if (share := _SHARE.fullmatch(text.strip())) is None:
-        return size_bytes(text)
-    if Share not in get_args(kind):
+    if unit != "bytes" or (share := _SHARE.fullmatch(text.strip())) is None:
+        return _READERS[unit](text)
+    if Share not in get_args(bare(kind)):
         raise ValueError(f"it has to be a size, as 30GiB or 512MB, not a share ({text})")
     if not 0 < (percent := float(share[1])) <= 100:
         raise ValueError(f"it has to be above 0% and at most 100%, not {text}")
     return {"percent": percent}
+
+
+def word_of(hint: Any) -> str:
+    """The word for the empty value of a setting of the type `hint`; empty if it has none."""
+    metadata = getattr(hint, "__metadata__", ())
+    return next((each.text for each in metadata if isinstance(each, Word)), "")
+
+
+def bare(hint: Any) -> Any:
+    """The type of a setting without its word and bounds."""
+    return hint.__origin__ if hasattr(hint, "__metadata__") else hint
+
+
+def empty_of(hint: Any) -> Any:
+    """The value that the word of a setting of the type `hint` stands for."""
+    kind = bare(hint)
+    if NoneType in get_args(kind):
+        return None
+    return "" if kind is str else ()
+
+
+def is_absolute_path(hint: Any) -> bool:
+    """Whether a setting of the type `hint` is an absolute path, or has several."""
+    return _ABSOLUTE in getattr(hint, "__metadata__", ()) or AbsolutePath in get_args(hint)
+
+
+def with_word(value: Any, hint: Any) -> Any:
+    """`value`, or the word for it if it is the empty one of a setting of the type `hint`."""
+    if (word := word_of(hint)) and value in (None, "", ()):
+        return word
+    return str(value) if isinstance(value, Share) else value
+
+
+def shown(name: str, value: Any, hint: Any) -> Any:
+    """`value` of the setting `name`, as a settings file may have it, if possible with its unit."""
+    value = with_word(value, hint)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value:
+        return value
+    return _SHOWN.get(unit_of(name), lambda number: number)(value)
+
+
+def _shown_bytes(number: int) -> str | int:
+    for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if not number % (1 << power):
+            return f"{number >> power} {name}"
+    return number
+
+
+def _shown_seconds(number: float) -> str | float:
+    for name, size in _SHOWN_TIMES:
+        count = number / size
+        if count >= 1 and count == round(count, 1):
+            return f"{count:g} {name}"
+    return number
+
+
+def _shown_pixels(number: int) -> str:
+    return f"{number / 1e6:g} MP" if number >= 1_000_000 else f"{number} px"
+
+
+_SHOWN: dict[str, Callable[[Any], Any]] = {
+    "bytes": _shown_bytes,
+    "seconds": _shown_seconds,
+    "pixels": _shown_pixels,
+}

@@ -146,7 +146,7 @@ class Supervisor:
             raise self._unloadable
 
     async def stop(self) -> None:
-        """Let running requests finish within `server.drain_seconds`, then end the engine.
+        """Let running requests finish within `server.drain_timeout_seconds`, then end the engine.
 
         An engine that is idle by then gets some seconds to finish its writes to disk. This goes on
         even if the caller is cancelled; several callers may wait for it.
@@ -194,7 +194,7 @@ class Supervisor:
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Limit the device memory of the engine, and of those started later."""
-        memory = msgspec.structs.replace(self._start.memory, limit_bytes=limit_bytes)
+        memory = msgspec.structs.replace(self._start.memory, max_bytes=limit_bytes)
         self._start = msgspec.structs.replace(self._start, memory=memory)
         self._tell_limit()
 
@@ -232,7 +232,7 @@ class Supervisor:
             logger.warning("the engine does not respond: ending it")
             return
         if count := self.num_in_flight:
-            seconds = self._settings.server.drain_seconds
+            seconds = self._settings.server.drain_timeout_seconds
             logger.info("stopping: waiting up to %.0f s for %d requests", seconds, count)
             await process.wait(seconds)
         if not self.num_in_flight:
@@ -240,7 +240,7 @@ class Supervisor:
 
     async def _keep_running(self) -> None:
         engine = self._settings.engine
-        pause = engine.restart_backoff_seconds
+        pause = engine.min_restart_backoff_seconds
         find = partial(for_models, self._private, engine)
         while True:
             self._was_ready = False
@@ -257,7 +257,7 @@ class Supervisor:
             if self._status.state in ("failed", "stopping"):
                 return
             if self._was_ready:
-                pause = engine.restart_backoff_seconds
+                pause = engine.min_restart_backoff_seconds
             end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
             self._set(
                 ends=(*self._status.ends, end)[-MAX_ENDS:],
@@ -265,7 +265,7 @@ class Supervisor:
                 retry_after_seconds=pause + self._start_seconds,
             )
             await asyncio.sleep(pause)
-            pause = min(2 * pause, engine.restart_backoff_max_seconds)
+            pause = min(2 * pause, engine.max_restart_backoff_seconds)
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """Run one engine from start to end; afterwards no request is in flight."""

@@ -62,7 +62,7 @@ def measure(
     model: Path, workers: int, workloads: Sequence[Workload], prefix_bytes: int
 ) -> Measured:
     """Each round has new daemons: nothing is cached of the last one."""
-    settings = {"cache.prefix_bytes": str(prefix_bytes)} if prefix_bytes else {}
+    settings = {"cache.max_prefix_bytes": str(prefix_bytes)} if prefix_bytes else {}
     rounds = []
     for workload in workloads:
         with running(model, workers, with_gateway=workers > 1, settings=settings) as fleet:

@@ -16,7 +16,7 @@ from scripts.scale_out import ScaleOut, find_gateway, free_port, gateway_command
 MODEL = "measured"
 SETTINGS = {
     "model.name": MODEL,
-    "cache.disk_bytes": "0",
+    "cache.max_disk_bytes": "0",
     "scheduler.num_speculative_tokens": "0",  # how much drafts save depends on what is said
     "log.level": "warning",
 }

@@ -60,7 +60,7 @@ def test_changed_settings_restart_and_wrong_ones_are_refused(
         wait_for(daemon, "the new settings are refused, the old ones stay in force: ")
         assert "`server.port`" in daemon.log.read_text()
         assert daemon.engine_pid() == engine
-        config.write_text(f"[server]\nport = {keeper.port}\nmodel_aliases = ['other']\n")
+        config.write_text(f"[server]\nport = {keeper.port}\n[model]\naliases = ['other']\n")
         wait_for(daemon, "Ready: ", times=2)
         assert daemon.engine_pid() != engine
         assert "starting again: the settings have changed" in daemon.log.read_text()

@@ -54,7 +54,7 @@ def test_service_is_installed_restarted_and_removed(home: SystemdHome) -> None:
         run_service(home.service("restart"))
         record.wait_for_more()
         restarted = status(home)
-        config.write_text(f"[server]\nport = {port}\nmodel_aliases = ['other']\n")
+        config.write_text(f"[server]\nport = {port}\n[model]\naliases = ['other']\n")
         run_service(home.run("systemctl", "--user", "reload", "vlm-server.service"))
         log = home.home / "systemd.log"
         wait_until(lambda: log_of(home).count("Ready: demo") == 3, 120, log)

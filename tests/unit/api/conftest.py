@@ -41,7 +41,9 @@ async def connect(engine: ScriptedEngine) -> AsyncIterator[Connect]:
     async with AsyncExitStack() as stack:
 
         def make(settings: Settings | None = None) -> httpx.AsyncClient:
-            app = create_app(settings or Settings(), OneModel(engine), parsing_pool())
+            settings = settings or Settings()
+            models = OneModel(engine, settings.model.aliases)
+            app = create_app(settings, models, parsing_pool())
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app, raise_app_exceptions=False),
                 base_url="http://127.0.0.1:8000",

@@ -158,15 +158,16 @@ class ScriptedEngine:
 class OneModel:
     """A fake `ModelClient` of one pinned model, served by `engine`."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, aliases: tuple[str, ...] = ()) -> None:
         self._engine = engine
+        self._aliases = aliases
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self._engine.status.model_name,)
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        return ()
+        return self._aliases
 
     def base(self, name: str) -> str | None:
         return None

@@ -41,7 +41,7 @@ from vlm_server.protocol import (
     Usage,
     VideoUse,
 )
-from vlm_server.settings import Limits, Server, Settings
+from vlm_server.settings import Limits, ModelSettings, Server, Settings
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 OLLAMA, GENERATE, RESPONSES = "/api/chat", "/api/generate", "/v1/responses"
@@ -213,7 +213,7 @@ ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES, "/v1/tokeniz
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/show"])
 async def test_lone_surrogate_in_model_name_is_refused(connect: Connect, route: str) -> None:
-    client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
+    client = connect(Settings(model=ModelSettings(aliases=("gpt-*",))))
     answer = await send(client, route, model="gpt-\ud800")
     assert answer.status_code == 400, answer.text
     assert "`model` contains a lone surrogate" in answer.text
@@ -264,7 +264,7 @@ async def test_empty_chunk_keepalives_satisfy_strict_readers(
 ) -> None:
     """Strict readers fail at an SSE block without data, wherever it stands in the stream."""
     mode = "empty_chunk" if is_set else "comment"
-    client = connect(Settings(server=Server(stream_keepalive_seconds=0.02, keepalive=mode)))
+    client = connect(Settings(server=Server(stream_keepalive_seconds=0.02, stream_keepalive=mode)))
     if not is_set:
         client.headers["x-vlm-keepalive"] = "empty_chunk"
     pauses = [asyncio.Event() for _ in range(3)]

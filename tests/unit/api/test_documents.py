@@ -173,7 +173,7 @@ async def test_documents_are_read_from_allowed_folders(
     connect: Connect, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     (tmp_path / "a.pdf").write_bytes(DATA)
-    client = connect(Settings(urls=Urls(file_roots=(str(tmp_path),))))
+    client = connect(Settings(urls=Urls(file_folders=(str(tmp_path),))))
     part = {"type": "input_file", "file_url": f"file://{tmp_path}/a.pdf"}
     body = {"model": "demo", "input": [user(part)]}
     assert len((await submit_of(client, engine, body, RESPONSES)).images) == 3
@@ -275,7 +275,7 @@ async def test_pages_are_no_images_in_limits_and_log(
 
 
 async def test_metrics_count_documents(connect: Connect, engine: ScriptedEngine) -> None:
-    client = connect(Settings(document=DocumentSettings(cache_bytes=1 << 20)))
+    client = connect(Settings(document=DocumentSettings(max_cache_bytes=1 << 20)))
     for _ in range(2):
         await submit_of(client, engine, chat(user(file())))
     metrics = (await client.get("/metrics")).text

@@ -14,7 +14,7 @@ from tests.unit.api.requests import ROUTE, chat, image_part, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server import __version__
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
-from vlm_server.settings import ImageSettings, Server, Settings
+from vlm_server.settings import ImageSettings, ModelSettings, Server, Settings
 
 
 async def test_model_list_and_model_are_equal(client: httpx.AsyncClient) -> None:
@@ -33,7 +33,7 @@ async def test_model_name_may_contain_slash(
 
 @pytest.mark.parametrize("route", ["/v1/models", "/api/v0/models"])
 async def test_model_route_accepts_aliases(connect: Connect, route: str) -> None:
-    client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
+    client = connect(Settings(model=ModelSettings(aliases=("gpt-*",))))
     assert (await client.get(f"{route}/gpt-4o")).json()["id"] == "demo"
     assert (await client.get(f"{route}/claude")).status_code == 404
 

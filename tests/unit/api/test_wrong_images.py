@@ -111,7 +111,7 @@ async def test_wrong_data_url_prefix_is_explained(
     bare = await refusal(client, engine, *write(PNG))
     assert "write 'data:image/...;base64,' before the base64" in bare
     assert "urls.https_hosts" in await refusal(client, engine, *write("https://example.org/a.png"))
-    assert "urls.file_roots" in await refusal(client, engine, *write("file:///a.png"))
+    assert "urls.file_folders" in await refusal(client, engine, *write("file:///a.png"))
 
 
 async def test_anthropic_base64_must_have_no_data_url_prefix(

@@ -185,7 +185,7 @@ def test_unencodable_output_is_replaced_by_question_marks(tmp_path: Path) -> Non
     (folder / "model.safetensors").touch()
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
     environment["HF_HUB_CACHE"] = str(tmp_path / "none")
-    words = ["models", "list", "--set", f'model.search_paths=["{folder.parent}"]']
+    words = ["models", "list", "--set", f'model.search_folders=["{folder.parent}"]']
     code, out, err = ended(start(words, env=environment))
     assert (code, err) == (0, "")
     assert "caf?" in out

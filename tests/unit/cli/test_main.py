@@ -109,11 +109,11 @@ def test_commands_refuse_memory_limit_below_weights(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The embedded model takes 15 MB, which is found without starting an engine."""
-    assert main([*command.split(), "--set", "memory.limit_bytes=11MB"]) == 3
+    assert main([*command.split(), "--set", "memory.max_bytes=11MB"]) == 3
     assert "take 15 MB in their files, and 11 MB are allowed" in capsys.readouterr().err
     folder = copytree(EMBEDDED, tmp_path / "model")
     settings = (
-        *("memory.limit_bytes=11MB", "model.dtype=float16"),
+        *("memory.max_bytes=11MB", "model.dtype=float16"),
         *(f"models.it.path={folder}", "models.it.pinned=true"),
     )
     assert (

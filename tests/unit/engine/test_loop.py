@@ -213,7 +213,7 @@ def test_waiting_loop_wakes_for_deadline():
     engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
-    submitted = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_seconds=0.2))
+    submitted = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_timeout_seconds=0.2))
     started = time.monotonic()
     engine.inbox.put(submitted)
     failed = engine.wait_for(Failed, "a")

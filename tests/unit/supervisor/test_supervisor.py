@@ -14,8 +14,8 @@ from vlm_server.settings import EngineSettings, MemorySettings, Settings
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 SETTINGS = Settings(
-    engine=EngineSettings(openblas="off", restart_backoff_seconds=0.01),
-    memory=MemorySettings(limit_bytes=1000),
+    engine=EngineSettings(openblas="off", min_restart_backoff_seconds=0.01),
+    memory=MemorySettings(max_bytes=1000),
 )
 READY = Ready("demo", "cpu", 100, ModelFacts())
 
@@ -86,7 +86,7 @@ async def test_memory_limit_changed_during_restart_is_sent_when_ready() -> None:
     second = supervisor.processes[1]
     (start,) = second.sent
     assert isinstance(start, Start)
-    assert start.memory.limit_bytes == 1000
+    assert start.memory.max_bytes == 1000
     supervisor.set_memory_limit(500)
     second.say(READY)
     await until(lambda: supervisor.status.is_ready)

@@ -136,7 +136,7 @@ class Administration:
 
     def _find(self, name: str) -> LocalCheckpoint | None:
         try:
-            return find_by_name(name, self._settings.model.search_paths)
+            return find_by_name(name, self._settings.model.search_folders)
         except ConfigError:
             raise Conflict(
                 "Several checkpoints on this machine have this name; say ORG/NAME.", "model"

@@ -156,7 +156,7 @@ def _add_batches(families: _Families, lane: Lane) -> None:
 
 def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
     gauge = families.gauge
-    size, limit = "Size of these, with their turns.", "Its limit: `server.responses_store_bytes`."
+    size, limit = "Size of these, with their turns.", "Its limit: `server.max_responses_bytes`."
     evictions = "Responses that were dropped for want of room."
     gauge("stored_responses", "Responses that clients may go on from.", len(stored))
     gauge("stored_responses_size_bytes", size, stored.size_bytes)
@@ -166,7 +166,7 @@ def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
 
 def _add_streams(families: _Families, logs: EventLogs) -> None:
     gauge, counter = families.gauge, families.counter
-    size, limit = "Size of their events.", "Its limit: `server.stream_resume_bytes`."
+    size, limit = "Size of their events.", "Its limit: `server.max_stream_resume_bytes`."
     abandoned = "Resumable streams that were given up: their clients did not come back."
     gauge("resumable_streams", "Streams that clients may resume.", len(logs))
     gauge("resumable_streams_size_bytes", size, logs.size_bytes)
@@ -182,7 +182,7 @@ def _add_documents(families: _Families, documents: Documents) -> None:
     counter("document_pages", "Pages of these that were read.", counts.pages)
     counter("cached_document_pages", cached, counts.cached_pages)
     counter("document_draw_seconds", "Time spent drawing pages.", counts.seconds)
-    size, limit = "Size of the drawn pages that are kept.", "Its limit: `document.cache_bytes`."
+    size, limit = "Size of the drawn pages that are kept.", "Its limit: `document.max_cache_bytes`."
     families.gauge("document_cache_size_bytes", size, cache.size_bytes)
     families.gauge("document_cache_limit_bytes", limit, cache.limit_bytes)
 

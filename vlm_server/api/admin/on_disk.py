@@ -31,7 +31,7 @@ def free_bytes_for_models(models: ModelClient, settings: Settings) -> int | None
     pinned = [name for name in bases if models.is_pinned(name)]
     if not limit or not memories.keys() >= set(pinned):
         return None
-    room = settings.memory.model_room_bytes
+    room = settings.memory.min_model_room_bytes
     return limit - sum(needed_bytes(memories[name].baseline_bytes, room) for name in pinned)
 
 
@@ -47,7 +47,7 @@ def checkpoints(
             free_bytes,
             is_served=checkpoint.name in names or checkpoint.folder in folders,
         )
-        for checkpoint in find_all(settings.model.search_paths)
+        for checkpoint in find_all(settings.model.search_folders)
         if layout.is_language_model(layout.read_object(checkpoint.folder / layout.CONFIG))
     ]
 
@@ -56,7 +56,7 @@ def _checkpoint_json(
     checkpoint: LocalCheckpoint, settings: Settings, free_bytes: int | None, *, is_served: bool
 ) -> dict[str, Any]:
     size = _size(checkpoint.folder)
-    needed_for_model = needed_bytes(size, settings.memory.model_room_bytes)
+    needed_for_model = needed_bytes(size, settings.memory.min_model_room_bytes)
     return {
         "name": checkpoint.name,
         "place": checkpoint.place,
@@ -72,7 +72,9 @@ def _served_folders(settings: Settings) -> Iterator[Path]:
     """Folders of checkpoints that settings name; their models may have other names."""
     paths = {settings.model.path, *(model.path for model in settings.models.values())} - {""}
     local_checkpoints = [
-        checkpoint for checkpoint in find_all(settings.model.search_paths) if checkpoint.is_complete
+        checkpoint
+        for checkpoint in find_all(settings.model.search_folders)
+        if checkpoint.is_complete
     ]
     for path in paths:
         name = HubName.parse(path)

@@ -46,7 +46,7 @@ class FileStore:
         self.max_file_bytes = min(settings.max_file_bytes, settings.max_bytes)
         self.num_evicted = 0
         """The number of files dropped for lack of room."""
-        self._max_age_seconds = settings.max_age_seconds
+        self._max_age_seconds = settings.keep_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._sizes = Counter[str]()

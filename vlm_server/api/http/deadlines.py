@@ -23,10 +23,10 @@ from vlm_server.protocol import Deadlines, OnDevice, Tokens
 from vlm_server.supervisor.engine_process.client import RequestEvent
 
 HEADERS = {
-    "queue_seconds": "X-Queue-Timeout-Ms",
-    "first_token_seconds": "X-First-Token-Timeout-Ms",
-    "token_seconds": "X-Token-Timeout-Ms",
-    "total_seconds": "X-Request-Timeout-Ms",
+    "queue_timeout_seconds": "X-Queue-Timeout-Ms",
+    "first_token_timeout_seconds": "X-First-Token-Timeout-Ms",
+    "token_timeout_seconds": "X-Token-Timeout-Ms",
+    "total_timeout_seconds": "X-Request-Timeout-Ms",
 }
 """The header for a shorter deadline, by setting."""
 
@@ -127,15 +127,14 @@ class _Backstop:
             self._timeout.reschedule(now)
 
 
-def _read(headers: Mapping[str, str], name: str, limit: float) -> float | None:
+def _read(headers: Mapping[str, str], name: str, limit: float | None) -> float | None:
     """The seconds of the deadline `name`: those in its header, `limit` at most."""
-    limit_seconds = limit or None
     value = headers.get(HEADERS[name])
     if value is None:
-        return limit_seconds
+        return limit
     if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and int(value)):
         raise InvalidRequest(
             f"`{HEADERS[name]}` must be whole milliseconds, from 1.", HEADERS[name]
         )
     seconds = int(value) / 1000
-    return seconds if limit_seconds is None else min(seconds, limit_seconds)
+    return seconds if limit is None else min(seconds, limit)

@@ -135,7 +135,7 @@ class EventLog:
         if position < self._num_dropped:
             raise NotFound(
                 f"The stream's event {position} was dropped for want of room "
-                "(`server.stream_resume_bytes`, `server.stream_resume_client_bytes`).",
+                "(`server.max_stream_resume_bytes`, `server.max_stream_resume_bytes_per_key`).",
                 param,
             )
 

@@ -1,7 +1,7 @@
 """The event logs of resumable answers: who may read them, how long they are kept, and their room.
 
-An answer whose last reader has left runs on for `server.stream_resume_seconds`, and a log is kept
-for as long after its end. An answer made in the background runs on without readers.
+An answer whose last reader has left runs on for `server.stream_resume_keep_seconds`, and a log is
+kept for as long after its end. An answer made in the background runs on without readers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GREETING = b": resumed\n"
 _ID = re.compile(r"(?P<stream>[0-9a-f]{32})(?::(?P<event>[0-9]{1,12}))?")
 _NO_STREAM = (
     "There is no such stream: it was not resumable, or ended, or was left, too long ago "
-    "(`server.stream_resume_seconds`), or there was no room for it."
+    "(`server.stream_resume_keep_seconds`), or there was no room for it."
 )
 
 
@@ -36,7 +36,7 @@ def is_wanted(headers: Headers, server: Server) -> bool:
     value = headers.get(RESUMABLE_HEADER, "false")
     if value not in ("true", "false"):
         raise InvalidRequest(f"{RESUMABLE_HEADER} must be true or false.", RESUMABLE_HEADER)
-    return value == "true" and server.stream_resume_bytes > 0
+    return value == "true" and server.max_stream_resume_bytes > 0
 
 
 class EventLogs:
@@ -48,11 +48,11 @@ class EventLogs:
     """
 
     def __init__(self, server: Server, max_waiting: int) -> None:
-        self.limit_bytes = server.stream_resume_bytes
+        self.limit_bytes = server.max_stream_resume_bytes
         self.num_resumed = 0
         self.num_abandoned = 0
-        self._owner_bytes = min(server.stream_resume_client_bytes, self.limit_bytes)
-        self._seconds = server.stream_resume_seconds
+        self._owner_bytes = min(server.max_stream_resume_bytes_per_key, self.limit_bytes)
+        self._seconds = server.stream_resume_keep_seconds
         self._max_waiting = max_waiting
         self._by_owner: dict[str, dict[str, EventLog]] = {}
         self._sizes = Counter[str]()

@@ -23,10 +23,10 @@ def is_line(scope: Scope) -> bool:
 class Gaps:
     """Knows when no interactive request is in flight. Used from the event loop only."""
 
-    def __init__(self, quiet_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, idle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.on_close: Callable[[], None] = _nothing
         """Called when an interactive request arrives."""
-        self._quiet_seconds = quiet_seconds
+        self._quiet_seconds = idle_seconds
         self._clock = clock
         self._num_requests = 0
         self._since = float("-inf")

@@ -76,7 +76,7 @@ class Generation:
             settings.server, max(1, int(settings.limits.max_requests * _WAITING_FRACTION))
         )
         self.documents = Documents(settings)
-        self.gaps = Gaps(settings.batches.quiet_seconds)
+        self.gaps = Gaps(settings.batches.min_idle_seconds)
         self.line_slots = QueueSlots(settings.limits)
         """The slots of batches' lines, which take none from interactive requests."""
         self.in_flight: dict[str, Scope] = {}

@@ -28,7 +28,7 @@ def keepalive_of(headers: Headers, server: Server) -> Keepalive:
     """The keep-alive of silent streams: the header's, else the setting's. Raises InvalidRequest."""
     try:
         mode: Keepalive = msgspec.convert(
-            headers.get(KEEPALIVE_HEADER, server.keepalive), Keepalive
+            headers.get(KEEPALIVE_HEADER, server.stream_keepalive), Keepalive
         )
     except msgspec.ValidationError:
         choices = ", ".join(get_args(Keepalive))

@@ -45,7 +45,7 @@ def start_pool(limits: Limits) -> ChildPool:
     # Twice a body and its text of four bytes per character; twice an image's canvas.
     memory_bytes = 512 * MIB + 10 * limits.max_body_bytes + 12 * limits.max_image_pixels
     seconds = limits.parsing_timeout_seconds
-    size = limits.parsing_processes
+    size = limits.max_parsing_processes
     return ChildPool(MODULE, size, str(memory_bytes), str(seconds), memory_bytes=memory_bytes)
 
 
@@ -55,10 +55,10 @@ class BodyParser:
     def __init__(self, pool: ChildPool, limits: Limits) -> None:
         self._pool = pool
         self._seconds = limits.parsing_timeout_seconds
-        self._turns = asyncio.Semaphore(limits.parsing_processes)
-        self._large_turns = asyncio.Semaphore(max(1, limits.parsing_processes - 1))
+        self._turns = asyncio.Semaphore(limits.max_parsing_processes)
+        self._large_turns = asyncio.Semaphore(max(1, limits.max_parsing_processes - 1))
         self._text_threads = anyio.CapacityLimiter(_TEXT_THREADS)
-        self._waiting_threads = anyio.CapacityLimiter(limits.parsing_processes)
+        self._waiting_threads = anyio.CapacityLimiter(limits.max_parsing_processes)
 
     async def parse(
         self, dialect: str, parse_on_thread: ParseOnThread, body: bytearray, context: Context

@@ -25,7 +25,7 @@ def model_wanted(name: str | None, context: Context) -> KnownModel:
     model = served_models.model_of(name, context.models)
     if model is None:
         raise ModelNotFound(
-            f"{served_models.describe_models(context.models)} The setting server.model_aliases "
+            f"{served_models.describe_models(context.models)} The setting model.aliases "
             "gives more names to the first.",
             "model",
         )

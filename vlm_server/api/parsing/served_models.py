@@ -82,10 +82,9 @@ def progress_of(status: EngineStatus) -> dict[str, str | float] | None:
 
 
 def _known_model(models: ModelClient, name: str, server: Server) -> KnownModel:
-    is_default = name == models.names[0]
     return KnownModel(
         name=name,
-        aliases=(*models.aliases(name), *(server.model_aliases if is_default else ())),
+        aliases=models.aliases(name),
         can_reason=_can_reason(models.status(name).model_facts),
         stays_loaded=models.is_pinned(name),
     )

@@ -100,7 +100,7 @@ def ready_daemon(
     _check_may_start(arguments, settings, url, models)
     print(f"No daemon at {url} can answer this: starting one.", file=sys.stderr)
     new_daemon = running_daemon(
-        options.settings_arguments(arguments), settings.server.drain_seconds + 10
+        options.settings_arguments(arguments), settings.server.drain_timeout_seconds + 10
     )
     with new_daemon as new_url, Daemon(new_url, api_key) as daemon:
         try:
@@ -127,7 +127,7 @@ def _choose_model(
 ) -> ServedModel | None:
     """The model that is `name`, else that of the settings, else the first."""
     names = {name or settings.model.name}
-    if name and (checkpoint := find.find(name, settings.model.search_paths)):
+    if name and (checkpoint := find.find(name, settings.model.search_folders)):
         names.add(checkpoint.name)
     if name and (hub := HubName.parse(name)):
         names.add(hub.repo)
@@ -151,7 +151,7 @@ def _check_may_start(
         raise CommandFailed(f"{url} has no model {name!r}{close or has}")
     if not name or HubName.parse(name) or expand_home(name).is_dir():
         return
-    if find.find(name, settings.model.search_paths) is None:
-        local = [checkpoint.name for checkpoint in find.find_all(settings.model.search_paths)]
+    if find.find(name, settings.model.search_folders) is None:
+        local = [checkpoint.name for checkpoint in find.find_all(settings.model.search_folders)]
         close = did_you_mean(name, [*served, *local])
         raise ConfigError(f"--model {name} is neither a folder nor a model on this machine{close}")

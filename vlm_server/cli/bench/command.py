@@ -97,7 +97,7 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="SETTING=VALUE",
-        help="a setting for --start ours, such as memory.limit_bytes=4GiB; may be repeated",
+        help="a setting for --start ours, such as memory.max_bytes=4GiB; may be repeated",
     )
     group.add_argument(
         "--drafts",

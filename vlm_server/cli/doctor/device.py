@@ -121,8 +121,8 @@ def wired_limit(setting: str | None, memory: MemorySettings, report: DeviceRepor
     limit_bytes = memory.limit_on(report.memory_bytes)
     if allowed_bytes and limit_bytes > allowed_bytes:
         needed_mb = limit_bytes >> 20
-        advice = f"lower memory.limit_bytes, or: sudo sysctl iogpu.wired_limit_mb={needed_mb}"
-        return warning("wired limit", f"{text}, less than memory.limit_bytes", advice)
+        advice = f"lower memory.max_bytes, or: sudo sysctl iogpu.wired_limit_mb={needed_mb}"
+        return warning("wired limit", f"{text}, less than memory.max_bytes", advice)
     return ok("wired limit", text)
 
 

@@ -129,11 +129,13 @@ def look_at_disks(situation: Situation) -> list[Finding]:
         room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
         room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
     ]
-    if cache.disk_bytes:
-        folder = expand_home(cache.disk_path) if cache.disk_path else caches / "vlm-server"
+    if cache.max_disk_bytes:
+        folder = expand_home(cache.disk_folder) if cache.disk_folder else caches / "vlm-server"
         used_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        wanted_bytes = max(0, cache.disk_bytes - used_bytes)
-        advice = "free some, or set cache.disk_bytes or cache.disk_path: less is stored until then"
+        wanted_bytes = max(0, cache.max_disk_bytes - used_bytes)
+        advice = (
+            "free some, or set cache.max_disk_bytes or cache.disk_folder: less is stored until then"
+        )
         findings.append(room("disk for caches", folder, wanted_bytes, advice))
     return findings
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import stat
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from huggingface_hub import constants
 
 from vlm_server.api.http.access import keys
@@ -22,45 +17,24 @@ from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.hub.names import to_download
 from vlm_server.platform.private_folder import of_this_user
-from vlm_server.settings import Server, Settings
+from vlm_server.settings import Server
 from vlm_server.settings.paths import allow_or_move, expand_home, guarded_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def settings(situation: Situation) -> Finding:
-    """Whether the settings are valid; all unknown names in a file are reported."""
+    """Whether the settings are valid."""
     num_changed = len(situation.sources)
     if not situation.fault:
         where = f"{num_changed} set, from {situation.origin}" if num_changed else "all are defaults"
         return ok("settings", f"valid; {where}")
-    unknown = list(unknown_names(situation.arguments.config))
     return problem(
         "settings",
-        "; ".join(unknown) or situation.fault,
+        situation.fault.replace("\n", "; "),
         "mend them; `vlm-server check-config` checks them, docs/configuration.md lists them. "
         "The rest of this report uses the defaults",
     )
-
-
-def unknown_names(path: Path | None) -> Iterator[str]:
-    """The unknown names in a settings file, each with the nearest setting."""
-    sections = {field.name: field for field in msgspec.structs.fields(Settings)}
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError, RecursionError):
-        return
-    for section, told in table.items():
-        if section not in sections:
-            yield f"there is no section [{section}]{_nearest(section, sections)}"
-            continue
-        kind = type(sections[section].default)
-        if not (isinstance(told, dict) and issubclass(kind, msgspec.Struct)):
-            continue
-        known_names = [field.name for field in msgspec.structs.fields(kind)]
-        for key in told:
-            if key not in known_names:
-                yield f"there is no setting {section}.{key}{_nearest(key, known_names)}"
 
 
 def model(situation: Situation) -> Finding:
@@ -98,11 +72,6 @@ def model(situation: Situation) -> Finding:
     return ok("model", text)
 
 
-def _nearest(name: str, known_names: Any) -> str:
-    near = difflib.get_close_matches(name, list(known_names), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
 def look_at_permissions(situation: Situation) -> list[Finding]:
     """Checks of the files that exist."""
     findings = [state_folder()]
@@ -126,7 +95,7 @@ def guarded(situation: Situation) -> list[Finding]:
     models = [model.path for model in (settings.model, *settings.models.values()) if model.path]
     paths_in_settings = [
         situation.arguments.config,
-        *map(expand_home, (*models, *settings.model.search_paths)),
+        *map(expand_home, (*models, *settings.model.search_folders)),
     ]
     paths = [path for path in paths_in_settings if path is not None and guarded_folder(path)]
     text = "macOS may not let the service read what is in {}"

@@ -16,6 +16,8 @@ from vlm_server.cli.service.manager import ServiceManager, manager_for
 from vlm_server.errors import ConfigError
 from vlm_server.settings import ModelSettings, Settings, Sources
 
+_NO_FILE, _SERVICE = "no file", "the installed service"
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -40,7 +42,7 @@ class Situation:
 def examine(arguments: argparse.Namespace) -> Situation:
     """The situation by the command line, else by the service. Never raises for settings."""
     bare = unread(arguments, "")
-    used_arguments, origin = bare.arguments, "no file"
+    used_arguments, origin = bare.arguments, _NO_FILE
     if used_arguments.config is not None:
         origin = str(used_arguments.config)
     elif used_arguments.set:
@@ -48,7 +50,10 @@ def examine(arguments: argparse.Namespace) -> Situation:
     elif not _model_options(arguments):
         with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
             used_arguments = options.parse_settings(bare.service.read_words()[2:])
-            origin = "the installed service"
+            origin = _SERVICE
+    used_arguments.config = options.config_file(used_arguments)
+    if origin == _NO_FILE and used_arguments.config is not None:
+        origin = str(used_arguments.config)
     return _read(replace(bare, arguments=used_arguments, origin=origin))
 
 
@@ -74,7 +79,10 @@ def _model_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _read(bare: Situation) -> Situation:
     overrides = tuple(options.overrides(bare.arguments))
     try:
-        loaded_settings, sources = settings.load_with_sources(bare.arguments.config, overrides)
+        environment = {} if bare.origin == _SERVICE else os.environ
+        loaded_settings, sources = settings.load_with_sources(
+            bare.arguments.config, overrides, environment
+        )
     except ConfigError as error:
         return replace(bare, fault=str(error))
     situation = replace(bare, settings=loaded_settings, sources=sources)

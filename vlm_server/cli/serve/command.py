@@ -19,7 +19,7 @@ _MANUAL = Manual(
             "vlm-server serve --port 9000 --set scheduler.max_num_seqs=4",
         ),
     ),
-    environment=(*usage.HUB, *usage.TERMINAL),
+    environment=(*usage.SETTINGS, *usage.HUB, *usage.TERMINAL),
     files=(*usage.CONFIG_FILES, *usage.HUB_FILES),
 )
 
@@ -38,10 +38,10 @@ def add_to(parser: Parser) -> None:
     address.add_argument("--host", help="address to listen on (server.host)")
     address.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
     address.add_argument(
-        "--hosts",
+        "--hostfile",
         metavar="FILE",
         type=Path,
-        help="split the model over the machines in this hostfile (distributed.hosts)",
+        help="split the model over the machines in this hostfile (distributed.hostfile)",
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="log all that is known of each request"

@@ -39,7 +39,7 @@ from vlm_server.errors import StorageFull
 from vlm_server.platform import backend, heap
 from vlm_server.platform.child.pool import ChildFailed
 from vlm_server.platform.log_tail import LogTail
-from vlm_server.settings import Settings, Sources
+from vlm_server.settings import Settings, Sources, default_file
 from vlm_server.supervisor.models.model_pool import ModelPool
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class _Process:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
     log_file = log.LogFile(arguments.log_file) if arguments.log_file else None
-    reloader = Reloader(arguments.config) if arguments.reload else None
+    reloader = Reloader(arguments.config or default_file(os.environ)) if arguments.reload else None
     settings, sources = options.load_settings_with_sources(arguments)
     options.check_memory_limit(settings)
     settings = log.with_terminal_log(settings, sources)

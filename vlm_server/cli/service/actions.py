@@ -27,7 +27,7 @@ from vlm_server.cli.service.manager import (
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
-from vlm_server.settings import Server, Settings
+from vlm_server.settings import Server, Settings, settings_in, variable_of
 
 _LAST_LINES = 20
 """Lines of the log that are shown after a failure."""
@@ -35,14 +35,21 @@ _LAST_LINES = 20
 
 def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Install the service, or leave all as it was. Raises VlmServerError."""
-    settings = options.load_settings(arguments)
+    arguments.config = options.config_file(arguments)
+    if variables := [*map(variable_of, settings_in(os.environ))]:
+        print(
+            f"{', '.join(variables)} of this shell are not settings of the service: put them into "
+            "its settings file",
+            file=sys.stderr,
+        )
+    settings = options.load_settings(arguments, environment={})
     options.check_memory_limit(settings)
     command = ServiceCommand(
         program=installed_program(),
         arguments=["serve", *options.settings_arguments(arguments), "--reload"],
         host=_host(settings.server),
         port=settings.server.port,
-        drain_seconds=settings.server.drain_seconds,
+        drain_seconds=settings.server.drain_timeout_seconds,
     )
     files = manager.render(command)
     if arguments.dry_run:
@@ -168,7 +175,7 @@ def _check_installed(manager: ServiceManager) -> None:
 def _settings_of(manager: ServiceManager) -> Settings:
     """The settings in the installed files. Raises ConfigError, or CommandFailed without files."""
     _check_installed(manager)
-    return options.load_settings(options.parse_settings(manager.read_words()[2:]))
+    return options.load_settings(options.parse_settings(manager.read_words()[2:]), environment={})
 
 
 @contextlib.contextmanager

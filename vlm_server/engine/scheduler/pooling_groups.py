@@ -186,9 +186,9 @@ def _input_of(submit: Submit, index: int, seconds: float, *, of_pairs: bool) -> 
         input_type = "document" if index else "query"
         pooling = msgspec.structs.replace(pooling, input_type=input_type)
     deadlines = submit.deadlines
-    if deadlines.total_seconds is not None:
-        total = max(0.0, deadlines.total_seconds - seconds)
-        deadlines = msgspec.structs.replace(deadlines, total_seconds=total)
+    if deadlines.total_timeout_seconds is not None:
+        total = max(0.0, deadlines.total_timeout_seconds - seconds)
+        deadlines = msgspec.structs.replace(deadlines, total_timeout_seconds=total)
     part = msgspec.structs.replace(
         submit,
         request_id=input_id(submit.request_id, index),

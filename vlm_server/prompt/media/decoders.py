@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 _MODULE = "vlm_server.prompt.media.process"
 _WHOLE_PIXELS = 100_000_000
-"""The size of an image that may take all of `image.decode_seconds`; smaller ones get a share."""
+"""The size of an image that may take all of `image.decode_timeout_seconds`; smaller ones get a
+share."""
 _MIN_SHARE = 0.05
 _TRIES = 2
 """Attempts at an image: a process may also die because the machine is short of memory."""
@@ -69,10 +70,10 @@ class DecodeBudget:
     def take_pixels(self, num_pixels: int, param: str) -> None:
         """Use up pixels. Raises DecodeBudgetExceeded, naming `param`, if there are too many."""
         self._num_pixels += num_pixels
-        if self._num_pixels > self._limits.max_request_pixels:
+        if self._num_pixels > self._limits.max_decoded_pixels:
             raise DecodeBudgetExceeded(
                 f"The images up to this one have {self._num_pixels} pixels to decode; a request "
-                f"may have {self._limits.max_request_pixels} (image.max_request_pixels).",
+                f"may have {self._limits.max_decoded_pixels} (image.max_decoded_pixels).",
                 param,
             )
 
@@ -87,14 +88,14 @@ class DecodeBudget:
         """The error for an image when no time is left."""
         return DecodeBudgetExceeded(
             f"Decoding the images up to this one takes over {self._allowed_seconds:g} seconds "
-            "(image.decode_seconds).",
+            "(image.decode_timeout_seconds).",
             param,
         )
 
     @property
     def _allowed_seconds(self) -> float:
         share = min(max(self._num_pixels / _WHOLE_PIXELS, _MIN_SHARE), 1.0)
-        return share * self._limits.decode_seconds
+        return share * self._limits.decode_timeout_seconds
 
 
 class Decoders:
@@ -106,9 +107,12 @@ class Decoders:
         """num_processes: bound on each pool."""
         self.image_limits = image_limits
         self.video_limits = video_limits
-        memory_bytes, seconds = image_limits.decode_memory_bytes, image_limits.decode_seconds
+        memory_bytes, seconds = (
+            image_limits.max_decode_memory_bytes,
+            image_limits.decode_timeout_seconds,
+        )
         self._images = _pool("image", num_processes, memory_bytes, seconds)
-        memory_bytes = video_limits.decode_memory_bytes
+        memory_bytes = video_limits.max_decode_memory_bytes
         seconds = 2 * video_limits.decode_timeout_seconds + 2  # several threads decode
         self._videos = _pool("video", num_processes, memory_bytes, seconds)
 

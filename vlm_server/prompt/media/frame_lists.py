@@ -20,7 +20,7 @@ def decode_list(job: VideoJob) -> Parts:
     original: tuple[int, int] | None = None
     size, pixels = (0, 0), list[bytes]()
     for sample in samples:
-        frame = _decode(images[sample.index], sample.index, job.limits.max_pixels)
+        frame = _decode(images[sample.index], sample.index, job.limits.max_frame_pixels)
         if original is None:
             original = frame.size
             size = frame_size(original, len(samples), job.limits, job.video.sampling, job.factor)
@@ -38,7 +38,7 @@ def decode_list(job: VideoJob) -> Parts:
 def _decode(image: Image, number: int, max_pixels: int) -> PillowImage.Image:
     if image.width * image.height > max_pixels:
         raise InvalidVideo(
-            f"The video's frames have more than {max_pixels} pixels (video.max_pixels)."
+            f"The video's frames have more than {max_pixels} pixels (video.max_frame_pixels)."
         )
     try:
         return decode_rgb(image)

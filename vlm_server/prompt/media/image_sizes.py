@@ -41,8 +41,8 @@ class ImageSizes:
             PixelBounds(rule.min_pixels, rule.max_pixels) if rule else PixelBounds(0, None)
         )
         """The processor's own bounds."""
-        self._ceiling = settings.max_pixels or None
-        self._min_tokens = settings.min_tokens
+        self._ceiling = settings.max_pixels
+        self._min_tokens = settings.min_tokens or 0
 
     def check(self, image: Image) -> None:
         """Raises InvalidRequest for a size that this model can't show."""

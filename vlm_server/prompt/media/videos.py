@@ -54,7 +54,7 @@ def _decode_file(job: VideoJob) -> Parts:
         _check_size(stream.width, stream.height, limits)
         stream.codec_context.thread_count = _THREADS
         stream.codec_context.thread_type = "AUTO"
-        stream.codec_context.options = {"max_pixels": str(limits.max_pixels)}
+        stream.codec_context.options = {"max_pixels": str(limits.max_frame_pixels)}
         packets, is_cut = _read_packets(container, stream)
         if video.is_cut and video.format == _UNSIZED:
             packets.pop()
@@ -148,9 +148,10 @@ def _video_stream(container: InputContainer) -> VideoStream:
 
 
 def _check_size(width: int, height: int, limits: VideoSettings) -> None:
-    if width * height > limits.max_pixels:
+    if width * height > limits.max_frame_pixels:
         raise InvalidVideo(
-            f"The video's frames have more than {limits.max_pixels} pixels (video.max_pixels)."
+            f"The video's frames have more than {limits.max_frame_pixels} pixels "
+            "(video.max_frame_pixels)."
         )
     if width * height <= 0:
         raise InvalidVideo("The video's frames have no pixels.")

@@ -103,8 +103,8 @@ class RankZero(SingleProcess):
         )
         return msgspec.structs.replace(
             start,
-            memory=msgspec.structs.replace(start.memory, limit_bytes=limit),
-            cache=msgspec.structs.replace(start.cache, disk_bytes=0),
+            memory=msgspec.structs.replace(start.memory, max_bytes=limit),
+            cache=msgspec.structs.replace(start.cache, max_disk_bytes=0),
             scheduler=msgspec.structs.replace(start.scheduler, max_prompts_per_prefill=1),
         )
 

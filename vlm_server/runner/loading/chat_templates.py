@@ -18,9 +18,9 @@ from mlx_vlm.tools.registry import SPECS, _infer_tool_parser, load_tool_module
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
+from vlm_server.settings import AUTO, OFF
 
 _MAX_BYTES = 1 << 20
-AUTO, NONE = "auto", "none"
 _JSON_TOOLS = "json_tools"
 """The format of most models: JSON between marks."""
 _JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
@@ -173,12 +173,12 @@ def tool_parser(template: str | None, parser: str) -> ToolParser | None:
     A model whose template has no known format gets that of most models, with an instruction.
     `parser` is `ModelSettings.tool_parser`. Raises ModelLoadError if it is unknown.
     """
-    if parser == NONE:
+    if parser == OFF:
         return None
     names = sorted(spec.name for spec in SPECS)
     if parser != AUTO and parser not in names:
         raise ModelLoadError(
-            f"model.tool_parser: there is no {parser!r}, only {', '.join([AUTO, NONE, *names])}"
+            f"model.tool_parser: there is no {parser!r}, only {', '.join([AUTO, OFF, *names])}"
         )
     name = _infer_tool_parser(template, None if parser == AUTO else parser)
     needs_instruction = name is None and not _JSON_CALL.search(template or "")

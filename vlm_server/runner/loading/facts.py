@@ -131,7 +131,7 @@ def _with_weights(
     if fitting < min_tokens:
         refusal = (
             f"the model leaves no room for requests: beside its weights {free_bytes / MIB:.0f} MiB "
-            f"of memory.limit_bytes are left, enough for {fitting} tokens, and {min_tokens} are "
+            f"of memory.max_bytes are left, enough for {fitting} tokens, and {min_tokens} are "
             "needed: raise that, or serve a smaller or a quantized checkpoint"
         )
     return msgspec.structs.replace(

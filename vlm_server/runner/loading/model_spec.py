@@ -226,8 +226,8 @@ def _ids(source: Json) -> set[int]:
     return set(value) if isinstance(value, list) else set() if value is None else {value}
 
 
-def context_tokens_of(config: Json, limit: int, family: Family | None = None) -> int:
-    """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
+def context_tokens_of(config: Json, limit: int | None, family: Family | None = None) -> int:
+    """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller."""
     parts = (config.get("text_config") or config.get("llm_config") or {}, config)
     lengths = (part.get(name) for name in _CONTEXT_NAMES for part in parts)
     context_tokens = next(filter(None, lengths), 32768)

@@ -33,7 +33,7 @@ class MemoryShares:
         models: Mapping[str, ServedModel],
         examine: ExamineCheckpoint,
     ) -> None:
-        self._room_bytes = memory.model_room_bytes
+        self._room_bytes = memory.min_model_room_bytes
         self._limit_bytes = memory.known_limit_bytes
         """0 until it is known."""
         self._models = models
@@ -137,13 +137,15 @@ _LEAST_ROOM_BYTES = 256 * MIB
 _ROOM_FRACTION = 1 / 8
 
 
-def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) -> int:
+def needed_bytes(weight_bytes: int, room_bytes: int | None, least_kv_bytes: int = 0) -> int:
     """The minimum for a model: its weights, and room for requests.
 
-    room_bytes: `memory.model_room_bytes`. least_kv_bytes: KV of the shortest request that must fit;
-    counted twice, for temporary memory.
+    room_bytes: `memory.min_model_room_bytes`. least_kv_bytes: KV of the shortest request that
+    must fit; counted twice, for temporary memory.
     """
-    room = room_bytes or max(_LEAST_ROOM_BYTES, int(weight_bytes * _ROOM_FRACTION))
+    room = room_bytes
+    if room is None:
+        room = max(_LEAST_ROOM_BYTES, int(weight_bytes * _ROOM_FRACTION))
     return weight_bytes + max(room, 2 * least_kv_bytes)
 
 

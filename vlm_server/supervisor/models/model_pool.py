@@ -118,7 +118,7 @@ class ModelPool:
     def add(self, name: str) -> str:
         if name in self.names:
             return name
-        local_model = find_by_name(name, self._settings.model.search_paths)
+        local_model = find_by_name(name, self._settings.model.search_folders)
         if local_model is None:
             raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")
         if local_model.name not in self.names:
@@ -128,15 +128,15 @@ class ModelPool:
         return local_model.name
 
     def _new_model(self, name: str, listed: ListedModel) -> ServedModel:
-        model = listed.as_model(name, self._settings.model.search_paths)
-        cache = msgspec.structs.replace(self._settings.cache, disk_path=self._disk_path(name))
+        model = listed.as_model(name, self._settings.model.search_folders)
+        cache = msgspec.structs.replace(self._settings.cache, disk_folder=self._disk_path(name))
         settings = msgspec.structs.replace(self._settings, model=model, cache=cache)
-        return ServedModel(settings, self._on_progress, self._make_engine, listed)
+        return ServedModel(settings, self._on_progress, self._make_engine)
 
     def _disk_path(self, name: str) -> str:
-        """A listed model's own folder within `[model]`'s: each has `cache.disk_bytes` to itself."""
+        """A listed model's own folder within `[model]`'s: each has `max_disk_bytes` to itself."""
         digest = hashlib.sha256(name.encode()).hexdigest()
-        return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
+        return str(Path(self._settings.cache.disk_folder) / f"model-{digest[:16]}")
 
     def _add_model(self, model: ServedModel) -> None:
         if model.name in self.names:
@@ -159,7 +159,7 @@ class ModelPool:
             await asyncio.shield(load)
 
     async def stop(self) -> None:
-        """Let running requests finish within `server.drain_seconds`, then end all engines."""
+        """Let running requests finish within `drain_timeout_seconds`, then end all engines."""
         self._is_stopping = True
         for model in self._models.values():
             self._set_expiry(model, None)
@@ -244,7 +244,7 @@ class ModelPool:
     async def load(self, name: str) -> None:
         model, request_id = self._model(name), f"load-{uuid.uuid4()}"
         model.forget_failure()
-        with model.load_deadline(request_id, self._settings.deadlines.queue_seconds):
+        with model.load_deadline(request_id, self._settings.deadlines.queue_timeout_seconds):
             async with self.lease(name, request_id):
                 pass
 
@@ -387,7 +387,7 @@ class ModelPool:
 
 def _changed_settings(model: ModelSettings) -> list[str]:
     """The settings of `[model]` that were given, but for those that hold for all models."""
-    fields = (field for field in msgspec.structs.fields(model) if field.name != "search_paths")
+    fields = (field for field in msgspec.structs.fields(model) if field.name != "search_folders")
     return [
         f"model.{field.name}" for field in fields if getattr(model, field.name) != field.default
     ]

@@ -27,7 +27,7 @@ from vlm_server.hub.names import served_name, to_download
 from vlm_server.models import EMBEDDED
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import ModelFacts
-from vlm_server.settings import ListedModel, Settings
+from vlm_server.settings import Settings
 from vlm_server.supervisor.engine_process.client import EngineState, EngineStatus
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
@@ -65,16 +65,16 @@ class ServedModel:
         settings: Settings,
         on_progress: ProgressCallback,
         make_engine: MakeEngine,
-        listed: ListedModel | None = None,
     ) -> None:
-        """settings.model: what is loaded. listed: its table `[models.NAME]`, if it has one."""
+        """settings.model: what is loaded."""
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
         self._hub_name = None if path.exists() else to_download(settings.model.path)
         name = self._hub_name.repo if self._hub_name else served_name(path.absolute())
         self.name = settings.model.name or name
-        self.is_pinned = listed is None or listed.pinned
-        self.aliases: tuple[str, ...] = () if listed is None else listed.aliases
-        self._keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
+        self.is_pinned = settings.model.pinned
+        self.aliases = settings.model.aliases
+        keep_alive = settings.model.keep_alive_seconds
+        self._keep_alive_seconds = -1.0 if keep_alive is None else keep_alive
         self.wanted_seconds: float | None = None
         """The keep-alive that the last request with one has set; reset when it is unloaded."""
         self.settings = settings
@@ -261,8 +261,8 @@ class ServedModel:
         return True
 
     @contextmanager
-    def load_deadline(self, request_id: str, seconds: float) -> Iterator[None]:
-        """Fails, while open, a request whose load has not begun within `seconds` (0: no limit)."""
+    def load_deadline(self, request_id: str, seconds: float | None) -> Iterator[None]:
+        """Fails, while open, a request whose load has not begun within `seconds`, if any."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self._miss_deadline, request_id) if seconds else None
         try:
@@ -281,7 +281,7 @@ class ServedModel:
             return
         message = (
             f"The model `{self.name}` could not be loaded before the deadline "
-            f"(deadlines.queue_seconds): it was {stage}."
+            f"(deadlines.queue_timeout_seconds): it was {stage}."
         )
         self.refuse(request_id, QueueTimeout(message, "model"))
 

@@ -39,7 +39,7 @@ class Pool(OneModel):
 
     def __init__(self) -> None:
         self.engine = ScriptedEngine()
-        super().__init__(self.engine)
+        super().__init__(self.engine, ("gpt-*", "fast"))
         self.second = EngineStatus("unloaded", "second")
         self.added: list[str] = []
         self.cleared: list[str] = []
@@ -92,8 +92,7 @@ async def operator(hub: Hub, pool: Pool, tmp_path: Path) -> AsyncIterator[httpx.
 
 def settings(tmp_path: Path, **more: Any) -> Settings:
     return Settings(
-        server=Server(model_aliases=("gpt-*", "fast")),
-        model=ModelSettings(search_paths=(str(tmp_path / "disk"),)),
+        model=ModelSettings(search_folders=(str(tmp_path / "disk"),)),
         **more,
     )
 
@@ -387,7 +386,9 @@ async def test_checkpoint_list_shows_fit_and_serving(hub: Hub, pool: Pool, tmp_p
             "large": (500 * MIB, False, False, True),
             "org/partial": (0, True, False, False),
         }
-    limited = settings(tmp_path, memory=MemorySettings(limit_bytes=700 * MIB, model_room_bytes=MIB))
+    limited = settings(
+        tmp_path, memory=MemorySettings(max_bytes=700 * MIB, min_model_room_bytes=MIB)
+    )
     async with connected(pool, limited) as client:
         shown = (await client.get("/v1/checkpoints")).json()["checkpoints"]
     assert {

@@ -72,7 +72,7 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
     "stored responses": {
         sample("stored_responses"): 0,
         sample("stored_responses_size_bytes"): 0,
-        sample("stored_responses_limit_bytes"): Server().responses_store_bytes,
+        sample("stored_responses_limit_bytes"): Server().max_responses_bytes,
         sample("stored_responses_evictions_total"): 0,
         sample("stored_files"): 0,
         sample("stored_files_size_bytes"): 0,
@@ -88,7 +88,7 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
     "resumable streams": {
         sample("resumable_streams"): 0,
         sample("resumable_streams_size_bytes"): 0,
-        sample("resumable_streams_limit_bytes"): Server().stream_resume_bytes,
+        sample("resumable_streams_limit_bytes"): Server().max_stream_resume_bytes,
         sample("resumed_streams_total"): 0,
         sample("abandoned_streams_total"): 0,
     },

@@ -24,7 +24,7 @@ from vlm_server.platform import conditions
 from vlm_server.settings import BatchSettings, FileSettings, Server, Settings
 
 ROUTE = "/v1/chat/completions"
-FAST = BatchSettings(quiet_seconds=0.05, on_battery=True)
+FAST = BatchSettings(min_idle_seconds=0.05, on_battery=True)
 KEYS = ("the-first-key", "the-second-key")
 Line = dict[str, Any]
 
@@ -370,7 +370,7 @@ async def test_batch_belongs_to_its_key(start: Start, engine: ScriptedEngine) ->
 
 
 async def test_key_has_bounded_number_of_batches(start: Start, engine: ScriptedEngine) -> None:
-    daemon = start(structs.replace(FAST, max_batches=2))
+    daemon = start(structs.replace(FAST, max_batches_per_key=2))
     script, engine.script = engine.script, (asyncio.Event(),)
     batches = [await daemon.create(line("a")) for _ in range(2)]
     file_id = await daemon.upload(line("a"))

@@ -228,7 +228,7 @@ def test_concurrent_uploads_and_deletions_leave_files_of_index() -> None:
 
 
 def test_unused_file_expires_and_used_one_stays(clock: Clock) -> None:
-    store = FileStore(FileSettings(max_age_seconds=100), clock)
+    store = FileStore(FileSettings(keep_seconds=100), clock)
     used, unused = put(store, "me", of(1)), put(store, "me", of(2))
     clock.now += 60
     assert store.find("me", used.id)
@@ -260,7 +260,7 @@ def test_expired_record_hides_no_live_one(store: FileStore, clock: Clock) -> Non
 
 
 def test_expired_media_may_be_put_again(clock: Clock) -> None:
-    store = FileStore(FileSettings(max_age_seconds=100), clock)
+    store = FileStore(FileSettings(keep_seconds=100), clock)
     put(store, "me", b"bytes")
     clock.now += 101
     again = put(store, "me", b"bytes")

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 
 import httpx
+import msgspec
 import pytest
 
 from tests.unit.api.conftest import Connect, listening
@@ -21,14 +22,13 @@ from vlm_server.protocol import Accepted, Deadlines, OnDevice
 from vlm_server.settings import Settings
 from vlm_server.supervisor.engine_process.client import RequestEvent
 
-NONE = settings.DeadlineSettings(0, 0, 0, 0)
+NONE = settings.DeadlineSettings(None, None, None, None)
 begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
 
 
 def within(**deadlines: float) -> Settings:
     """Settings with only the given deadlines."""
-    fields = {"queue_seconds": 0, "first_token_seconds": 0, "token_seconds": 0, "total_seconds": 0}
-    return Settings(deadlines=settings.DeadlineSettings(**{**fields, **deadlines}))
+    return Settings(deadlines=msgspec.structs.replace(NONE, **deadlines))
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,10 @@ def test_timeout_header_shortens_and_never_extends() -> None:
         "X-Token-Timeout-Ms": "7000",
     }
     left = RequestClock(headers, limits).remaining()
-    assert left.queue_seconds == pytest.approx(2.5, abs=0.2)
-    assert left.first_token_seconds == pytest.approx(20, abs=0.2)
-    assert left.token_seconds == 7, "where the settings have none, it is the client's"
-    assert left.total_seconds == pytest.approx(40, abs=0.2)
+    assert left.queue_timeout_seconds == pytest.approx(2.5, abs=0.2)
+    assert left.first_token_timeout_seconds == pytest.approx(20, abs=0.2)
+    assert left.token_timeout_seconds == 7, "where the settings have none, it is the client's"
+    assert left.total_timeout_seconds == pytest.approx(40, abs=0.2)
     assert RequestClock({}, NONE).remaining() == Deadlines()
 
 
@@ -59,11 +59,15 @@ async def test_engine_gets_remaining_deadlines(connect: Connect, engine: Scripte
     await client.post(ROUTE, json=chat(), headers={"x-request-timeout-ms": "5000"})
     remaining = engine.submitted[0].deadlines
     usual = Settings().deadlines
-    assert remaining.total_seconds is not None
-    assert 3 < remaining.total_seconds < 5, "what the front took is taken off"
-    assert remaining.queue_seconds is not None
-    assert usual.queue_seconds - 2 < remaining.queue_seconds < usual.queue_seconds
-    assert remaining.token_seconds == usual.token_seconds
+    assert remaining.total_timeout_seconds is not None
+    assert 3 < remaining.total_timeout_seconds < 5, "what the front took is taken off"
+    assert remaining.queue_timeout_seconds is not None
+    assert (
+        usual.queue_timeout_seconds - 2
+        < remaining.queue_timeout_seconds
+        < usual.queue_timeout_seconds
+    )
+    assert remaining.token_timeout_seconds == usual.token_timeout_seconds
 
 
 @pytest.mark.parametrize("header", sorted(HEADERS.values()))
@@ -82,7 +86,7 @@ async def test_invalid_timeout_header_is_400(
 
 
 async def test_slow_body_ends_with_total_timeout() -> None:
-    limit = within(total_seconds=0.1)
+    limit = within(total_timeout_seconds=0.1)
     async with listening(ScriptedEngine(), limit) as port, raw(port) as client:
         client.send(b'{"model"', "Content-Length: 1000")
         assert await client.status() == 504
@@ -104,9 +108,9 @@ async def test_engine_timeout_is_504_with_retry_after(
 
 
 SILENT: list[tuple[str, tuple[Step, ...], str]] = [
-    ("queue_seconds", (), "queue_timeout"),
-    ("first_token_seconds", (begins,), "first_token_timeout"),
-    ("total_seconds", (begins,), "total_timeout"),
+    ("queue_timeout_seconds", (), "queue_timeout"),
+    ("first_token_timeout_seconds", (begins,), "first_token_timeout"),
+    ("total_timeout_seconds", (begins,), "total_timeout"),
 ]
 
 
@@ -129,7 +133,8 @@ async def test_unresponsive_engine_ends_with_504_at_deadline(
 
 
 @pytest.mark.parametrize(
-    ("setting", "code"), [("token_seconds", "token_timeout"), ("total_seconds", "total_timeout")]
+    ("setting", "code"),
+    [("token_timeout_seconds", "token_timeout"), ("total_timeout_seconds", "total_timeout")],
 )
 async def test_deadline_in_running_stream_is_event(
     connect: Connect, engine: ScriptedEngine, setting: str, code: str
@@ -148,7 +153,7 @@ async def test_queue_deadline_ends_once_engine_begins(
 ) -> None:
     release = asyncio.Event()
     engine.script = (begins, release, *HELLO)
-    client = connect(within(queue_seconds=0.05))
+    client = connect(within(queue_timeout_seconds=0.05))
     asking = asyncio.create_task(client.post(ROUTE, json=chat()))
     await asyncio.wait_for(engine.waiting.wait(), 5)
     await asyncio.sleep(0.3)
@@ -161,7 +166,7 @@ async def test_resumed_front_reads_events_before_its_deadline(
 ) -> None:
     """The front was suspended: the engine's events are there, its timer is late."""
     monkeypatch.setattr(deadlines, "_STOPPED_SECONDS", 0.2)
-    clock = RequestClock({}, within(first_token_seconds=0.1).deadlines)
+    clock = RequestClock({}, within(first_token_timeout_seconds=0.1).deadlines)
 
     async def says_something_soon() -> AsyncGenerator[RequestEvent, None]:
         await asyncio.sleep(0.01)

@@ -19,7 +19,10 @@ LIMIT_BYTES = 20_000
 
 
 def logs_of(**server: Any) -> EventLogs:
-    fields = {"stream_resume_bytes": LIMIT_BYTES, "stream_resume_client_bytes": LIMIT_BYTES}
+    fields = {
+        "max_stream_resume_bytes": LIMIT_BYTES,
+        "max_stream_resume_bytes_per_key": LIMIT_BYTES,
+    }
     return EventLogs(Server(**(fields | server)), max_waiting=100)
 
 
@@ -111,7 +114,7 @@ async def test_fifth_reader_dismisses_first() -> None:
 
 
 async def test_log_lasts_while_read_and_its_time_after() -> None:
-    logs = logs_of(stream_resume_seconds=0.5)
+    logs = logs_of(stream_resume_keep_seconds=0.5)
     stream = Stream(logs, "a")
     reader = Reader(stream.log)
     await asyncio.sleep(0.7)
@@ -128,7 +131,7 @@ async def test_log_lasts_while_read_and_its_time_after() -> None:
 
 
 async def test_background_log_waits_for_its_end_without_reader() -> None:
-    logs = logs_of(stream_resume_seconds=0.05)
+    logs = logs_of(stream_resume_keep_seconds=0.05)
     stream = Stream(logs, "a", in_background=True)
     Reader(stream.log).task.cancel()
     await asyncio.sleep(0.15)
@@ -185,7 +188,7 @@ async def test_ended_logs_are_dropped_before_events_of_running_ones() -> None:
 
 
 async def test_connected_reader_loses_nothing_for_want_of_room() -> None:
-    logs = logs_of(stream_resume_bytes=2_000)
+    logs = logs_of(max_stream_resume_bytes=2_000)
     stream = Stream(logs, "a")
     reader = Reader(stream.log)
     await turns()
@@ -201,7 +204,7 @@ async def test_connected_reader_loses_nothing_for_want_of_room() -> None:
 
 
 async def test_owner_with_most_bytes_loses_first() -> None:
-    logs = logs_of(stream_resume_client_bytes=15_000)
+    logs = logs_of(max_stream_resume_bytes_per_key=15_000)
     mine, yours = Stream(logs, "mine"), Stream(logs, "yours", "you")
     await yours.write(EVENT * 10)
     for _ in range(200):
@@ -213,7 +216,7 @@ async def test_owner_with_most_bytes_loses_first() -> None:
 
 
 async def test_random_use_stays_within_bounds_and_leaves_nothing() -> None:
-    logs = logs_of(stream_resume_seconds=0.01, stream_resume_client_bytes=12_000)
+    logs = logs_of(stream_resume_keep_seconds=0.01, max_stream_resume_bytes_per_key=12_000)
     chance = random.Random(1)
     streams: list[Stream] = []
     for number in range(600):

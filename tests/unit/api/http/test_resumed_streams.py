@@ -49,7 +49,7 @@ def answer_of(*steps: Step) -> tuple[Step, ...]:
 async def connected(
     engine: ScriptedEngine, limits: Limits | None = None, **server: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    server = {"stream_resume_seconds": SECONDS, "api_keys": KEYS} | server
+    server = {"stream_resume_keep_seconds": SECONDS, "api_keys": KEYS} | server
     settings = Settings(server=Server(**server), limits=limits or Limits())
     async with (
         listening(engine, settings) as port,
@@ -295,7 +295,7 @@ async def test_wrong_resumable_header_is_refused(http: httpx.AsyncClient) -> Non
 
 async def test_without_room_streams_are_plain(engine: ScriptedEngine) -> None:
     engine.script = (text("one "), never())
-    async with connected(engine, stream_resume_bytes=0) as http:
+    async with connected(engine, max_stream_resume_bytes=0) as http:
         assert b"id:" not in await read(http, RESUMABLE, max_bytes=10)
         await asyncio.wait_for(engine.closed.wait(), SECONDS / 2)
 
@@ -305,7 +305,7 @@ async def test_without_room_streams_are_plain(engine: ScriptedEngine) -> None:
 
 async def test_kept_events_are_bounded(engine: ScriptedEngine) -> None:
     engine.script = answer_of(*map(text, WORDS * 20))
-    async with connected(engine, stream_resume_client_bytes=20_000) as http:
+    async with connected(engine, max_stream_resume_bytes_per_key=20_000) as http:
         content = await read(http, RESUMABLE)
         assert content.count(b"[DONE]") == 1  # who reads on loses nothing
         assert 0 < await gauge(http, "resumable_streams_size_bytes") <= 20_000
@@ -337,7 +337,7 @@ async def test_fifth_reader_takes_place_of_oldest(
 async def test_many_abandoned_streams_leave_slots_to_others(engine: ScriptedEngine) -> None:
     """A quarter of the slots may wait for clients; the first that left is given up."""
     engine.script = (text("one "), never())
-    async with connected(engine, Limits(max_requests=8), stream_resume_seconds=60) as http:
+    async with connected(engine, Limits(max_requests=8), stream_resume_keep_seconds=60) as http:
         for _ in range(20):
             await read(http, RESUMABLE, max_bytes=10)
         await until(lambda: len(engine.aborted) == 18, 5)

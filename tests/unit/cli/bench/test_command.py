@@ -179,7 +179,7 @@ def test_drafts_are_turned_off_for_our_servers_alone():
 
 
 def test_settings_are_those_of_our_servers_alone():
-    given = ["memory.limit_bytes=4GiB", "urls.https_hosts=[{}]"]
+    given = ["memory.max_bytes=4GiB", "urls.https_hosts=[{}]"]
     kind = server_kind("ours", with_drafts=True, settings=given)
     options = [word.format(model="m", port=1) for word in kind.command]
     assert options[-4:] == ["--set", given[0], "--set", given[1]]

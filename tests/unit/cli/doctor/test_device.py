@@ -71,7 +71,7 @@ def test_doctor_advises_on_slow_blas() -> None:
 def test_doctor_warns_of_wired_limit_mismatch(
     sysctl_output: str | None, limit_bytes: int, level: str
 ) -> None:
-    found = device.wired_limit(sysctl_output, MemorySettings(limit_bytes=limit_bytes), METAL)
+    found = device.wired_limit(sysctl_output, MemorySettings(max_bytes=limit_bytes), METAL)
     assert found.level == level
     assert level == "ok" or "iogpu.wired_limit_mb=" in found.advice
 

@@ -27,8 +27,9 @@ def test_doctor_lists_unknown_settings_with_nearest_names(tmp_path: Path) -> Non
     found = settings.settings(situation_of(path))
     assert found.level == "problem"
     assert found.text == (
-        "there is no setting server.prot (did you mean port?); there is no setting server.zzz; "
-        "there is no section [modle] (did you mean model?)"
+        f"{path}, line 2: there is no setting `server.prot`: did you mean `server.port`?; "
+        f"{path}, line 4: there is no setting `server.zzz`; "
+        f"{path}, line 5: there is no section `modle`: did you mean `model`?"
     )
 
 

@@ -325,7 +325,7 @@ def test_tool_parser_setting_overrides_template_and_is_validated():
     found = tool_parser(template, "mistral")
     assert found is not None
     assert (found.name, found.start, found.end) == ("mistral", "[TOOL_CALLS]", "")
-    assert tool_parser(template, "none") is None
+    assert tool_parser(template, "off") is None
     with pytest.raises(
         ModelLoadError, match=r"model\.tool_parser: there is no 'hermes'.*qwen3_cod"
     ):

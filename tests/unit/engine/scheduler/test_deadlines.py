@@ -50,7 +50,7 @@ def test_missed_deadline_ends_request_once_in_every_state(state: State) -> None:
 def test_preparation_past_queue_deadline_is_cancelled() -> None:
     engine, clock = timed_engine()
     engine.preparers.outcome = None
-    add(engine, "a", Deadlines(queue_seconds=1))
+    add(engine, "a", Deadlines(queue_timeout_seconds=1))
     (work,) = engine.step().prepare
     clock.now += 1
     engine.step()
@@ -61,7 +61,9 @@ def test_preparation_past_queue_deadline_is_cancelled() -> None:
 def test_encoding_request_has_no_queue_deadline() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
-    submitted = msgspec.structs.replace(submit("a", images=1), deadlines=Deadlines(queue_seconds=1))
+    submitted = msgspec.structs.replace(
+        submit("a", images=1), deadlines=Deadlines(queue_timeout_seconds=1)
+    )
     engine.inbox.put(submitted)
     engine.step_until(lambda: engine.encoder.work is not None)
     clock.now += 100
@@ -75,7 +77,7 @@ def test_request_waiting_for_batch_has_queue_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "wide", Deadlines(), n=3, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
-    add(engine, "b", Deadlines(queue_seconds=1))
+    add(engine, "b", Deadlines(queue_timeout_seconds=1))
     engine.step_until(lambda: engine.state_of("b") is State.PREFILL)
     clock.now += 1
     engine.step()
@@ -86,8 +88,10 @@ def test_first_and_later_tokens_have_separate_deadlines() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
     submitted = submit("slow", images=1)
-    engine.inbox.put(msgspec.structs.replace(submitted, deadlines=Deadlines(first_token_seconds=2)))
-    add(engine, "text", Deadlines(first_token_seconds=2, token_seconds=3))
+    engine.inbox.put(
+        msgspec.structs.replace(submitted, deadlines=Deadlines(first_token_timeout_seconds=2))
+    )
+    add(engine, "text", Deadlines(first_token_timeout_seconds=2, token_timeout_seconds=3))
     engine.step_until(lambda: bool(answer_texts(engine.events)))
     clock.now += 2
     engine.events += engine.scheduler.expire()
@@ -99,7 +103,7 @@ def test_first_and_later_tokens_have_separate_deadlines() -> None:
 
 def test_timely_token_renews_token_deadline() -> None:
     engine, clock = timed_engine()
-    add(engine, "a", Deadlines(token_seconds=3), max_tokens=9, ignore_eos=True)
+    add(engine, "a", Deadlines(token_timeout_seconds=3), max_tokens=9, ignore_eos=True)
     for _ in range(1000):
         clock.now += 2
         engine.step()
@@ -111,7 +115,7 @@ def test_timely_token_renews_token_deadline() -> None:
 
 def test_request_finished_by_late_step_is_answered() -> None:
     engine, clock = timed_engine()
-    add(engine, "a", Deadlines(total_seconds=1), max_tokens=1)
+    add(engine, "a", Deadlines(total_timeout_seconds=1), max_tokens=1)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
     plan = engine.scheduler.schedule()
     result = engine.runner.launch(plan).result()
@@ -124,8 +128,8 @@ def test_scheduler_reports_seconds_to_next_deadline() -> None:
     engine, clock = timed_engine()
     assert engine.scheduler.seconds_to_deadline() == float("inf")
     engine.preparers.outcome = None
-    add(engine, "a", Deadlines(queue_seconds=9, total_seconds=30))
-    add(engine, "b", Deadlines(total_seconds=7))
+    add(engine, "a", Deadlines(queue_timeout_seconds=9, total_timeout_seconds=30))
+    add(engine, "b", Deadlines(total_timeout_seconds=7))
     engine.step()
     assert engine.scheduler.seconds_to_deadline() == 7
     clock.now += 8

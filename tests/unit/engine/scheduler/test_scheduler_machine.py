@@ -185,7 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def miss_a_deadline(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tracked)))
-        self.tracked[name].deadlines = RequestDeadlines(Deadlines(total_seconds=0.0), 0.0)
+        self.tracked[name].deadlines = RequestDeadlines(Deadlines(total_timeout_seconds=0.0), 0.0)
 
     @rule(name=requests)
     def abort(self, name: str) -> None:

@@ -66,7 +66,7 @@ HOST = host_of(merged_tokenizer(), END)
 def new_grammars(host: Any) -> Grammars:
     """Grammars with generous limits: the machine may be busy."""
     return Grammars(
-        host, GrammarLimits(60.0, EngineSettings().schema_memory_bytes, 60.0), 128 << 20
+        host, GrammarLimits(60.0, EngineSettings().max_schema_memory_bytes, 60.0), 128 << 20
     )
 
 

@@ -116,7 +116,7 @@ def test_decoder_memory_suffices_for_largest_transparent_image(
 
 def test_image_beyond_decoder_memory_is_refused():
     little = Decoders(
-        settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
+        settings.ImageSettings(max_decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
     )
     image = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
@@ -134,7 +134,7 @@ def test_damaged_image_error_names_message_part(decoders: Decoders):
 
 
 def test_decode_budget_limits_pixels_per_request(decoders: Decoders):
-    left = budget(max_request_pixels=2 * 64 * 64)
+    left = budget(max_decoded_pixels=2 * 64 * 64)
     for _ in range(2):
         decoders.image(SMALL, left)
     with pytest.raises(DecodeBudgetExceeded, match="have 12288 pixels to decode") as caught:
@@ -144,7 +144,7 @@ def test_decode_budget_limits_pixels_per_request(decoders: Decoders):
 
 def test_decode_budget_limits_seconds_per_request(decoders: Decoders):
     """Four megapixels get a twentieth of `decode_seconds`."""
-    left, started = budget(decode_seconds=20.0), time.monotonic()
+    left, started = budget(decode_timeout_seconds=20.0), time.monotonic()
     with pytest.raises(DecodeBudgetExceeded, match="takes over 1 seconds") as caught:
         decoders.image(SLOW, left)
     assert time.monotonic() - started < 10

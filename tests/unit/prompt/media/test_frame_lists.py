@@ -75,4 +75,4 @@ def test_list_with_frame_turned_by_exif_is_refused() -> None:
 
 
 def test_list_with_large_frames_is_refused() -> None:
-    assert "1000 pixels (video.max_pixels)" in refusal(GREYS, max_pixels=1000)
+    assert "1000 pixels (video.max_frame_pixels)" in refusal(GREYS, max_pixels=1000)

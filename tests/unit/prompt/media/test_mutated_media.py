@@ -54,8 +54,12 @@ SIZE = (80, 56)
 
 @pytest.fixture(scope="module")
 def decoders() -> Iterator[Decoders]:
-    image = settings.ImageSettings(decode_seconds=20 * JOB_SECONDS, decode_memory_bytes=512 << 20)
-    video = settings.VideoSettings(decode_timeout_seconds=JOB_SECONDS, decode_memory_bytes=1 << 30)
+    image = settings.ImageSettings(
+        decode_timeout_seconds=20 * JOB_SECONDS, max_decode_memory_bytes=512 << 20
+    )
+    video = settings.VideoSettings(
+        decode_timeout_seconds=JOB_SECONDS, max_decode_memory_bytes=1 << 30
+    )
     decoders = Decoders(image, video, 2)
     yield decoders
     decoders.close()

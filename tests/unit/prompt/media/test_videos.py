@@ -332,7 +332,7 @@ def test_video_decoder_memory_is_bounded() -> None:
     data = video_files.encode(video_files.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
     small_pool = Decoders(
-        ImageSettings(), replace(VideoSettings(), decode_memory_bytes=200 << 20), 1
+        ImageSettings(), replace(VideoSettings(), max_decode_memory_bytes=200 << 20), 1
     )
     with pytest.raises(InvalidVideo):
         small_pool.video(Video(data, "key", "MP4", PARAM), VideoSettings(), Cancellation())

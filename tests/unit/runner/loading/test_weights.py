@@ -77,7 +77,7 @@ def test_oversized_weights_are_refused_with_figures(tmp_path: Path) -> None:
 def test_memory_limit_refusal_advises_limit_and_dtype(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as refused:
         check_fits({"BF16": 5 * GIB // 4}, "float32", Budget(3 * GIB, CPU), 5 * GIB)
-    assert "raise memory.limit_bytes" in str(refused.value)
+    assert "raise memory.max_bytes" in str(refused.value)
     assert 'model.dtype = "bfloat16"' in str(refused.value)
     check_fits({"I8": 3 * GIB}, "auto", Budget(3 * GIB, CPU), 3 * GIB)
 

@@ -7,8 +7,8 @@ from vlm_server.supervisor.models.memory_shares import divide, needed_bytes
 
 
 def test_model_needs_bytes_for_weights_and_requests() -> None:
-    assert needed_bytes(800 * MIB, 0) == (800 + 256) * MIB
-    assert needed_bytes(8000 * MIB, 0) == 9000 * MIB
+    assert needed_bytes(800 * MIB, None) == (800 + 256) * MIB
+    assert needed_bytes(8000 * MIB, None) == 9000 * MIB
     assert needed_bytes(8000 * MIB, 5) == 8000 * MIB + 5
 
 

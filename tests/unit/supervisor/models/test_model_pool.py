@@ -88,7 +88,7 @@ class FakeEngine:
     def __init__(self, machine: FakeMachine, settings: Settings) -> None:
         self.machine = machine
         self.name = settings.model.name
-        self.limit_bytes = settings.memory.limit_bytes
+        self.limit_bytes = settings.memory.known_limit_bytes
         self.is_alive = False
         self.held_bytes = 0
         self.in_use = 0
@@ -97,7 +97,7 @@ class FakeEngine:
         self.state = "stopped"
         self.facts = ModelFacts()
         self.tells = True
-        self.disk_path = settings.cache.disk_path
+        self.disk_folder = settings.cache.disk_folder
 
     async def start(self) -> None:
         assert self.machine.held_bytes + self.machine.weights[self.name] <= self.machine.limit_bytes
@@ -151,8 +151,8 @@ def pool_of(
     settings = Settings(
         model=ModelSettings(**model),
         models=tables,
-        memory=MemorySettings(model_room_bytes=GB),
-        deadlines=DeadlineSettings(queue_seconds=queue_seconds),
+        memory=MemorySettings(min_model_room_bytes=GB),
+        deadlines=DeadlineSettings(queue_timeout_seconds=queue_seconds),
     )
     return ModelPool(settings, lambda _stage, _fraction: None, machine.make_engine, machine.examine)
 
@@ -246,7 +246,7 @@ async def test_settings_of_model_that_is_not_served_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     machine = FakeMachine(5 * GB, {"a": GB})
-    pool_of(machine, search_paths=("/models",))
+    pool_of(machine, search_folders=("/models",))
     assert caplog.text == ""
     pool_of(machine, dtype="float16", max_context_tokens=9)
     assert "no effect: model.dtype, model.max_context_tokens" in caplog.text
@@ -347,8 +347,8 @@ async def test_restarting_unsurveyed_model_counts_towards_memory(
     """A single model is never examined, so its memory is only known from its engine."""
     machine = FakeMachine(20 * GB, {"demo": 8 * GB, "org/b": GB})
     settings = Settings(
-        model=ModelSettings(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
-        memory=MemorySettings(model_room_bytes=GB),
+        model=ModelSettings(path=str(EMBEDDED), name="demo", search_folders=(str(tmp_path),)),
+        memory=MemorySettings(min_model_room_bytes=GB),
     )
     folder = tmp_path / "org" / "b"
     folder.mkdir(parents=True)
@@ -427,7 +427,7 @@ async def test_idle_model_is_unloaded_after_its_keep_alive() -> None:
     machine = FakeMachine(20 * GB, {"a": GB, "b": GB, "c": GB})
     tables = {
         "a": table(keep_alive_seconds=0.6),
-        "b": table(keep_alive_seconds=-1),
+        "b": table(keep_alive_seconds=None),
         "c": table(keep_alive_seconds=0),
     }
     pool = pool_of(machine, tables)
@@ -669,25 +669,25 @@ def test_models_with_same_name_are_refused(tmp_path: Path) -> None:
         pool_of(machine, {"demo": table()}, path=str(tmp_path), name="demo")
 
 
-@pytest.mark.parametrize("disk_path", ["", "/there"])
-async def test_models_have_separate_disk_cache_folders(disk_path: str) -> None:
-    """`cache.disk_bytes` are for each of them."""
+@pytest.mark.parametrize("disk_folder", ["", "/there"])
+async def test_models_have_separate_disk_cache_folders(disk_folder: str) -> None:
+    """`cache.max_disk_bytes` are for each of them."""
     machine = FakeMachine(100 * GB, {"demo": GB, "a": GB, "../b": GB})
     settings = Settings(
         models={"a": table(), "../b": table()},
         model=ModelSettings(path=str(EMBEDDED), name="demo"),
-        cache=CacheSettings(disk_bytes=GB, disk_path=disk_path),
-        memory=MemorySettings(model_room_bytes=GB),
+        cache=CacheSettings(max_disk_bytes=GB, disk_folder=disk_folder),
+        memory=MemorySettings(min_model_room_bytes=GB),
     )
     pool = ModelPool(settings, lambda _stage, _fraction: None, machine.make_engine, machine.examine)
     await pool.start()
     await pool.wait_ready()
     for name in pool.names:
         await use(pool, name)
-    folders = [Path(engine.disk_path) for engine in machine.engines]
-    assert folders[0] == Path(disk_path)
+    folders = [Path(engine.disk_folder) for engine in machine.engines]
+    assert folders[0] == Path(disk_folder)
     assert len({*folders}) == 3
-    assert all(folder.parent == Path(disk_path) for folder in folders[1:])
+    assert all(folder.parent == Path(disk_folder) for folder in folders[1:])
     assert ".." not in str(folders)
     await pool.stop()
 

@@ -51,11 +51,11 @@ class Batches:
                 "There is no such file of the purpose 'batch': upload it first, with this API key.",
                 "input_file_id",
             )
-        batch, limit = _batch(owner, wanted), self._settings.batches.max_batches
+        batch, limit = _batch(owner, wanted), self._settings.batches.max_batches_per_key
         if not await anyio.to_thread.run_sync(store.add, batch, limit):
             raise QueueFull(
                 f"{limit} batches of this key have not ended, as many as it may have "
-                "(batches.max_batches)."
+                "(batches.max_batches_per_key)."
             )
         self._store(request)  # tells the lane
         return self._json(batch)

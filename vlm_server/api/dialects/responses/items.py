@@ -163,7 +163,7 @@ def resolve(input_items: Iterable[InputItem], stored_items: Iterable[Item]) -> l
         if referenced is None:
             raise NotFound(
                 f"`input[{i}]`: there is no such item: it was not stored, or deleted, or dropped "
-                "since (`server.responses_store_seconds` and `server.responses_store_bytes`). Send "
+                "since (`server.responses_keep_seconds` and `server.max_responses_bytes`). Send "
                 "the item itself.",
                 f"input[{i}]",
             )

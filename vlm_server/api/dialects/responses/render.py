@@ -51,7 +51,7 @@ class ResponsesRenderer(BackgroundRenderer):
         if options.background and not self._echo["store"]:
             raise Conflict(
                 "A response in the background must be stored, and there is no room for it "
-                "(`server.responses_store_bytes`).",
+                "(`server.max_responses_bytes`).",
                 "background",
             )
 

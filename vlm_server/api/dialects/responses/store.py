@@ -89,10 +89,10 @@ class ResponseStore:
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit_bytes = server.responses_store_bytes
+        self.limit_bytes = server.max_responses_bytes
         self.num_evicted = 0
         """The number of responses evicted for lack of room."""
-        self._seconds = server.responses_store_seconds
+        self._seconds = server.responses_keep_seconds
         self._clock = clock
         self._by_owner: dict[str, _OwnerResponses] = {}
 
@@ -184,7 +184,7 @@ class ResponseStore:
         if turn is None:
             raise PreviousResponseNotFound(
                 "The previous response was not found: it was not stored, or deleted, or dropped "
-                "since (`server.responses_store_seconds` and `server.responses_store_bytes`).",
+                "since (`server.responses_keep_seconds` and `server.max_responses_bytes`).",
                 "previous_response_id",
             )
         return _contents(turn.history())

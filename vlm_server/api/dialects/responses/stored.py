@@ -123,8 +123,8 @@ class StoredResponses:
         except NotFound:
             raise InvalidRequest(
                 "Only a response made with `background` can be streamed again, until "
-                "`server.stream_resume_seconds` after its end, and if there is room for its events "
-                "(`server.stream_resume_bytes`).",
+                "`server.stream_resume_keep_seconds` after its end, and if there is room for its "
+                "events (`server.max_stream_resume_bytes`).",
                 "stream",
             ) from None
 

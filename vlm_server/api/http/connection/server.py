@@ -65,7 +65,7 @@ class HttpServer(uvicorn.Server):
         self._exit = asyncio.Event()
         self._table = ConnectionTable(ConnectionLimit(settings.server.max_connections))
         shared = Shared(settings, self._table, ParseQueue())
-        drain_seconds = math.ceil(settings.server.drain_seconds)
+        drain_timeout_seconds = math.ceil(settings.server.drain_timeout_seconds)
         config = uvicorn.Config(
             cast(Any, app),
             http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),
@@ -76,7 +76,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_graceful_shutdown=drain_seconds + SLOW_READER_SECONDS,
+            timeout_graceful_shutdown=drain_timeout_seconds + SLOW_READER_SECONDS,
         )
         super().__init__(config)
         self.server_state = _DatedState()

@@ -54,17 +54,18 @@ class Documents:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings.document
         self._limits = settings.limits
-        self.cache = PageCache(settings.document.cache_bytes)
+        self.cache = PageCache(settings.document.max_cache_bytes)
         self.counts = DrawnCounts()
-        memory_bytes, seconds = self._settings.draw_memory_bytes, self._settings.draw_seconds
-        self._threads = anyio.CapacityLimiter(self._settings.processes)
-        spared = max(1, self._settings.processes - 1)
-        owner_limit = spared if settings.server.needs_key else self._settings.processes
-        self._turns = FairTurns(self._settings.processes, owner_limit)
+        memory_bytes = self._settings.max_draw_memory_bytes
+        seconds = self._settings.draw_timeout_seconds
+        self._threads = anyio.CapacityLimiter(self._settings.max_processes)
+        spared = max(1, self._settings.max_processes - 1)
+        owner_limit = spared if settings.server.needs_key else self._settings.max_processes
+        self._turns = FairTurns(self._settings.max_processes, owner_limit)
         self._slow_turns = FairTurns(spared)
         self._pool = ChildPool(
             _CHILD,
-            self._settings.processes,
+            self._settings.max_processes,
             str(memory_bytes),
             str(seconds),
             memory_bytes=memory_bytes,
@@ -179,7 +180,7 @@ class Documents:
                 raise self._failure(work, error) from None
 
     def _seconds_left(self, work: _Work) -> float:
-        return self._settings.draw_seconds - work.request.seconds
+        return self._settings.draw_timeout_seconds - work.request.seconds
 
     async def _in_process(self, job: DrawJob, owner: str, seconds: float) -> Drawn:
         """The outcome of `job`, in `owner`'s turn.
@@ -209,15 +210,15 @@ class Documents:
         logger.warning("drawing pages failed: the process %s", error)
         return InvalidDocument(
             f"The document can't be read: after {len(work.images)} pages, it takes too much memory "
-            "(document.draw_memory_bytes), or is made to break readers.",
+            "(document.max_draw_memory_bytes), or is made to break readers.",
             work.document.param,
         )
 
     def _too_slow(self, work: _Work) -> RequestTooCostly:
         return RequestTooCostly(
-            f"Drawing the documents took more than {self._settings.draw_seconds:g} seconds "
-            f"(document.draw_seconds); {len(work.images)} pages of this one were drawn. Ask about "
-            "fewer, with `pages`, or smaller ones, with `dpi` or `max_pixels`.",
+            f"Drawing the documents took more than {self._settings.draw_timeout_seconds:g} seconds "
+            f"(document.draw_timeout_seconds); {len(work.images)} pages of this one were drawn. "
+            "Ask about fewer, with `pages`, or smaller ones, with `dpi` or `max_pixels`.",
             work.document.param,
         )
 

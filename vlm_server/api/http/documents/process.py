@@ -43,7 +43,7 @@ def answer(job_bytes: bytearray) -> Drawn | SentError:
     except (DocumentError, page_ranges.PagesError) as error:
         message = str(error)
     except MemoryError:
-        message = "The document takes too much memory (document.draw_memory_bytes)."
+        message = "The document takes too much memory (document.max_draw_memory_bytes)."
     except Exception:  # hostile bytes raise almost anything
         logging.getLogger(__name__).debug("drawing failed", exc_info=True)
         message = "The document can't be read."

@@ -56,7 +56,7 @@ class Reader:
             except FetchError as error:
                 raise url.refusal(str(error)) from None
             except file_url.NotReadable:
-                raise url.refusal("is no file that `urls.file_roots` lets clients read") from None
+                raise url.refusal("is no file that `urls.file_folders` lets clients read") from None
             except TooLarge:
                 raise url.too_large() if max_bytes == url.max_bytes else self._too_many() from None
         self._left_bytes -= len(data)

@@ -51,7 +51,7 @@ class MediaUrls:
         job = UrlJob(
             urls=tuple(urls),
             hosts=self._urls.https_hosts,
-            roots=self._urls.file_roots,
+            roots=self._urls.file_folders,
             seconds=self._urls.timeout_seconds,
             max_total_bytes=self._max_total_bytes,
         )
@@ -67,9 +67,9 @@ class MediaUrls:
         return {url.url: data for url, data in zip(urls, outcome.data, strict=True)}
 
     def _check_enabled(self, url: MediaUrl) -> None:
-        if url.is_file and not self._urls.file_roots:
+        if url.is_file and not self._urls.file_folders:
             raise url.refusal(
-                "must be a base64 data URL; this server reads no `file:` URLs (urls.file_roots)"
+                "must be a base64 data URL; this server reads no `file:` URLs (urls.file_folders)"
             )
         if not url.is_file and not self._urls.https_hosts:
             raise url.refusal(

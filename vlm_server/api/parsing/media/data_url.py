@@ -90,7 +90,7 @@ def _not_a_data_url(url: str, kind: str) -> str:
     what_it_is = f", not {place}" if place else ""
     return (
         f"The {kind} must be a base64 data URL, which begins with {start}, or an https: or "
-        f"file: URL that the settings urls.https_hosts or urls.file_roots allow{what_it_is}."
+        f"file: URL that the settings urls.https_hosts or urls.file_folders allow{what_it_is}."
     )
 
 

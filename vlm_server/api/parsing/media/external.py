@@ -122,7 +122,7 @@ def not_stored(param: str) -> FileNotStored:
     """The error about the uploaded file that the part `param` names."""
     return FileNotStored(
         f"The file that `{param}` names is not stored here: it was not uploaded with this API key, "
-        "or deleted, or dropped since (`files.max_age_seconds` and `files.max_bytes`). Send its "
+        "or deleted, or dropped since (`files.keep_seconds` and `files.max_bytes`). Send its "
         "bytes, or upload it again.",
         param,
     )

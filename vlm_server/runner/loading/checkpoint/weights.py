@@ -83,10 +83,10 @@ def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> s
     if stored_size and stored_bytes <= budget.bytes:
         advice.append('set model.dtype = "bfloat16", which is slower on a CPU')
     if budget.limit_bytes < device.memory_bytes and size_bytes < device.memory_bytes:
-        advice.append("raise memory.limit_bytes")
+        advice.append("raise memory.max_bytes")
     return (
         f"the weights do not fit: they take {_gib(size_bytes)}{cast}{stored_size}, and "
-        f"{_gib(budget.bytes)} are allowed (memory.limit_bytes; {where} "
+        f"{_gib(budget.bytes)} are allowed (memory.max_bytes; {where} "
         f"{_gib(device.memory_bytes)}): {', or '.join(advice)}"
     )
 

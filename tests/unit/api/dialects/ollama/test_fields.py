@@ -13,7 +13,7 @@ from tests.support.image_files import image_file
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.scripted_engine import ScriptedEngine, failed, text
 from vlm_server.protocol import ImagePart, SamplingParams, TextPart, ToolCall
-from vlm_server.settings import Limits, Server, Settings
+from vlm_server.settings import Limits, ModelSettings, Settings
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 
@@ -105,7 +105,7 @@ async def test_options_of_other_engines_are_reported(
 async def test_ollama_requests_accept_model_aliases(
     connect: Any, engine: ScriptedEngine, name: str
 ) -> None:
-    settings = Settings(server=Server(model_aliases=("llama*", "llava:7b")))
+    settings = Settings(model=ModelSettings(aliases=("llama*", "llava:7b")))
     answer = await connect(settings).post(CHAT, json={**chat(), "model": name})
     assert answer.json()["model"] == name
     shown = await connect(settings).post("/api/show", json={"model": name})

@@ -15,7 +15,7 @@ from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.api.parsing.ignored_fields import MAX_NAMES
 from vlm_server.protocol import SamplingParams
-from vlm_server.settings import Limits, Server, Settings
+from vlm_server.settings import Limits, ModelSettings, Server, Settings
 
 LONGEST = Limits().default_max_tokens
 OPTIONAL = [f.name for f in structs.fields(ChatRequest) if f.name != "messages"]
@@ -392,7 +392,7 @@ async def test_chat_with_unknown_model_is_not_found(client: httpx.AsyncClient, m
 
 @pytest.mark.parametrize("name", ["gpt-4o", "claude-3-5-sonnet", "my", "demo"])
 async def test_chat_accepts_model_aliases(connect: Connect, name: str) -> None:
-    client = connect(Settings(server=Server(model_aliases=("gpt-*", "claude-?-[0-9]*", "my"))))
+    client = connect(Settings(model=ModelSettings(aliases=("gpt-*", "claude-?-[0-9]*", "my"))))
     answer = await client.post(ROUTE, json={**chat(), "model": name})
     assert answer.json()["model"] == "demo", answer.text
     for other in ("Gpt-4o", "gpt4", "mine", "claude-x", "gpt-" + "x" * 500):

@@ -56,7 +56,7 @@ async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
 @pytest.fixture
 async def brief_client(engine: ScriptedEngine) -> AsyncIterator[AsyncOpenAI]:
     """A client of a front that keeps events for `SECONDS`."""
-    settings = Settings(server=Server(stream_resume_seconds=SECONDS))
+    settings = Settings(server=Server(stream_resume_keep_seconds=SECONDS))
     async with listening(engine, settings) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk:
@@ -238,7 +238,7 @@ async def test_stream_is_gone_after_its_time(
     response = await created(brief_client)
     await polled(brief_client, response.id, "completed")
     await asyncio.sleep(2 * SECONDS)
-    with pytest.raises(openai.BadRequestError, match="stream_resume_seconds"):
+    with pytest.raises(openai.BadRequestError, match="stream_resume_keep_seconds"):
         await brief_client.responses.retrieve(response.id, stream=True, starting_after=0)
     assert (await brief_client.responses.retrieve(response.id)).output_text == "one"
 
@@ -253,10 +253,10 @@ async def test_response_that_is_not_in_background_is_not_streamed_again(
 
 
 async def test_background_response_without_room_is_refused(engine: ScriptedEngine) -> None:
-    settings = Settings(server=Server(responses_store_bytes=0))
+    settings = Settings(server=Server(max_responses_bytes=0))
     async with listening(engine, settings) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            with pytest.raises(openai.ConflictError, match="responses_store_bytes"):
+            with pytest.raises(openai.ConflictError, match="max_responses_bytes"):
                 await created(client)
     assert engine.submitted == []

@@ -83,7 +83,7 @@ async def test_message_limits_count_all_turns(connect: Connect) -> None:
 
 
 async def test_response_reports_store_false_without_store(connect: Connect) -> None:
-    client = connect(Settings(server=Server(responses_store_bytes=0)))
+    client = connect(Settings(server=Server(max_responses_bytes=0)))
     response = await create(client, "Hi", store=True)
     assert response["store"] is False
     assert (await client.get(f"{ROUTE}/{response['id']}")).status_code == 404
@@ -163,7 +163,7 @@ async def test_failed_response_has_output_so_far(
 async def test_response_too_large_to_store_reports_store_false(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(server=Server(responses_store_bytes=20000)))
+    client = connect(Settings(server=Server(max_responses_bytes=20000)))
     engine.script = (text("z" * 30000), ended(), finished())
     response = await create(client, "Hi")
     assert response["store"] is False
@@ -187,9 +187,7 @@ async def test_truncated_call_of_response_can_be_continued(
 
 
 async def test_stored_responses_are_measured_and_expire(connect: Connect) -> None:
-    client = connect(
-        Settings(server=Server(responses_store_bytes=10000, responses_store_seconds=0.3))
-    )
+    client = connect(Settings(server=Server(max_responses_bytes=10000, responses_keep_seconds=0.3)))
     for _ in range(3):
         await create(client, "x" * 2000)
     name = "vlm_server_stored_responses"

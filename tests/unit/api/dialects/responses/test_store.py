@@ -26,7 +26,7 @@ def clock() -> Clock:
 @pytest.fixture
 def store(clock: Clock) -> ResponseStore:
     return ResponseStore(
-        Server(responses_store_bytes=10 * OVERHEAD_BYTES, responses_store_seconds=60), clock
+        Server(max_responses_bytes=10 * OVERHEAD_BYTES, responses_keep_seconds=60), clock
     )
 
 
@@ -157,7 +157,7 @@ def test_response_that_grows_too_large_is_dropped(store: ResponseStore) -> None:
 
 
 def test_store_of_zero_bytes_keeps_nothing() -> None:
-    store = ResponseStore(Server(responses_store_bytes=0))
+    store = ResponseStore(Server(max_responses_bytes=0))
     assert not answer(store, "a")
     assert (len(store), store.size_bytes) == (0, 0)
 

@@ -85,7 +85,7 @@ async def test_cached_pages_are_shared_by_same_requests_alone(changed: dict[str,
 
 
 async def test_cache_keeps_its_bounds() -> None:
-    drawing = documents(cache_bytes=40_000)
+    drawing = documents(max_cache_bytes=40_000)
     for _ in range(2):
         for number in range(1, 11):
             await pages_of(TEN, drawing, pages=str(number))
@@ -166,10 +166,10 @@ async def test_limits_hold_for_cached_pages_too() -> None:
 
 
 async def test_time_limit_is_one_for_all_documents() -> None:
-    drawing = documents(draw_seconds=0.001)
+    drawing = documents(draw_timeout_seconds=0.001)
     with pytest.raises(RequestError, match="took more than"):
         await pages_of(TEN, drawing)
-    drawing = documents(draw_seconds=3)
+    drawing = documents(draw_timeout_seconds=3)
     slow = [document(pdf.bomb(40 << 20), pages="1", dpi=dpi) for dpi in range(20, 60)]
     with pytest.raises(RequestError, match="took more than 3 seconds"):
         await drawing.draw(slow, "", "", lambda _: None)

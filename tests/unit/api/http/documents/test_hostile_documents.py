@@ -40,7 +40,7 @@ GRACE_SECONDS = 10
     ],
 )
 async def test_hostile_documents_are_refused_in_time(data: bytes, words: str) -> None:
-    drawing, started = documents(draw_seconds=SECONDS), time.monotonic()
+    drawing, started = documents(draw_timeout_seconds=SECONDS), time.monotonic()
     with pytest.raises(RequestError, match=words) as error:
         await pages_of(data, drawing)
     assert time.monotonic() - started < SECONDS + GRACE_SECONDS
@@ -65,7 +65,7 @@ async def test_broken_page_is_named_and_others_are_drawn() -> None:
 
 
 async def test_cancelled_drawing_frees_its_process() -> None:
-    drawing = documents(processes=1, draw_seconds=60)
+    drawing = documents(max_processes=1, draw_timeout_seconds=60)
     task = asyncio.create_task(drawing.draw([document(pdf.tiny_tiles())], "", "", lambda _: None))
     await asyncio.sleep(1)
     task.cancel()
@@ -77,7 +77,7 @@ async def test_cancelled_drawing_frees_its_process() -> None:
 
 
 async def test_documents_do_not_wait_for_hostile_ones() -> None:
-    drawing = documents(draw_seconds=60)
+    drawing = documents(draw_timeout_seconds=60)
     hostile = [
         asyncio.create_task(
             drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "", "", lambda _: None)
@@ -115,7 +115,7 @@ async def test_documents_do_not_wait_for_hostile_ones_of_another_key() -> None:
 
 
 async def test_mutated_documents_are_drawn_or_refused() -> None:
-    drawing, order = documents(draw_seconds=SECONDS, cache_bytes=0), random.Random(11)
+    drawing, order = documents(draw_timeout_seconds=SECONDS, max_cache_bytes=0), random.Random(11)
     noise = Image.effect_noise((120, 80), 50)
     picture = io.BytesIO()
     noise.save(picture, "PDF", save_all=True, append_images=[noise])

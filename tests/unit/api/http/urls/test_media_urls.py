@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_client(connect: Connect, root: Path) -> httpx.AsyncClient:
-    return connect(Settings(urls=Urls(https_hosts=("*",), file_roots=(str(root),))))
+    return connect(Settings(urls=Urls(https_hosts=("*",), file_folders=(str(root),))))
 
 
 def file_url(root: Path, name: str = "a.png") -> str:
@@ -89,7 +89,7 @@ async def test_https_and_file_urls_are_off_by_default(
 
 
 async def test_https_and_file_urls_are_enabled_separately(connect: Connect, root: Path) -> None:
-    files = connect(Settings(urls=Urls(file_roots=(str(root),))))
+    files = connect(Settings(urls=Urls(file_folders=(str(root),))))
     assert "fetches no" in (await error_of(files, "https://example.org/"))["message"]
     web = connect(Settings(urls=Urls(https_hosts=("*",))))
     assert "reads no" in (await error_of(web, file_url(root)))["message"]
@@ -127,7 +127,7 @@ async def test_invalid_request_reads_no_file(open_client: httpx.AsyncClient, roo
 
 
 async def test_file_images_obey_limits(connect: Connect, root: Path) -> None:
-    urls = Urls(file_roots=(str(root),))
+    urls = Urls(file_folders=(str(root),))
     small = connect(Settings(urls=urls, limits=Limits(max_image_bytes=len(PNG) - 1)))
     error = await error_of(small, file_url(root), status=413)
     assert (error["code"], error["param"]) == ("payload_too_large", "messages[0].content[1]")

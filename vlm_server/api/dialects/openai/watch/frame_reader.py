@@ -26,11 +26,11 @@ class FrameReader:
     def __init__(self, settings: Settings) -> None:
         limits = settings.limits
         self._seconds = limits.parsing_timeout_seconds
-        self._turns = anyio.CapacityLimiter(limits.parsing_processes)
-        memory_bytes = settings.image.decode_memory_bytes
+        self._turns = anyio.CapacityLimiter(limits.max_parsing_processes)
+        memory_bytes = settings.image.max_decode_memory_bytes
         arguments = str(memory_bytes), str(self._seconds), str(limits.max_image_pixels)
         self._pool = ChildPool(
-            _MODULE, limits.parsing_processes, *arguments, memory_bytes=memory_bytes
+            _MODULE, limits.max_parsing_processes, *arguments, memory_bytes=memory_bytes
         )
 
     async def read(self, data: bytes | bytearray) -> FrameFacts:

@@ -54,7 +54,7 @@ class Watch:
         self.is_closed = asyncio.Event()
         """Set when its last event is sent, or its client gone."""
         self._turns = turns
-        self._idle_seconds = settings.idle_seconds
+        self._idle_seconds = settings.idle_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[EndReason, RequestError | None]]
         self._ended = self._loop.create_future()
@@ -70,7 +70,7 @@ class Watch:
         self._is_resting = asyncio.Event()
         """Set while there is no news, and no question in progress."""
         self._is_resting.set()
-        self._idle = self._loop.call_later(settings.idle_seconds, self.end, "idle")
+        self._idle = self._loop.call_later(settings.idle_timeout_seconds, self.end, "idle")
 
     @property
     def is_over(self) -> bool:

@@ -36,7 +36,7 @@ class Watches:
         self.num_answers = 0
         """Answers reported by watches that have ended."""
         self._turns = Turns(
-            self.settings.max_asking, self.settings.yield_seconds, self.asker.others_wait
+            self.settings.max_running, self.settings.yield_seconds, self.asker.others_wait
         )
         self._shared = shared
         self._reader = FrameReader(shared.settings)

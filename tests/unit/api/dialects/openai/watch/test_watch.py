@@ -281,7 +281,7 @@ async def test_question_at_fault_ends_watch_with_error() -> None:
 async def test_idle_watch_ends_and_frames_keep_it() -> None:
     engine = ScriptedEngine(*says("x"))
     async with (
-        serving(engine, idle_seconds=2.5) as client,
+        serving(engine, idle_timeout_seconds=2.5) as client,
         watching(client, question="?") as watch,
     ):
         for _ in range(4):

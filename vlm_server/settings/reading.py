@@ -1,0 +1,214 @@
+"""Reading of settings: from a file, from the environment and from `section.key=value`."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from vlm_server.errors import ConfigError
+from vlm_server.settings.environment import settings_in, variable_of
+from vlm_server.settings.faults import explain, line_of, nearest
+from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
+from vlm_server.settings.quantities import AUTO, OFF, bare, empty_of, value_of, word_of
+from vlm_server.settings.renamed import RENAMED
+from vlm_server.settings.tree import MODELS, SECTIONS, Settings, all_names, check, hints_of, kind_of
+
+COMMAND_LINE = "command line"
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
+_PATHS = ("path", "chat_template", "adapter", "drafter")
+"""Settings of a model that may be relative paths."""
+
+
+def load(
+    path: Path | None = None,
+    overrides: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from the defaults, the TOML file at `path`, the environment, and `section.key=value`
+    lines; a later one wins.
+
+    Raises ConfigError, naming the setting, if one is unknown, of the wrong type or out of
+    bounds, if the address is not loopback and there is no API key, or if a path that has to be
+    absolute is relative; NotAvailable if the file's disk is not mounted. `model.path` in a file
+    starts at its folder, unless there is no such folder and it may be a name of the hub.
+    """
+    return load_with_sources(path, overrides, environment)[0]
+
+
+def load_with_sources(
+    path: Path | None = None,
+    overrides: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """The same, and where each setting that is no default was given, by `section.key`."""
+    table: dict[str, Any] = _read_toml(path) if path else {}
+    sources = dict.fromkeys(_names_in(table), str(path))
+    for full, text in settings_in(environment or {}).items():
+        section, _, key = full.partition(".")
+        _set(table, section, key, text)
+        sources[full] = variable_of(full)
+    for override in overrides:
+        sources[_apply_override(table, override)] = COMMAND_LINE
+    faults = [f"{_place(full, sources, path)}{text}" for full, text in _wrong_names(table)]
+    if faults:
+        raise ConfigError("\n".join(faults))
+    try:
+        settings = Settings(**{name: _convert(name, keys) for name, keys in table.items()})
+    except _SettingError as error:
+        raise ConfigError(f"{_place(error.name, sources, path)}{error}") from None
+    check(settings)
+    return settings, sources
+
+
+class _SettingError(ValueError):
+    """Something is wrong with the setting or section `name`."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def _place(full: str, sources: Mapping[str, str], path: Path | None) -> str:
+    """Where the setting was given, with a colon; empty for the command line, which is short."""
+    given = [source for name, source in sources.items() if f"{name}.".startswith(f"{full}.")]
+    if not given or given[0] == COMMAND_LINE:
+        return ""
+    return line_of(path, full) if path and given[0] == str(path) else f"{given[0]}: "
+
+
+def _wrong_names(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each unknown or former name in `table`, and what is wrong with it."""
+    for full in _names_in(table):
+        section, _, key = full.rpartition(".")
+        if (top := full.partition(".")[0]) not in SECTIONS:
+            yield top, f"there is no section `{top}`{nearest(top, SECTIONS)}"
+        elif (new := RENAMED.get(full)) is not None:
+            yield full, f"`{full}` is called `{new}` now"
+        elif section and section != MODELS and key not in hints_of(kind_of(section)):
+            names = [f"{section}.{known}" for known in hints_of(kind_of(section))]
+            names += [] if top == MODELS else all_names()
+            yield full, f"there is no setting `{full}`{nearest(full, names)}"
+
+
+def _convert(name: str, keys: Any) -> Any:
+    """The settings of the section `name`. Raises _SettingError."""
+    if name == MODELS and isinstance(keys, dict):
+        return {model: _section(f"{name}.{model}", inner) for model, inner in keys.items()}
+    return _section(name, keys)
+
+
+def _section(section: str, keys: Any) -> msgspec.Struct:
+    """The settings of a table. Raises _SettingError."""
+    if not isinstance(keys, dict):
+        raise _SettingError(section, f"`{section}` has to be a table: [{section}]")
+    kind = kind_of(section)
+    hints = hints_of(kind)
+    values = {key: _read_value(f"{section}.{key}", keys[key], hints[key]) for key in keys}
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise _SettingError(*explain(str(error), section, hints)) from None
+
+
+def _hint(section: str, key: str) -> Any:
+    """The type of a setting; None if there is no such setting."""
+    is_known = section.partition(".")[0] in SECTIONS
+    return hints_of(kind_of(section)).get(key) if is_known else None
+
+
+def _read_value(full: str, value: Any, hint: Any) -> Any:
+    """The value of the setting `full`: units and words become numbers. Raises _SettingError."""
+    word = word_of(hint)
+    if word and value in ("", []):
+        raise _SettingError(full, f"`{full}`: it can't be empty, but `{word}`")
+    if not isinstance(value, str):
+        return value
+    if value == word:
+        return empty_of(hint)
+    try:
+        return value_of(full.rpartition(".")[2], value, hint)
+    except ValueError as error:
+        raise _SettingError(full, f"`{full}`: {error}") from None
+
+
+def _read_text(text: str, hint: Any) -> Any:
+    """A value outside of a file: as TOML has it, but texts and lists of texts need no quotes."""
+    text = text.strip()
+    kind = bare(hint)
+    if kind is bool and text.casefold() in ("true", "false"):
+        return text.casefold() == "true"
+    if get_origin(kind) is tuple and text != word_of(hint) and not text.startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    is_text = kind is str or (choices and all(isinstance(choice, str) for choice in choices))
+    if is_text and not text.startswith(("'", '"')):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text  # a size, a word, or wrong
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        text = f"can't read {path}: {why_unreadable(path, error)}"
+        is_missing = isinstance(error, FileNotFoundError)
+        raise missing_path_error(path, text) if is_missing else ConfigError(text) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    listed_models = table.get(MODELS)
+    _resolve_paths("model", table.get("model"), path.absolute().parent)
+    for name, model in listed_models.items() if isinstance(listed_models, dict) else ():
+        _resolve_paths(f"{MODELS}.{name}", model, path.absolute().parent)
+    return table
+
+
+def _resolve_paths(section: str, model: Any, folder: Path) -> None:
+    for key in _PATHS if isinstance(model, dict) else ():
+        text = model.get(key)
+        if not isinstance(text, str) or text in ("", AUTO, OFF, word_of(_hint(section, key))):
+            continue
+        path = folder / expand_home(text)
+        may_be_name = key == "path" and _HUB_NAME.fullmatch(text)
+        if os.path.exists(path) or not may_be_name:
+            model[key] = str(path)
+
+
+def _names_in(table: Mapping[str, Any]) -> Iterator[str]:
+    """Each `section.key` in `table`, with those in `[models]`; or a section that is no table."""
+    for section, keys in table.items():
+        if not isinstance(keys, dict):
+            yield section
+        elif section == MODELS:
+            yield from (f"{MODELS}.{name}" for name in _names_in(keys))
+        else:
+            yield from (f"{section}.{key}" for key in keys)
+
+
+def _apply_override(table: dict[str, Any], override: str) -> str:
+    """The name of the setting that is changed."""
+    full, equals, text = override.partition("=")
+    section, dot, key = full.strip().rpartition(".")  # a model's name may have dots
+    if not (equals and dot and section and key) or section == MODELS:
+        form = f"{MODELS}.NAME.key=value" if section == MODELS else "section.key=value"
+        raise ConfigError(f"expected {form}, not {override!r}")
+    _set(table, section, key, text)
+    return f"{section}.{key}"
+
+
+def _set(table: dict[str, Any], section: str, key: str, text: str) -> None:
+    """Change the setting in `table` to the value in `text`."""
+    *above, name = section.split(".", 1) if section.startswith(f"{MODELS}.") else [section]
+    for outer in above:
+        table = table.setdefault(outer, {})
+    if not (isinstance(table, dict) and isinstance(inner := table.setdefault(name, {}), dict)):
+        raise ConfigError(f"`{section}` has to be a table: [{section}]")
+    inner[key] = _read_text(text, _hint(section, key))
