@@ -226,7 +226,8 @@ def test_unsupported_video_codec_is_refused() -> None:
 
 
 def test_video_beyond_max_pixels_is_refused() -> None:
-    assert "3000 pixels" in refusal(video_files.encode(video_files.greys([9] * 4)), max_pixels=3000)
+    clip = video_files.encode(video_files.greys([9] * 4))
+    assert "3000 pixels" in refusal(clip, max_frame_pixels=3000)
 
 
 def test_gif_with_huge_header_size_is_refused() -> None:
