@@ -54,7 +54,7 @@ def test_long_list_is_sampled_evenly() -> None:
 
 def test_frames_of_list_are_scaled_to_wanted_pixels() -> None:
     images = video_files.noise(1, 2, (128, 64))
-    clip = decode([encoded(image) for image in images], max_frame_pixels=128 * 32)
+    clip = decode([encoded(image) for image in images], max_pixels=128 * 32)
     assert clip.frames.shape == (2, 32, 80, 3)
     wanted = images[0].resize((80, 32), PillowImage.Resampling.BICUBIC)
     assert np.array_equal(clip.frames[0], np.asarray(wanted))

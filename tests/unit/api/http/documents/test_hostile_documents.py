@@ -96,7 +96,7 @@ async def test_documents_do_not_wait_for_hostile_ones() -> None:
 
 
 async def test_documents_do_not_wait_for_hostile_ones_of_another_key() -> None:
-    drawing = documents(keys=("the-first-key", "the-second-key"), draw_seconds=60)
+    drawing = documents(keys=("the-first-key", "the-second-key"), draw_timeout_seconds=60)
     hostile = [
         asyncio.create_task(
             drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "greedy", "", lambda _: None)
