@@ -48,7 +48,7 @@ def test_page_asks_for_key_and_keeps_it_in_tab(tiny_daemon: Daemon, open_page: O
     for view in ("now", "settings"):
         page.locator(f"nav a[href='#{view}']").click()
         page.locator(f"#{view}").get_by_text("Use one with admin = true").wait_for()
-    assert "laptop-key" not in page.content()
+    assert "operator-key" not in page.content()
 
 
 def test_stop_button_ends_answer_in_engine(tiny_daemon: Daemon, key_page: Any) -> None:
@@ -84,7 +84,13 @@ def test_operator_cancels_another_clients_request(tiny_daemon: Daemon, key_page:
             waiting.result(20)
     assert (caught.value.status_code, caught.value.code) == (410, "request_cancelled")
     page.get_by_text("Nothing is running").wait_for()
-    page.locator(".first .bars").wait_for()
+    page.locator(".delays table").wait_for()
+    ended = page.locator("li.ended").first
+    ended.get_by_text("request cancelled").wait_for()
+    assert "operator" in ended.inner_text(), "who asked is shown by the name of the key"
+    page.locator(".log p", has_text="error=request_cancelled").wait_for()
+    assert "operator-key" not in page.content()
+    assert accessibility_problems(page) == []
 
 
 def test_page_shows_engine_death_and_retries(tiny_daemon: Daemon, key_page: Any) -> None:

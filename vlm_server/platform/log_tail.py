@@ -38,7 +38,8 @@ class LogTail(logging.Handler):
         super().__init__()
         self.setFormatter(logging.Formatter())  # the text alone
         self._lines: deque[KeptLine] = deque(maxlen=MAX_LINES)
-        self._num_lines = 0
+        self.num_lines = 0
+        """The number of all lines since the start."""
         self._guard = threading.Lock()  # several threads log
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -46,8 +47,8 @@ class LogTail(logging.Handler):
         process = "engine" if record.name == _ENGINE_LINES.name else "front"
         level, text = record.levelname.lower(), cut(self.format(record))
         with self._guard:
-            self._num_lines += 1
-            line = KeptLine(self._num_lines, record.created, process, model, level, text)
+            self.num_lines += 1
+            line = KeptLine(self.num_lines, record.created, process, model, level, text)
             self._lines.append(line)
 
     def after(self, number: int) -> Sequence[KeptLine]:

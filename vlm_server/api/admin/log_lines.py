@@ -23,5 +23,5 @@ class LogLines:
         after = request.query_params.get("after", "0")
         if not (after.isascii() and after.isdecimal() and len(after) <= _MAX_DIGITS):
             raise InvalidRequest("`after` must be the number of a line.", "after")
-        lines = self._tail.after(int(after))
-        return JSONResponse({"lines": msgspec.to_builtins(lines)})
+        lines = msgspec.to_builtins(self._tail.after(int(after)))
+        return JSONResponse({"lines": lines, "last": self._tail.num_lines})

@@ -64,11 +64,20 @@ export function bytes(value) {
 }
 
 export function seconds(value) {
+  if (value < 1e-4) return `${digits(value * 1e6)} µs`;
   if (value < 1) return `${digits(value * 1000)} ms`;
   if (value < 120) return `${digits(value)} s`;
   if (value < 7200) return `${Math.round(value / 60)} min`;
   return `${digits(value / 3600)} h`;
 }
+
+/** The time of day of `date`, in a `time` element. */
+export const clock = (date) =>
+  h(
+    "time.muted",
+    { datetime: date.toISOString(), title: date.toLocaleString() },
+    date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" }),
+  );
 
 export const percent = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
 

@@ -1,9 +1,10 @@
 // What the server does now, from /v1/status: asked once a second while somebody looks.
 
 import { adminProblem, ask, get } from "./api.js";
-import { countOf } from "./charts.js";
 import { $, bytes, count, empty, h, percent, refill, whileSeen } from "./dom.js";
-import { caches, engine, memory, requests, waits } from "./panels.js";
+import { ended } from "./ended.js";
+import { followLog, logCard } from "./log.js";
+import { caches, engine, memory, requests, times } from "./panels.js";
 import { offer, stateWords } from "./serving.js";
 
 const EVERY_MS = 1000;
@@ -16,6 +17,7 @@ async function refresh() {
   const model = $("now-model").value;
   try {
     draw(await get(model ? `v1/status?model=${encodeURIComponent(model)}` : "v1/status"));
+    await followLog();
     return EVERY_MS;
   } catch (error) {
     $("now").replaceChildren(empty("Nothing to show", adminProblem(error)));
@@ -31,9 +33,10 @@ function draw(status) {
     root.replaceChildren(
       h(
         "div.cards",
-        ["requests", "memory", "first", "between", "caches", "engine"].map((name) =>
+        ["requests", "memory", "last", "delays", "caches", "engine"].map((name) =>
           h("section", { class: `card ${name}` }),
         ),
+        logCard(),
       ),
     );
   offer(
@@ -48,19 +51,9 @@ function draw(status) {
     requests(status.requests.list, cancelled, cancel, status.models.length > 1),
   );
   put("memory", "Memory", stats ? `${bytes(stats.memory.active_bytes)} in use` : "", memory(status, stats));
-  const { time_to_first_token_seconds: first, inter_token_latency_seconds: between } = status.latencies;
-  put(
-    "first",
-    "Time to first token",
-    countOf(first) ? `${count(countOf(first))} answers` : "",
-    waits(first, "Time to first token", "Ask something, and it shows here."),
-  );
-  put(
-    "between",
-    "Between tokens",
-    countOf(between) ? `${count(countOf(between))} tokens` : "",
-    waits(between, "Time between tokens", "Appears with the second token."),
-  );
+  put("last", "Last requests", "", ended(status.requests.ended));
+  const answers = status.latencies.e2e_request_latency_seconds.percentiles;
+  put("delays", "Times", answers ? `the last ${count(answers.count)} answers` : "", times(status.latencies));
   put(
     "caches",
     "Caches",
@@ -71,7 +64,7 @@ function draw(status) {
 }
 
 function put(name, title, aside, content) {
-  const card = document.querySelector(`#now .${name}`);
+  const card = document.querySelector(`#now section.${name}`);
   const signature = JSON.stringify([aside, content.key]);
   if (card.dataset.key === signature && content.key !== undefined) return;
   if (refill(card, [h("header", h("h2", title), h("p", aside)), ...content.elements]))

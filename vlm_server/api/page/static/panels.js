@@ -1,6 +1,6 @@
 // What the cards of Now show: {elements}, and a {key} that changes with them where they seldom do.
 
-import { countOf, histogram, memoryChart, meter } from "./charts.js";
+import { memoryChart, meter, stack } from "./charts.js";
 import { bytes, count, empty, h, pairs, percent, seconds, short, words } from "./dom.js";
 import { progressBar } from "./serving.js";
 
@@ -59,7 +59,7 @@ function request(told, isCancelled, cancel, areSeveral) {
   const media = [number(images, "picture"), number(videos, "video")];
   const about = [areSeveral && model, key, route, ...media, seconds(age)].filter(Boolean).join(" · ");
   const progress = total
-    ? `${count(done)} of ${state === "decode" ? "at most " : ""}${count(total)} tokens`
+    ? `${percent(done, total)}: ${count(done)} of ${state === "decode" ? "at most " : ""}${count(total)} tokens`
     : "";
   return h(
     "li",
@@ -106,13 +106,13 @@ export function memory(status, stats) {
   const figures = [
     [[h("i.key.active"), "In use"], now.active_bytes],
     [[h("i.key.footprint"), "Whole process"], now.footprint_bytes],
-    ["Weights", now.baseline_bytes],
     ["Highest", now.peak_bytes],
-    ["Kept for reuse", now.pool_bytes],
-    ["Allowed", now.limit_bytes],
+    ["Reserved for requests", now.reserved_bytes],
   ];
   return {
     elements: [
+      h("ul.uses", { "aria-label": "Memory by model" }, status.models.filter(({ memory }) => memory).map(use)),
+      legend(USES),
       chart,
       pairs(
         "grid",
@@ -159,9 +159,71 @@ function clears({ decisions, clear_seconds: spent }) {
   );
 }
 
-export function waits(told, name, hint) {
-  const total = countOf(told);
-  return { key: `${total}`, elements: [total ? histogram(told, name) : empty("Nothing measured yet", hint)] };
+const USES = {
+  weights: "Weights",
+  kv: "Requests (KV)",
+  caches: "Caches",
+  pool: "Kept for reuse",
+};
+
+/** What a model's memory is used for, against its limit. */
+function use({ name, memory }) {
+  const parts = Object.entries(USES).map(([part, text]) => {
+    const value = memory[`${part}_bytes`];
+    return [part, value, `${text}: ${bytes(value)}`];
+  });
+  const held = parts.reduce((sum, [, value]) => sum + value, 0);
+  const text = `${bytes(held)} of ${bytes(memory.limit_bytes)}`;
+  const label = `${text}: ${parts.map(([, , title]) => title).join(", ")}`;
+  return h(
+    "li",
+    h("p", h("b", name), h("span.muted", text)),
+    stack(parts, memory.limit_bytes, label),
+    h(
+      "p.muted.small",
+      parts
+        .filter(([, value]) => value)
+        .map(([, , title]) => title)
+        .join(" · "),
+    ),
+  );
+}
+
+export const legend = (names) =>
+  h(
+    "p.legend",
+    { "aria-hidden": "true" },
+    Object.entries(names).map(([name, text]) => h("span", h(`i.key.${name}`), text)),
+  );
+
+const TIMES = {
+  request_queue_time_seconds: "In the queue",
+  time_to_first_token_seconds: "First token",
+  inter_token_latency_seconds: "Between tokens",
+  e2e_request_latency_seconds: "Whole answer",
+};
+
+/** Percentiles of the last answers: measured values, not estimates. */
+export function times(latencies) {
+  const known = Object.entries(TIMES).filter(([name]) => latencies[name].percentiles);
+  if (!known.length)
+    return { key: "none", elements: [empty("Nothing measured yet", "Ask something, and it shows here.")] };
+  const head = ["", "Median", "90 %", "99 %", "Longest"];
+  const rows = known.map(([name, text]) => {
+    const found = latencies[name].percentiles;
+    const cells = [found.p50, found.p90, found.p99, found.max].map((value) => h("td", seconds(value)));
+    return h("tr", h("th", { scope: "row", title: `of the last ${count(found.count)}` }, text), cells);
+  });
+  return {
+    key: JSON.stringify(known.map(([name]) => latencies[name].percentiles)),
+    elements: [
+      h(
+        "table.times",
+        h("thead", h("tr", head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td"))))),
+        h("tbody", rows),
+      ),
+    ],
+  };
 }
 
 export function caches(stats) {

@@ -1,0 +1,85 @@
+"""*Now* on the page: requests, memory, times and the log, on all screens."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.browser.conftest import VIEWPORTS, Open
+from tests.browser.test_views import accessibility_problems, check_that_it_fits
+from tests.support.daemons import Daemon
+from tests.support.images import one_shape, user
+
+SIDEWAYS = (844, 390)
+
+
+def ask_some(daemon: Daemon) -> None:
+    """A question about a picture, one in Anthropic's dialect, and a bad one."""
+    client = daemon.client()
+    message: Any = user("What shape is this?", one_shape("circle", "red"))
+    client.chat.completions.create(model="demo", messages=[message], max_tokens=20)
+    greeting = [{"role": "user", "content": "Hello"}]
+    body = {"model": "demo", "max_tokens": 5, "messages": greeting}
+    httpx.post(f"{daemon.url}/v1/messages", json=body, timeout=60).raise_for_status()
+    bad = httpx.post(f"{daemon.url}/v1/chat/completions", json=body | {"max_tokens": "many"})
+    assert bad.status_code == 400
+
+
+def test_now_shows_last_requests_times_memory_and_log(daemon: Daemon, open_page: Open) -> None:
+    ask_some(daemon)
+    page = open_page(daemon, "#now")
+    bad, anthropic, picture = (page.locator("li.ended").nth(number) for number in range(3))
+    bad.get_by_text("invalid value").wait_for()
+    assert "Anthropic" in anthropic.inner_text()
+    assert "1 picture" in picture.inner_text()
+    assert "Done" in picture.inner_text()
+    label = picture.locator(".stack").get_attribute("aria-label")
+    assert re.search(r"Prompt: [\d.]+ m?s, Answer: [\d.]+ .?s$", label)
+    times = page.locator(".delays table")
+    assert times.locator("tbody th").all_inner_texts()[1] == "First token"
+    _, status = daemon.get("/v1/status")
+    (model,) = status["models"]
+    limit = model["memory"]["limit_bytes"]
+    memory = page.locator(".uses li")
+    assert f"of {limit / 2**30:.1f}"[:6] in memory.locator("p").first.inner_text()
+    assert "Weights: " in memory.locator(".stack").get_attribute("aria-label")
+    assert page.locator(".chart .scale").count() >= 2, "the chart has a scale"
+    page.locator(".log p", has_text="POST /v1/messages").first.wait_for()
+    page.get_by_label("Warnings only").check()
+    assert page.locator(".log p:visible", has_text="POST /v1/messages").count() == 0
+
+
+def test_log_grows_and_stays_at_its_end(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon, "#now")
+    page.locator(".log p").first.wait_for()
+    for _ in range(12):
+        httpx.get(f"{daemon.url}/v1/models")
+    httpx.get(f"{daemon.url}/api/version")
+    page.locator(".log p", has_text="GET /api/version").last.wait_for()
+    rest = "(log) => log.scrollHeight - log.scrollTop - log.clientHeight"
+    assert page.locator(".log").evaluate(rest) < 2
+    page.locator(".log").evaluate("(log) => log.scrollTop = 0")
+    lines = page.locator(".log p").count()
+    httpx.get(f"{daemon.url}/version")
+    page.locator(".log p").nth(lines).wait_for(state="attached")
+    assert page.locator(".log").evaluate("(log) => log.scrollTop") == 0, "it is being read"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", [*VIEWPORTS, "sideways"])
+def test_now_with_requests_is_accessible_and_fits(
+    daemon: Daemon, open_page: Open, device: str, scheme: str
+) -> None:
+    ask_some(daemon)
+    is_sideways = device == "sideways"
+    page = open_page(daemon, "#now", device="phone" if is_sideways else device, scheme=scheme)
+    page.locator("li.ended").nth(2).wait_for()
+    width, height = SIDEWAYS if is_sideways else VIEWPORTS[device]
+    for size in ((width, height), (320, 640)):
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.locator(".log p").first.wait_for()
+        assert accessibility_problems(page) == []
+        check_that_it_fits(page)
