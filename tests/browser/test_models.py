@@ -56,6 +56,10 @@ def test_page_loads_and_unloads_model(models_daemon: ModelsDaemon, open_page: Op
     model_card(page, "second").get_by_text("qwen3_vl").wait_for()
     press(page, "Clear caches", "second")
     page.get_by_role("button", name="Clear caches: second", disabled=False).wait_for()
+    press(page, "Keep loaded", "second")
+    model_card(page, "second").get_by_text("stays until you unload it").wait_for()
+    press(page, "Let go when unused", "second")
+    model_card(page, "second").get_by_text(figures).wait_for()
     press(page, "Unload", "second")
     wait_for_state(page, "second", "Not loaded")
     assert models_daemon.daemon.status()["models"][1]["state"] == "unloaded"
@@ -125,7 +129,7 @@ def test_download_survives_reload_and_can_be_cancelled(
     models_daemon.hub.seconds_per_mib = 3.0
     page = open_page(models_daemon.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("org/one")
-    page.get_by_role("button", name="Download").click()
+    page.get_by_role("button", name="Download", exact=True).click()
     list_row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for(timeout=LOAD_MS)
     assert accessibility_problems(page) == []
     page.reload()
@@ -134,7 +138,7 @@ def test_download_survives_reload_and_can_be_cancelled(
     page.locator("#pulls li").wait_for(state="detached")
     models_daemon.hub.seconds_per_mib = 0.0
     page.get_by_label("Its name on the hub").fill("org/one")
-    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Download", exact=True).click()
     list_row(page, "local", "org/one").get_by_text("hub cache · fits").wait_for(timeout=LOAD_MS)
     assert page.locator("#pulls li").count() == 0
 
@@ -142,15 +146,55 @@ def test_download_survives_reload_and_can_be_cancelled(
 def test_failed_download_shows_its_error(models_daemon: ModelsDaemon, open_page: Open) -> None:
     page = open_page(models_daemon.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("no name of the hub")
-    page.get_by_role("button", name="Download").click()
+    page.get_by_role("button", name="Download", exact=True).click()
     assert page.locator("#pulls li").count() == 0, "the field says what is wrong"
     page.get_by_label("Its name on the hub").fill("org/none")
-    page.get_by_role("button", name="Download").click()
+    page.get_by_role("button", name="Download", exact=True).click()
     failed = list_row(page, "pulls", "org/none")
     failed.get_by_role("alert").wait_for()
     assert "org/none" in failed.get_by_role("alert").inner_text()
     press(page, "Close", "org/none")
     page.locator("#pulls li").wait_for(state="detached")
+
+
+def test_search_finds_models_of_hub_and_downloads_one(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    hub = models_daemon.hub
+    add(hub, "org/wanted-small", demo_files(), parameters={"F16": 7_000_000}, downloads=1200)
+    add(hub, "org/wanted-huge", demo_files(), parameters={"BF16": 5 * 10**9}, gated=True)
+    page = open_page(models_daemon.daemon, "#models")
+    page.get_by_label("Its name on the hub").fill("wanted")
+    page.keyboard.press("Enter")
+    small = list_row(page, "found", "org/wanted-small")
+    small.get_by_text("13.4 MiB · fits · 1.2 k downloads · qwen3_vl").wait_for()
+    huge = list_row(page, "found", "org/wanted-huge")
+    assert "too large for this machine" in huge.inner_text()
+    assert "gated" in huge.inner_text()
+    assert accessibility_problems(page) == []
+    press(page, "Download", "org/wanted-small")
+    small.get_by_text("On this machine").wait_for(timeout=LOAD_MS)
+    list_row(page, "local", "org/wanted-small").wait_for()
+    page.get_by_role("button", name="Back to the suggestions").click()
+    page.get_by_text("Tested families, by size").wait_for()
+    hub.search_status = 503
+    page.get_by_label("Its name on the hub").fill("wanted")
+    page.keyboard.press("Enter")
+    page.get_by_text("answers 503: try again later").wait_for()
+    hub.search_status = 200
+
+
+def test_suggestions_that_do_not_fit_are_shown_on_request(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    page = open_page(models_daemon.daemon, "#models")
+    page.get_by_text("None of them fits beside the pinned models.").wait_for()
+    page.get_by_role("button", name="larger ones").click()
+    row = list_row(page, "found", "mlx-community/Qwen3-VL-4B-Instruct-4bit")
+    row.get_by_text("too large for this machine").wait_for()
+    assert row.get_by_role("button").get_attribute("aria-disabled") == "true"
+    page.get_by_role("button", name="Only what fits").click()
+    row.wait_for(state="detached")
 
 
 # ---- ask, and watch ----------------------------------------------------------------------

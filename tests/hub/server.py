@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 _API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/?]+))?")
 _FILE = re.compile(r"/(cdn/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -42,6 +42,7 @@ class Repo:
     oids: dict[str, str] = field(default_factory=dict)
     """Hashes that the tree tells in place of true ones."""
     moves_to: str | None = None
+    downloads: int = 0
 
     def commit(self, revision: str) -> str | None:
         return revision if revision in self.commits else self.refs.get(revision)
@@ -62,6 +63,8 @@ class Hub:
     failing: Counter[str] = field(default_factory=Counter)
     """How often a file will be answered with 500 when it is fetched, by path."""
     seconds_per_mib: float = 0.0
+    search_status: int = 200
+    search_seconds: float = 0.0
     sent_bytes: Counter[str] = field(default_factory=Counter)
     requests: list[tuple[str, str]] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
@@ -136,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append((self.command, path))
         if token := self.headers.get("Authorization"):
             self.hub.tokens.add(token.removeprefix("Bearer "))
-        if found := _API.fullmatch(path):
+        if path == "/api/models":
+            self._search(parse_qs(urlsplit(self.path).query))
+        elif found := _API.fullmatch(path):
             self._api(found[1], found[2], found[3] or "main")
         elif found := _FILE.fullmatch(path):
             self._file(found[2], found[3], found[4], is_cdn=bool(found[1]))
@@ -158,9 +163,31 @@ class _Handler(BaseHTTPRequestHandler):
             return
         info: dict[str, Any] = {"id": name, "sha": commit, "private": False, "siblings": []}
         if repo.parameters:
-            parameters = repo.parameters
-            info["safetensors"] = {"parameters": parameters, "total": sum(parameters.values())}
+            info["safetensors"] = self._parameters(repo)
         self._json(info)
+
+    def _search(self, query: dict[str, list[str]]) -> None:
+        if self.hub.search_status != 200:
+            self._error(self.hub.search_status, "Internal", "Something is wrong")
+            return
+        time.sleep(self.hub.search_seconds)
+        wanted, most = query["search"][0].lower(), int(query["limit"][0])
+        found = [
+            {
+                "id": name,
+                "downloads": repo.downloads,
+                "gated": "manual" if repo.gated else False,
+                "config": {"model_type": "qwen3_vl"},
+                **({"safetensors": self._parameters(repo)} if repo.parameters else {}),
+            }
+            for name, repo in self.hub.repos.items()
+            if wanted in name.lower()
+        ]
+        found.sort(key=lambda one: -one["downloads"])
+        self._json(found[:most])
+
+    def _parameters(self, repo: Repo) -> dict[str, Any]:
+        return {"parameters": repo.parameters, "total": sum(repo.parameters.values())}
 
     def _file(self, name: str, revision: str, path: str, *, is_cdn: bool) -> None:
         repo = self.hub.repos[name]

@@ -7,8 +7,14 @@ from typing import Any
 
 from starlette.routing import Route
 
-from vlm_server.api.admin.administration import Administration, CachesOf, ModelNamed
+from vlm_server.api.admin.administration import (
+    Administration,
+    CachesOf,
+    ModelNamed,
+    ModelToLoad,
+)
 from vlm_server.api.admin.health import Health
+from vlm_server.api.admin.hub_models import HubModels
 from vlm_server.api.admin.log_lines import LogLines
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
@@ -94,7 +100,7 @@ BODIES = {
     "/api/generate": RouteBody((OllamaGenerateRequest,)),
     "/api/show": _MODEL,
     "/api/pull": _MODEL,
-    "/v1/models/load": _NAMED,
+    "/v1/models/load": RouteBody((ModelToLoad,)),
     "/v1/models/unload": _NAMED,
     "/v1/models/pull": _NAMED,
     "/v1/models/pull/cancel": _NAMED,
@@ -112,6 +118,7 @@ PARAMETERS = {
     "/v1/responses": _RESUMING,
     "/v1/watch/{watch_id}/frames": (Parameter("time", "query", "number", "POST"),),
     "/v1/status": (Parameter("model", "query", "string"),),
+    "/v1/hub/search": (Parameter("query", "query", "string"),),
     "/v1/log": (Parameter("after", "query", "integer"),),
     "/v1/responses/{response_id}": (
         Parameter("stream", "query", "boolean"),
@@ -169,7 +176,9 @@ def all_routes(
         *_ollama(generation),
         *_files(generation.files, settings),
         *_batches(generation, settings, lane),
-        *_administration(Administration(generation, settings)),
+        *_administration(
+            Administration(generation, settings), HubModels(generation.models, settings)
+        ),
         *_operations(generation, settings, sources),
         *_status(Health(generation, lane, ended)),
         _admin("/v1/log", LogLines(log_tail).show),
@@ -283,7 +292,7 @@ def _batches(generation: Generation, settings: Settings, lane: Lane) -> list[Rou
     ]
 
 
-def _administration(administration: Administration) -> list[Route]:
+def _administration(administration: Administration, hub: HubModels) -> list[Route]:
     return [
         _admin("/v1/models/load", administration.load, "POST"),
         _admin("/v1/models/unload", administration.unload, "POST"),
@@ -291,6 +300,8 @@ def _administration(administration: Administration) -> list[Route]:
         _admin("/v1/models/pull/cancel", administration.cancel_pull, "POST"),
         _admin("/v1/caches/clear", administration.clear_caches, "POST"),
         _admin("/v1/checkpoints", administration.checkpoints),
+        _admin("/v1/hub/catalog", hub.catalog),
+        _admin("/v1/hub/search", hub.search),
     ]
 
 

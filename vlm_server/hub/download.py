@@ -100,7 +100,7 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
     The process goes on after its `DownloadPlan` when the next message is asked for.
     """
     command = launch.command(_MODULE, name.repo, name.revision)
-    environment = {**launch.environment(), **_environment()}
+    environment = {**launch.environment(), **library_environment()}
     message: Message | None = None
     async with launch.run_process(command, environment) as process:
         assert process.stdin is not None
@@ -115,7 +115,7 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
             yield DownloadRefused(f"the download ended with status {status}", may_pass=True)
 
 
-def _environment() -> dict[str, str]:
+def library_environment() -> dict[str, str]:
     """A silent hub library, and an absolute cache folder: the process starts in another one."""
     return {
         "HF_HUB_CACHE": str(hub_cache()),

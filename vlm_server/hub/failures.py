@@ -64,6 +64,15 @@ def download_refused(error: Exception, name: HubName) -> DownloadRefused:
     return DownloadRefused(f"{name} can't be downloaded: {type(error).__name__}: {words}")
 
 
+def search_refused(error: Exception) -> str:
+    """Why a search has failed, for people. Shows no token."""
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE forbids to ask the hub: unset it to search"
+    if isinstance(error, HfHubHTTPError):
+        return f"{constants.ENDPOINT} answers {error.response.status_code}: try again later"
+    return f"{constants.ENDPOINT} can't be reached ({type(error).__name__}): is there a network?"
+
+
 def _connection_error(error: Exception) -> DownloadRefused:
     return DownloadRefused(
         f"{constants.ENDPOINT} can't be reached, or broke off ({type(error).__name__}): what "

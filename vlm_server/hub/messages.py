@@ -62,6 +62,24 @@ class DownloadRefused(msgspec.Struct, frozen=True, tag="refused"):
     may_pass: bool = False
 
 
+class FoundModel(msgspec.Struct, frozen=True):
+    """A checkpoint that a search has found. `weight_bytes`: computed from the numbers of its
+    weights by type; 0 if the hub does not tell these."""
+
+    name: str
+    model_type: str
+    weight_bytes: int
+    downloads: int
+    is_gated: bool
+
+
+class SearchResult(msgspec.Struct, frozen=True):
+    """The end of a search; `refusal` says why there is none, for people."""
+
+    models: tuple[FoundModel, ...]
+    refusal: str = ""
+
+
 Message = DownloadPlan | Progress | Done | DownloadRefused
 
 

@@ -205,7 +205,7 @@ async def test_download_process_ends_when_its_parent_dies(hub: Hub) -> None:
     hub.seconds_per_mib = 0.1
     process = await asyncio.create_subprocess_exec(
         *downloads.launch.command("vlm_server.hub.download_process", NAME, ""),
-        env={**downloads.launch.environment(), **downloads._environment()},
+        env={**downloads.launch.environment(), **downloads.library_environment()},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

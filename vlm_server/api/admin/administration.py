@@ -6,7 +6,8 @@ All need an admin key where keys are required: see `http.access.gate`.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import uuid
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -38,6 +39,12 @@ class ModelNamed(msgspec.Struct, forbid_unknown_fields=True):
     model: str
 
 
+class ModelToLoad(ModelNamed, forbid_unknown_fields=True):
+    """A model to load, which then stays unused for `keep_alive_seconds`; negative is for good."""
+
+    keep_alive_seconds: Annotated[float, msgspec.Meta(ge=-1, le=1e9)] | None = None
+
+
 class CachesOf(msgspec.Struct, forbid_unknown_fields=True):
     """The caches of `model`, or of all models."""
 
@@ -56,9 +63,12 @@ class Administration:
 
     async def load(self, request: Request) -> Response:
         """Load a model, also one on this machine that is not in the settings: it is then served."""
-        name = await self._to_load((await self._read(request, ModelNamed)).model)
+        wanted = await self._read(request, ModelToLoad)
+        name = await self._to_load(wanted.model)
         try:
             await self._models.load(name)
+            if wanted.keep_alive_seconds is not None:
+                await self._models.touch(name, f"keep-{uuid.uuid4()}", wanted.keep_alive_seconds)
         except EngineUnavailable as error:
             if not (reason := self._models.status(name).error):
                 raise

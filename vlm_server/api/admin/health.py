@@ -145,6 +145,7 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
         "progress": served_models.progress_of(status),
         "error": status.error or None,
         "expires_at": status.expires_at,
+        "kept": status.is_kept,
         "memory_bytes": memory.active_bytes + memory.pool_bytes if memory else 0,
         "limit_bytes": memory.limit_bytes if memory else 0,
         "memory": msgspec.to_builtins(memory_parts(status.stats)) if status.stats else None,

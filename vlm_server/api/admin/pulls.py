@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +19,8 @@ from vlm_server.settings import Settings
 logger = logging.getLogger(__name__)
 
 _TELL_SECONDS = 1.0
+_RATE_SAMPLES = 10
+"""Some five seconds."""
 
 
 class Pulls:
@@ -51,6 +55,8 @@ class Pull:
         self._name = name
         self._settings = settings
         self._news = self._line("downloading")
+        self._done_bytes = deque[tuple[float, int]](maxlen=_RATE_SAMPLES)
+        """The last (monotonic time, bytes so far), from which the rate is computed."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -81,11 +87,16 @@ class Pull:
             self._news = self._line("failed", error="The server failed; its log says why.")
 
     def _take(self, progress: Progress) -> None:
+        now = time.monotonic()
+        self._done_bytes.append((now, progress.done_bytes))
+        since, done_bytes = self._done_bytes[0]
+        rate = (progress.done_bytes - done_bytes) / (now - since) if now > since else 0.0
         self._news = self._line(
             "downloading",
             file=progress.file,
             bytes=progress.done_bytes,
             total_bytes=progress.total_bytes,
+            bytes_per_second=max(0, round(rate)),
         )
 
     def _line(self, state: str, **more: str | int) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class EngineStatus:
     """The reason why the last load failed, for operators."""
     expires_at: float | None = None
     """The time at which an unused model is unloaded, in seconds since 1970."""
+    is_kept: bool = False
+    """Whether it stays loaded until it is unloaded, though it is not pinned."""
     base: str | None = None
     """The model of an adapter, whose engine answers for it. `stats` are of the base's status."""
     adapter: str = ""

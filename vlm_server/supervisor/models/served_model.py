@@ -109,7 +109,10 @@ class ServedModel:
     def status(self) -> EngineStatus:
         if self.engine is None:
             return self._status
-        status = dataclasses.replace(self.engine.status, expires_at=self.expires_at)
+        is_kept = not self.is_pinned and self.keep_alive_seconds < 0
+        status = dataclasses.replace(
+            self.engine.status, expires_at=self.expires_at, is_kept=is_kept
+        )
         if status.model_facts == ModelFacts():  # it is loaded again
             status = dataclasses.replace(status, model_facts=self._status.model_facts)
         if self.phase is ModelPhase.CLOSING:

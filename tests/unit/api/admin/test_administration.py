@@ -43,6 +43,7 @@ class Pool(OneModel):
         self.second = EngineStatus("unloaded", "second")
         self.added: list[str] = []
         self.cleared: list[str] = []
+        self.touched: list[tuple[str, float | None]] = []
         self.failure: Exception | None = None
 
     @property
@@ -62,6 +63,11 @@ class Pool(OneModel):
             raise self.failure
         if name == "second":
             self.second = replace(self.second, state="ready")
+
+    async def touch(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> None:
+        self.touched.append((name, keep_alive_seconds))
 
     async def unload(self, name: str) -> None:
         if name == "demo":

@@ -451,6 +451,7 @@ async def test_request_sets_models_keep_alive() -> None:
     await until(lambda: machine.loaded() == set())
     await pool.touch("a", "2", -1.0)
     assert pool.status("a").expires_at is None
+    assert pool.status("a").is_kept
     assert machine.loaded() == {"a"}
     await use(pool, "a")  # as clients that can't say it: it is as was said last
     assert pool.status("a").expires_at is None
@@ -458,6 +459,7 @@ async def test_request_sets_models_keep_alive() -> None:
     await until(lambda: machine.loaded() == set())
     await use(pool, "a")
     assert pool.status("a").expires_at is not None  # as its table says again
+    assert not pool.status("a").is_kept
     await pool.unload("a")
     await pool.touch("a", "4", 0.0)
     assert machine.loads["a"] == 3

@@ -97,6 +97,22 @@ export async function copy(button, text) {
   setTimeout(() => (button.textContent = label), 1600);
 }
 
+/** A small button, of what `name` names. One that `waits` does nothing, but keeps the focus. */
+export function button(id, label, name, act, { waits, ...more } = {}) {
+  return h(
+    "button",
+    {
+      class: "quiet small",
+      "data-id": `${id} ${name}`,
+      "aria-label": `${label}: ${name}`,
+      "aria-disabled": waits ? "true" : null,
+      onclick: () => waits || act(),
+      ...more,
+    },
+    label,
+  );
+}
+
 /** An empty state: what there is not, and what would bring it about. */
 export const empty = (title, text) => h("div.empty", h("p", title), text && h("p", text));
 
