@@ -27,6 +27,12 @@ def expand_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def state_folder() -> Path:
+    """Where the program keeps for a user what is neither a setting nor a cache."""
+    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (folder if folder.is_absolute() else expand_home("~/.local/state")) / "vlm-server"
+
+
 def guarded_folder(path: Path) -> Path | None:
     """The folder around `path` that macOS lets a program read only if its user has allowed that."""
     if sys.platform == "darwin":

@@ -19,7 +19,15 @@ PAGE = man_page.PATH
 LEAVES = [parser.prog.split()[1:] for parser in all_commands(build_parser())]
 HEAVY = (
     *("mlx", "mlx_vlm", "numpy", "transformers", "torch", "starlette", "uvicorn", "httpx", "PIL"),
-    *("huggingface_hub", "rich", "shtab", "prometheus_client", "vlm_server.api", "av"),
+    *(
+        "huggingface_hub",
+        "rich",
+        "prompt_toolkit",
+        "shtab",
+        "prometheus_client",
+        "vlm_server.api",
+        "av",
+    ),
 )
 """Modules that no help may import."""
 _MOST_SECONDS = 0.15

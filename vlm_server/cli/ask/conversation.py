@@ -1,21 +1,37 @@
-"""A conversation with one model: the messages so far, and the next answer as it arrives."""
+"""A conversation with one model: the turns so far, and the next answer as it arrives."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from vlm_server.cli.ask import parameters
 from vlm_server.cli.ask.media import Medium
+from vlm_server.cli.ask.parameters import ParameterValue
 from vlm_server.cli.ask.regions import Region, find_regions
-from vlm_server.cli.client.answer import AnswerUsage
+from vlm_server.cli.client.answer import AnswerProgress, AnswerUsage
 from vlm_server.cli.client.chat import routing_key, stream_chunks
 from vlm_server.cli.client.daemon import Daemon
 
-OnText = Callable[[str], None]
+_MIN_PIECES = 8
+"""Pieces of text from which a rate is measured."""
+
+
+class AnswerView(Protocol):
+    """Where an answer goes as it arrives."""
+
+    def show_progress(self, progress: AnswerProgress) -> None:
+        """What a silent answer waits for."""
+
+    def show_reasoning(self, text: str) -> None:
+        """A piece of the reasoning."""
+
+    def write(self, text: str) -> None:
+        """A piece of the answer."""
 
 
 @dataclass(slots=True)
@@ -33,73 +49,108 @@ class ChatReply:
     image: Medium | None = None
     regions: Sequence[Region] = ()
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The rate after the first text; None for an answer in too few pieces to measure."""
+        if self.first_text_seconds is None or self.num_pieces < _MIN_PIECES:
+            return None
+        tokens, seconds = self.usage.completion_tokens, self.total_seconds - self.first_text_seconds
+        return (tokens - 1) / seconds if tokens and seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question with its media, and the answer; `content` are the question's parts as sent."""
+
+    media: Sequence[Medium]
+    question: str
+    answer: str
+    content: list[dict[str, Any]]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        answer = {"role": "assistant", "content": self.answer}
+        return [{"role": "user", "content": self.content}, answer]
+
 
 class ChatSession:
-    """The messages of a conversation; each question is sent with all earlier messages."""
+    """The turns of a conversation; each question is sent with all earlier ones.
+
+    `model` is an entry of `/v1/models`; it, `system` and `values` may change between questions.
+    """
 
     def __init__(
-        self, daemon: Daemon, model: dict[str, Any], max_tokens: int | None, system: str | None
+        self,
+        daemon: Daemon,
+        model: dict[str, Any],
+        values: dict[str, ParameterValue] | None = None,
+        system: str | None = None,
     ) -> None:
         self._daemon = daemon
-        self._model = str(model["id"])
-        self._counts_pixels = model.get("coordinates") == "pixels"
-        self._options = {} if max_tokens is None else {"max_tokens": max_tokens}
-        self._system = system
-        self._messages: list[dict[str, Any]] = []
-        self._image: Medium | None = None
+        self.model = model
+        self.values = values or {}
+        self.system = system
+        self.turns: list[Turn] = []
+        self.last: ChatReply | None = None
         self._key = ""
-
-    def __len__(self) -> int:
-        return len(self._messages)
 
     def forget(self) -> None:
         """Start a new conversation."""
-        self._messages, self._image, self._key = [], None, ""
+        self.turns, self._key, self.last = [], "", None
 
-    async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> ChatReply:
-        """The answer to `question`; `on_text` gets its pieces. Raises CommandFailed.
+    async def ask(self, media: Sequence[Medium], question: str, view: AnswerView) -> ChatReply:
+        """The answer to `question`, shown in `view`. Raises CommandFailed.
 
         An answer cut off by an interrupt is kept in the conversation; a failed question is not.
         """
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
-        messages = [*self._messages, {"role": "user", "content": content}]
-        images = [medium for medium in media if medium.is_image]
-        image = images[-1] if images else self._image
-        reply = ChatReply(self._model, image=image)
+        earlier = [medium for turn in self.turns for medium in turn.media]
+        images = [medium for medium in [*earlier, *media] if medium.is_image]
+        self.last = reply = ChatReply(str(self.model["id"]), image=images[-1] if images else None)
         try:
-            await self._receive(reply, messages, on_text)
+            await self._receive(reply, content, view)
         finally:
             if reply.text:
-                self._messages = [*messages, {"role": "assistant", "content": reply.text}]
-                self._image = image
+                self.turns.append(Turn(tuple(media), question, reply.text, content))
         return reply
 
     async def _receive(
-        self, reply: ChatReply, messages: list[dict[str, Any]], on_text: OnText
+        self, reply: ChatReply, content: list[dict[str, Any]], view: AnswerView
     ) -> None:
-        system = [{"role": "system", "content": self._system}] if self._system else []
+        earlier = [message for turn in self.turns for message in turn.messages]
+        messages = [*earlier, {"role": "user", "content": content}]
+        body = self._body(reply.model, messages)
+        self._key = self._key or routing_key(messages)
+        sent_at = time.perf_counter()
+        try:
+            stream = stream_chunks(self._daemon, body, self._key, view.show_progress)
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    reply.usage = chunk.usage or reply.usage
+                    reply.finish_reason = chunk.finish_reason or reply.finish_reason
+                    if chunk.reasoning:
+                        reply.reasoning += chunk.reasoning
+                        view.show_reasoning(chunk.reasoning)
+                    if chunk.content:
+                        if reply.first_text_seconds is None:
+                            reply.first_text_seconds = time.perf_counter() - sent_at
+                        reply.text += chunk.content
+                        reply.num_pieces += 1
+                        view.write(chunk.content)
+        finally:
+            reply.total_seconds = time.perf_counter() - sent_at
+        if reply.image is not None:
+            counts_pixels = self.model.get("coordinates") == "pixels"
+            image_size = reply.usage.last_seen if counts_pixels else None
+            reply.regions = find_regions(reply.text, *([image_size] if image_size else []))
+
+    def _body(self, model: str, messages: list[dict[str, Any]]) -> bytes:
+        system = [{"role": "system", "content": self.system}] if self.system else []
         request = {
-            "model": self._model,
+            "model": model,
             "messages": [*system, *messages],
             "stream": True,
             "stream_options": {"include_usage": True},
-            **self._options,
+            **parameters.fields(self.values),
         }
-        body = json.dumps(request).encode()
-        self._key = self._key or routing_key(messages)
-        sent_at = time.perf_counter()
-        async with aclosing(stream_chunks(self._daemon, body, self._key)) as chunks:
-            async for chunk in chunks:
-                reply.usage = chunk.usage or reply.usage
-                reply.finish_reason = chunk.finish_reason or reply.finish_reason
-                reply.reasoning += chunk.reasoning
-                if chunk.content:
-                    if reply.first_text_seconds is None:
-                        reply.first_text_seconds = time.perf_counter() - sent_at
-                    reply.text += chunk.content
-                    reply.num_pieces += 1
-                    on_text(chunk.content)
-        reply.total_seconds = time.perf_counter() - sent_at
-        if reply.image is not None:
-            image_size = reply.usage.last_seen if self._counts_pixels else None
-            reply.regions = find_regions(reply.text, *([image_size] if image_size else []))
+        return json.dumps(request).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import mimetypes
 import sys
 from collections.abc import Callable, Sequence
@@ -54,8 +55,12 @@ def is_media_file(word: str) -> bool:
             return True
     except (OSError, ValueError):  # too long for a name, or with a zero byte
         return False
-    is_named_so = (mimetypes.guess_type(word)[0] or "").startswith(_MEDIA)
-    return is_named_so and not any(character.isspace() for character in word)
+    return is_named_as_medium(word) and not any(character.isspace() for character in word)
+
+
+def is_named_as_medium(name: str) -> bool:
+    """Whether a file of this name is an image, a video or a PDF."""
+    return (mimetypes.guess_type(name)[0] or "").startswith(_MEDIA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,11 @@ class Medium:
     @property
     def is_image(self) -> bool:
         return not (self.is_video or self.is_document)
+
+    @property
+    def noun(self) -> str:
+        """What people call it."""
+        return "video" if self.is_video else "document" if self.is_document else "picture"
 
     @property
     def url(self) -> str:
@@ -103,9 +113,14 @@ def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) ->
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CommandFailed(f"can't read {name}: {reason}") from None
+    return checked(Medium(name, kind_of(word, data), data), limits)
+
+
+def checked(medium: Medium, limits: Limits) -> Medium:
+    """`medium`. Raises CommandFailed if the daemon would refuse it."""
+    name, data = medium.name, medium.data
     if not data:
         raise CommandFailed(f"{name} is empty")
-    medium = Medium(name, kind_of(word, data), data)
     try:
         if medium.is_document:
             source = MediaUrl("", name, "document", limits.max_document_bytes)
@@ -117,6 +132,25 @@ def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) ->
     except InvalidRequest as error:
         raise CommandFailed(f"{name}: {error.message}") from None
     return medium
+
+
+def from_clipboard(limits: Limits) -> list[Medium]:
+    """The picture in the clipboard, or the files. Raises CommandFailed."""
+    from PIL import ImageGrab
+
+    try:
+        content = ImageGrab.grabclipboard()
+    except NotImplementedError:
+        raise CommandFailed("no clipboard here: it takes wl-clipboard or xclip") from None
+    except (OSError, ValueError) as error:  # a helper that fails, or no picture
+        raise CommandFailed(f"can't read the clipboard: {error}") from None
+    if isinstance(content, list):
+        return [read(name, limits) for name in content]
+    if content is None:
+        raise CommandFailed("the clipboard holds no picture")
+    png = io.BytesIO()
+    content.save(png, "PNG")
+    return [checked(Medium("clipboard.png", "image/png", png.getvalue()), limits)]
 
 
 def kind_of(name: str, data: bytes) -> str:

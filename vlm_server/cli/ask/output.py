@@ -6,53 +6,114 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm_server.cli.ask import regions
 from vlm_server.cli.ask.conversation import ChatReply
+from vlm_server.cli.client.answer import STATE_WORDS, AnswerProgress
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import printable
 
-_MIN_PIECES = 8
+if TYPE_CHECKING:
+    from vlm_server.cli.ask.markdown import MarkdownStream
+
 _WAITING = "waiting for the answer"
+_LONG_SECONDS = 2.0
+"""Wait from which its seconds are shown."""
+_THOUGHT_CHARS = 60
 
 
-class Screen:
-    """The answer on stdout; a spinner on a terminal's stderr until the first text."""
+class AnswerScreen:
+    """The answer on stdout; until its text comes, what it waits for on a terminal's stderr.
 
-    def __init__(self) -> None:
+    A terminal gets Markdown, unless it `is_plain` or can't move its cursor; all else the bare text,
+    unless it `is_hidden`.
+    """
+
+    def __init__(self, *, is_plain: bool = False, is_hidden: bool = False) -> None:
+        self._is_hidden = is_hidden
         self._waiting = ProgressLine(sys.stderr)
         self._is_terminal = sys.stdout.isatty()
+        is_dumb = os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+        self._is_rich = self._is_terminal and not is_plain and not is_dumb
+        self._markdown: MarkdownStream | None = None
         self._ends_line = True
+        self._started_at = time.monotonic()
+        self._thought = ""
 
     def wait(self) -> None:
-        """Show the spinner."""
-        if sys.stderr.isatty():
-            self._waiting.show(_WAITING, None)
+        """Show that something is to come."""
+        self._show(_WAITING, None)
+
+    def show_progress(self, progress: AnswerProgress) -> None:
+        """Show what a silent answer waits for; nothing once it has begun."""
+        if self._markdown is not None or not self._ends_line or self._thought:
+            return
+        stage = progress.stage or STATE_WORDS.get(progress.state, _WAITING)
+        fraction = progress.fraction if progress.stage else None
+        if progress.state == "prefill" and progress.total:
+            stage += f": {progress.done:,} of {progress.total:,} tokens"
+            fraction = progress.done / progress.total
+        seconds = time.monotonic() - self._started_at
+        waited = f" \u00b7 {seconds:.0f} s" if seconds >= _LONG_SECONDS else ""
+        self._show(stage + waited, fraction)
+
+    def show_reasoning(self, text: str) -> None:
+        """Show the end of the thought."""
+        self._thought = (self._thought + text)[-1000:]
+        tail = " ".join(printable(self._thought).split())[-_THOUGHT_CHARS:]
+        seconds = time.monotonic() - self._started_at
+        self._show(f"thinking \u00b7 {seconds:.0f} s: {tail}", None)
 
     def write(self, text: str) -> None:
         """Print a piece of the answer, without control characters if it goes to a terminal."""
+        if self._is_hidden:
+            return
         self._waiting.clear()
-        print(printable(text) if self._is_terminal else text, end="", flush=True)
+        text = printable(text) if self._is_terminal else text
+        if self._is_rich:
+            self._markdown = self._markdown or new_markdown()
+            self._markdown.write(text)
+            return
+        print(text, end="", flush=True)
         self._ends_line = text.endswith("\n")
 
     def end(self) -> None:
         """End the line of an answer, complete or not."""
         self._waiting.clear()
-        if not self._ends_line:
+        if self._markdown is not None:
+            self._markdown.end()
+        elif not self._ends_line:
             print(flush=True)
-        self._ends_line = True
+        self._markdown, self._ends_line = None, True
+
+    def _show(self, stage: str, fraction: float | None) -> None:
+        if sys.stderr.isatty():
+            self._waiting.show(stage, fraction)
 
 
-def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
+def new_markdown() -> MarkdownStream:
+    """The Markdown of one answer on stdout."""
+    from rich.console import Console  # slow to import, and not needed in a pipe
+
+    from vlm_server.cli.ask.markdown import THEME, MarkdownStream
+
+    return MarkdownStream(Console(file=sys.stdout, theme=THEME, highlight=False))
+
+
+def print_end(
+    reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False, advice: str = ""
+) -> None:
     """Print notes after an answer: that it was cut off, and its image with regions.
 
-    `is_quiet`: only write `save_boxes`. Raises CommandFailed if no regions were found to write.
+    `is_quiet`: only write `save_boxes`. `advice` is how to allow longer answers. Raises
+    CommandFailed if no regions were found to write.
     """
     if reply.finish_reason == "length" and not is_quiet:
-        print("(cut off at the longest answer allowed: --max-tokens)", file=sys.stderr)
+        print(f"(cut off at the longest answer allowed: {advice})", file=sys.stderr)
     can_show = sys.stdout.isatty() and not is_quiet
     protocol = regions.protocol_of(os.environ) if can_show else None
     if reply.regions and reply.image is not None and (protocol or save_boxes):
@@ -64,6 +125,22 @@ def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = Fal
             regions.save(image, save_boxes)
     elif save_boxes is not None:
         raise CommandFailed(f"{save_boxes} was not written: the answer has no boxes or points")
+
+
+def figures(reply: ChatReply) -> str:
+    """The figures of an answer in one line, as far as they are known."""
+    usage, rate, first = reply.usage, reply.tokens_per_second, reply.first_text_seconds
+    parts = []
+    if usage.prompt_tokens is not None:
+        cached = f" ({usage.cached_tokens:,} of them known)" if usage.cached_tokens else ""
+        parts.append(f"{usage.prompt_tokens:,} tokens read{cached}")
+    if usage.completion_tokens is not None:
+        parts.append(f"{usage.completion_tokens:,} written")
+    if rate is not None:
+        parts.append(f"{rate:.1f} tokens/s")
+    if first is not None:
+        parts.append(f"first text after {first:.2f} s")
+    return " \u00b7 ".join([*parts, f"{reply.total_seconds:.2f} s in all"])
 
 
 def as_json(reply: ChatReply) -> str:
@@ -78,19 +155,11 @@ def as_json(reply: ChatReply) -> str:
         "timings": {
             "first_text_seconds": _round(reply.first_text_seconds),
             "total_seconds": _round(reply.total_seconds),
-            "tokens_per_second": _round(_rate(reply)),
+            "tokens_per_second": _round(reply.tokens_per_second),
         },
         "regions": _regions(reply),
     }
     return json.dumps(answer_json, ensure_ascii=False)
-
-
-def _rate(reply: ChatReply) -> float | None:
-    """Tokens per second after the first; None for an answer in too few pieces to measure."""
-    if reply.first_text_seconds is None or reply.num_pieces < _MIN_PIECES:
-        return None
-    tokens, seconds = reply.usage.completion_tokens, reply.total_seconds - reply.first_text_seconds
-    return (tokens - 1) / seconds if tokens and seconds > 0 else None
 
 
 def _regions(reply: ChatReply) -> list[dict[str, Any]]:

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from vlm_server.cli import options
-from vlm_server.cli.ask import chat, media, output, regions
+from vlm_server.cli.ask import media, output, parameters, regions
 from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
+from vlm_server.cli.ask.output import AnswerScreen
+from vlm_server.cli.ask.parameters import ParameterValue
 from vlm_server.cli.client.daemon import Daemon, address_of, is_local, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
@@ -31,8 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer one question, or hold a conversation. Wrong arguments raise before anything starts."""
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
     files, question = media.split(arguments.words)
-    if arguments.max_tokens is not None and arguments.max_tokens < 1:
-        raise ConfigError("--max-tokens must be at least 1")
+    values = parameter_values(arguments)
     if arguments.save_boxes is not None:
         regions.check_target(arguments.save_boxes)
     is_chat = question is None and sys.stdin.isatty()
@@ -42,10 +43,22 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_chat:
         question = question_of(files, question)
     with ready_daemon(arguments, settings) as (daemon, model):
-        conversation = ChatSession(daemon, model, arguments.max_tokens, arguments.system)
-        if question is None:
-            return chat.run(conversation, attached, settings.limits)
-        return answer(arguments, conversation, attached, question)
+        conversation = ChatSession(daemon, model, values, arguments.system)
+        if question is not None:
+            return answer(arguments, conversation, attached, question)
+        from vlm_server.cli.ask.session import Session  # slow to import
+
+        options_of_session = {"is_plain": arguments.plain, "keeps_history": arguments.history}
+        return Session(conversation, daemon, settings.limits, **options_of_session).run(attached)
+
+
+def parameter_values(arguments: argparse.Namespace) -> dict[str, ParameterValue]:
+    """The values of --parameter and --max-tokens. Raises ConfigError."""
+    given = [text.partition("=")[::2] for text in arguments.parameter]
+    if arguments.max_tokens is not None:
+        given.append(("max_tokens", str(arguments.max_tokens)))
+    parsed = {name: parameters.parse(name, value) for name, value in given}
+    return {name: value for name, value in parsed.items() if value is not None}
 
 
 def question_of(files: Sequence[str], question: str | None) -> str:
@@ -70,16 +83,17 @@ def answer(
     question: str,
 ) -> int:
     """Print one answer as `arguments` say."""
-    screen = output.Screen()
+    screen = AnswerScreen(is_plain=arguments.plain, is_hidden=arguments.json)
     screen.wait()
     try:
-        show = (lambda _: None) if arguments.json else screen.write
-        reply = asyncio.run(conversation.ask(attached, question, show))
+        reply = asyncio.run(conversation.ask(attached, question, screen))
     finally:
         screen.end()
     if arguments.json:
         print(output.as_json(reply), flush=True)
-    output.print_end(reply, arguments.save_boxes, is_quiet=arguments.json)
+    output.print_end(reply, arguments.save_boxes, is_quiet=arguments.json, advice="--max-tokens")
+    if arguments.stats and not arguments.json:
+        print(output.figures(reply), file=sys.stderr)
     return 0
 
 

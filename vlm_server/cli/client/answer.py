@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -9,14 +10,42 @@ from typing import Any
 import msgspec
 
 _MAX_ERROR_CHARS = 300
+_PROGRESS = b": progress "
+STATE_WORDS = {
+    "reading": "receiving",
+    "waiting_for_model": "loading the model",
+    "sent": "waiting for its turn",
+    "waiting": "waiting for its turn",
+    "preparing": "preparing",
+    "waiting_for_memory": "waiting for memory",
+    "reading_disk": "reading the cache on disk",
+    "encoding": "looking at the pictures",
+    "prefill": "reading",
+    "decode": "answering",
+}
+"""What people read while a request is in a state: docs/api.md."""
+
+
+class AnswerProgress(msgspec.Struct, frozen=True):
+    """What a request waits for, as its server's comments say: docs/api.md, `X-VLM-Progress`."""
+
+    state: str = ""
+    done: int = 0
+    total: int = 0
+    stage: str = ""
+    fraction: float = 0.0
 
 
 class EventReader:
-    """The reader of server-sent events: turns bytes into the `data` of complete events."""
+    """The reader of server-sent events: turns bytes into the `data` of complete events.
+
+    `progress` is what the last comment on it said, if there was one.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+        self.progress: AnswerProgress | None = None
 
     def feed(self, received: bytes) -> list[bytes]:
         """The events that `received` completes, without comments and fields other than `data`."""
@@ -27,6 +56,9 @@ class EventReader:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(_PROGRESS):
+                with contextlib.suppress(msgspec.DecodeError):  # the comment of another server
+                    self.progress = _decode_progress(line.removeprefix(_PROGRESS))
             elif not line and self._data:
                 events.append(b"\n".join(self._data))
                 self._data = []
@@ -97,6 +129,7 @@ class Chunk(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Chunk).decode
+_decode_progress = msgspec.json.Decoder(AnswerProgress).decode
 
 
 class ChunkReader:
@@ -105,6 +138,11 @@ class ChunkReader:
     def __init__(self) -> None:
         self._events = EventReader()
         self.has_ended = False
+
+    @property
+    def progress(self) -> AnswerProgress | None:
+        """The last that the server said of its progress."""
+        return self._events.progress
 
     def feed(self, received: bytes) -> list[Chunk]:
         """The chunks that `received` completes; other events become chunks with an error."""

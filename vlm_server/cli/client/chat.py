@@ -6,18 +6,19 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import takewhile
 from typing import Any, Self
 
 import httpx
 
-from vlm_server.cli.client.answer import Chunk, ChunkReader, error_message
+from vlm_server.cli.client.answer import AnswerProgress, Chunk, ChunkReader, error_message
 from vlm_server.cli.client.daemon import Daemon, authorization, refusal
 from vlm_server.cli.exit_codes import CommandFailed
 
 HEADER = "X-SMG-Routing-Key"
+_PROGRESS_HEADER = {"X-VLM-Progress": "1"}
 _CONNECT_SECONDS = 10.0
 _BUSY = (429, 503)
 _KEEPALIVE_SECONDS = 2.0
@@ -67,23 +68,36 @@ class ChatClient:
 
     @asynccontextmanager
     async def post(
-        self, content: bytes | AsyncIterable[bytes], num_bytes: int, key: str = ""
+        self,
+        content: bytes | AsyncIterable[bytes],
+        num_bytes: int,
+        key: str = "",
+        *,
+        tells_progress: bool = False,
     ) -> AsyncIterator[Response]:
         """The response to a body of `num_bytes`; leaving the block early closes the connection.
 
-        `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and as `content`.
+        `key` is the conversation's `routing_key`. `tells_progress` asks for comments on progress.
+        Raises httpx.HTTPError, and as `content`.
         """
         sent_at = time.perf_counter()
         headers = {"Content-Length": str(num_bytes), **({HEADER: key} if key else {})}
+        headers |= _PROGRESS_HEADER if tells_progress else {}
         stream = self._http.stream("POST", self._url, content=content, headers=headers)
         async with stream as response:
             yield Response(response, sent_at)
 
 
-async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGenerator[Chunk, None]:
+async def stream_chunks(
+    daemon: Daemon,
+    body: bytes,
+    key: str = "",
+    on_progress: Callable[[AnswerProgress], None] | None = None,
+) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answer to a request with `"stream": true`, without a time limit.
 
-    `key` is the conversation's `routing_key`. Raises CommandFailed.
+    `key` is the conversation's `routing_key`. `on_progress` is told what a silent answer waits for.
+    Raises CommandFailed.
     """
     client = ChatClient(
         daemon.url,
@@ -92,14 +106,18 @@ async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGene
         trust_env=daemon.trust_env,
     )
     try:
-        async with client, client.post(body, len(body), key) as response:
+        post = client.post(body, len(body), key, tells_progress=on_progress is not None)
+        async with client, post as response:
             if response.status != 200:
                 text = b"".join([data async for _, data in response.received()])
                 kind = DaemonBusy if response.status in _BUSY else CommandFailed
                 raise kind(refusal(response.status, text))
             reader = ChunkReader()
             async for _, data in response.received():
-                for chunk in reader.feed(data):
+                chunks = reader.feed(data)
+                if on_progress is not None and not chunks and reader.progress is not None:
+                    on_progress(reader.progress)
+                for chunk in chunks:
                     if chunk.error is not None:
                         raise CommandFailed(error_message(chunk.error))
                     yield chunk

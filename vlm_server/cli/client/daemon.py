@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 
@@ -125,9 +125,10 @@ class Daemon:
         capabilities = models[0].get("capabilities") if models else None
         return capabilities if isinstance(capabilities, list) else ["completion", "vision"]
 
-    def status(self) -> dict[str, Any]:
-        """Object at `/v1/status`. Raises CommandFailed."""
-        if "models" not in (status := _object(self._get_ok("status"))):
+    def status(self, model: str = "") -> dict[str, Any]:
+        """Object at `/v1/status`, of `model` or of the default one. Raises CommandFailed."""
+        query = f"?{urlencode({'model': model})}" if model else ""
+        if "models" not in (status := _object(self._get_ok(f"status{query}"))):
             raise CommandFailed(f"{self.url} tells no status: is it a daemon of vlm-server?")
         return status
 

@@ -16,6 +16,7 @@ import msgspec
 
 from vlm_server.cli.connect import tree
 from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.settings.paths import state_folder
 
 _MAX_BYTES = 16 << 20
 
@@ -83,7 +84,7 @@ class Records:
 
     def __init__(self, client: str, file: Path) -> None:
         digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-        self._folder = _state_folder() / f"{client}-{digest}"
+        self._folder = state_folder() / "connect" / f"{client}-{digest}"
         self._record = self._folder / "record.json"
         self.backup = self._folder / file.name
 
@@ -107,9 +108,3 @@ class Records:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
-
-
-def _state_folder() -> Path:
-    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
-    state = folder if folder.is_absolute() else Path.home() / ".local/state"
-    return state / "vlm-server/connect"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.ask.chat import files_and_question
 from vlm_server.cli.ask.media import split
+from vlm_server.cli.ask.typed import files_and_question, paths
 from vlm_server.errors import ConfigError
 
 
@@ -65,12 +65,36 @@ def test_ask_refuses_two_dashes_for_stdin(words: list[str]) -> None:
         ("# what?", [], "# what?"),
         ("~10 pixels or more?", [], "~10 pixels or more?"),
         ("~no-such-user/a.png What?", ["~no-such-user/a.png"], "What?"),
+        ("./my file.png What?", ["./my file.png"], "What?"),
+        ("What is ./a.png?", ["./a.png"], "What is a.png?"),
+        (
+            "Are './my file.png' and ./b.jpg equal",
+            ["./my file.png", "./b.jpg"],
+            "Are my file.png and b.jpg equal",
+        ),
+        (r"What is in ./my\ file.png", ["./my file.png"], "What is in my file.png"),
+        ("Read ./plain and ./absent.png", [], "Read ./plain and ./absent.png"),
+        ("It's ./a.png", ["./a.png"], "It's a.png"),
     ],
 )
 def test_conversation_line_splits_into_files_and_question(
     line: str, files: list[str], question: str
 ) -> None:
     assert files_and_question(line) == (files, question)
+
+
+@pytest.mark.parametrize("form", ["file://{}/my%20file.png", "{}/my file.png", "'{}/my file.png'"])
+def test_dropped_file_is_found_in_every_form(tmp_path: Path, form: str) -> None:
+    dropped, path = form.format(tmp_path), str(tmp_path / "my file.png")
+    assert files_and_question(f"{dropped} What?") == ([path], "What?")
+    assert files_and_question(dropped) == ([path], "")
+    assert paths(dropped) == [path]
+
+
+def test_command_takes_path_with_spaces_or_several_words() -> None:
+    assert paths("my file.png") == ["my file.png"]
+    assert paths("a.png 'my file.png'") == ["a.png", "my file.png"]
+    assert paths("it's absent.png") == ["it's absent.png"]
 
 
 def test_conversation_line_expands_tilde(tmp_path: Path) -> None:
