@@ -20,11 +20,14 @@ from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
 from vlm_server.api.admin.openapi import Parameter, RouteBody, constant_endpoint, document
 from vlm_server.api.batches.lane import Lane
+from vlm_server.api.batches.split_process import BatchBody
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
 from vlm_server.api.dialects.batches.endpoints import PATH as BATCHES
 from vlm_server.api.dialects.batches.endpoints import Batches
+from vlm_server.api.dialects.batches.message_batches import PATH as MESSAGE_BATCHES
+from vlm_server.api.dialects.batches.message_batches import MessageBatches
 from vlm_server.api.dialects.batches.schema import BatchRequest
 from vlm_server.api.dialects.files.endpoints import MEDIA_PATH as MEDIA
 from vlm_server.api.dialects.files.endpoints import PATH as FILES
@@ -95,6 +98,7 @@ BODIES = {
     f"{MESSAGES}/count_tokens": RouteBody((MessagesRequest,)),
     FILES: RouteBody((OpenAIForm, AnthropicForm), content_type="multipart/form-data"),
     BATCHES: RouteBody((BatchRequest,)),
+    MESSAGE_BATCHES: RouteBody((BatchBody,)),
     MEDIA: RouteBody((), content_type="application/octet-stream"),
     "/api/chat": RouteBody((OllamaChatRequest,)),
     "/api/generate": RouteBody((OllamaGenerateRequest,)),
@@ -284,11 +288,19 @@ def _files(store: FileStore, settings: Settings) -> list[Route]:
 def _batches(generation: Generation, settings: Settings, lane: Lane) -> list[Route]:
     batches = Batches(generation, settings, lane)
     path = f"{BATCHES}/{{batch_id}}"
+    messages = MessageBatches(generation, settings, lane)
+    message_path = f"{MESSAGE_BATCHES}/{{batch_id}}"
     return [
         _post(BATCHES, batches.create),
         Route(BATCHES, batches.list),
         Route(path, batches.retrieve),
         _post(f"{path}/cancel", batches.cancel),
+        _post(MESSAGE_BATCHES, messages.create),
+        Route(MESSAGE_BATCHES, messages.list),
+        Route(message_path, messages.retrieve),
+        Route(message_path, messages.delete, methods=["DELETE"]),
+        Route(f"{message_path}/results", messages.results),
+        _post(f"{message_path}/cancel", messages.cancel),
     ]
 
 

@@ -13,7 +13,10 @@ Status = Literal[
 ]  # fmt: skip
 ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")
 """The states of a batch that has not ended."""
-Counted = Literal["completed", "failed"]
+Counted = Literal["completed", "failed", "unfinished"]
+"""The results of lines; `unfinished` have none but that the batch ended before."""
+MESSAGES = "msgbatch_"
+"""Begins the ids of Message Batches (Anthropic's); those of others begin with `batch_`."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -40,10 +43,16 @@ class Batch(msgspec.Struct, frozen=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
+    unfinished: int = 0
     num_bytes: int = 0
     """Of the results."""
     fault: str = ""
     """JSON of the errors for which it failed."""
+
+    @property
+    def is_messages(self) -> bool:
+        """Whether it is a Message Batch."""
+        return self.id.startswith(MESSAGES)
 
     @property
     def is_active(self) -> bool:

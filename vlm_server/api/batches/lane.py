@@ -277,11 +277,11 @@ class Lane:
         if (run := self._runs.get(batch.id)) is not None and run.running:
             run.interrupt()
             return
-        if batch.is_expired:
+        if batch.is_expired or (batch.is_messages and batch.status == "cancelling"):
             file = run.file if run is not None else await self._read_lines(batch)
             if file is None:
                 return
-            await self._run(finish.record_expired, batch, file, self._store)
+            await self._run(finish.record_unfinished, batch, file, self._store)
             stored = await self._run(self._store.find, batch.owner, batch.id)
             assert stored is not None
             batch = stored

@@ -66,14 +66,18 @@ class BatchStore:
             batches = self._select("WHERE owner = ? AND id = ?", owner, batch_id)
             return batches[0] if batches else None
 
-    def page(self, owner: str, after: str | None, limit: int) -> list[Batch]:
-        """At most `limit` batches of `owner`, the newest first, those that follow `after`."""
-        where, values = "WHERE owner = ?", [owner]
+    def page(
+        self, owner: str, kind: str, after: str | None, limit: int, *, newest_first: bool = True
+    ) -> list[Batch]:
+        """At most `limit` batches of `owner` whose ids begin with `kind`, those after `after`."""
+        where, values = "WHERE owner = ? AND id GLOB ?", [owner, f"{kind}*"]
         if after is not None:
-            where += " AND rowid < (SELECT rowid FROM batches WHERE id = ?)"
+            sign = "<" if newest_first else ">"
+            where += f" AND rowid {sign} (SELECT rowid FROM batches WHERE id = ?)"  # noqa: S608
             values.append(after)
+        order = "DESC" if newest_first else "ASC"
         with self._lock, _failures():
-            return self._select(f"{where} ORDER BY rowid DESC LIMIT {limit:d}", *values)
+            return self._select(f"{where} ORDER BY rowid {order} LIMIT {limit:d}", *values)
 
     def change(self, batch: Batch, **values: object) -> bool:
         """Set fields, if `batch` is still in its state; returns whether it was."""
@@ -104,16 +108,16 @@ class BatchStore:
         with self._lock, _failures():
             return {row[0] for row in self._database.execute(query, (batch.id,))}
 
-    def results(self, batch: Batch, kind: Counted) -> Iterator[bytes]:
-        """The results of a kind, by line."""
+    def results(self, batch: Batch, *, completed: bool) -> Iterator[bytes]:
+        """The results of completed lines, or those of all others, by line."""
         query = (
-            "SELECT line, data FROM results WHERE batch = ? AND kind = ? AND line > ? "
-            "ORDER BY line LIMIT 1"
+            "SELECT line, data FROM results WHERE batch = ? AND (kind = 'completed') = ? "
+            "AND line > ? ORDER BY line LIMIT 1"
         )
         line = -1
         while True:
             with self._lock, _failures():
-                row = self._database.execute(query, (batch.id, kind, line)).fetchone()
+                row = self._database.execute(query, (batch.id, completed, line)).fetchone()
             if row is None:
                 return
             line, data = row
@@ -124,6 +128,11 @@ class BatchStore:
         if self.change(batch, **values):
             with self._changing():
                 self._database.execute("DELETE FROM results WHERE batch = ?", (batch.id,))
+
+    def delete(self, batch: Batch) -> None:
+        """Forget a batch that has ended."""
+        with self._changing():
+            self._database.execute("DELETE FROM batches WHERE id = ?", (batch.id,))
 
     def close(self) -> None:
         with self._lock:

@@ -3,98 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from msgspec import structs
 
 from tests.support.waiting import until
-from tests.unit.api.conftest import parsing_pool
+from tests.unit.api.batches.conftest import FAST, KEYS, ROUTE, Line, Start
+from tests.unit.api.dialects.openai.test_embeddings import vectors
 from tests.unit.api.requests import bearer, chat, user
-from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, Step, failed
-from vlm_server.api.app import create_app
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, Step, failed
 from vlm_server.api.batches import lane
-from vlm_server.api.batches.lane import Lane
-from vlm_server.api.files.store import FileStore
 from vlm_server.platform import conditions
-from vlm_server.settings import BatchSettings, FileSettings, Server, Settings
-
-ROUTE = "/v1/chat/completions"
-FAST = BatchSettings(min_idle_seconds=0.05, on_battery=True)
-KEYS = ("the-first-key", "the-second-key")
-Line = dict[str, Any]
-
-
-class Daemon:
-    """The application, as the front starts and ends it."""
-
-    def __init__(self, engine: ScriptedEngine, settings: Settings) -> None:
-        self.files = FileStore(settings.files)
-        self.app = create_app(settings, OneModel(engine), parsing_pool(), files=self.files)
-        self.lane: Lane = self.app.state.lane
-        self.lane.resume(self.app)
-        self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app, raise_app_exceptions=False),
-            base_url="http://127.0.0.1:8000",
-        )
-
-    async def stop(self) -> None:
-        await self.lane.stop()
-        await self.client.aclose()
-        self.files.close()
-
-    async def upload(self, *lines: Line | str, **headers: str) -> str:
-        texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
-        answer = await self.client.post(
-            "/v1/files",
-            files={"file": ("batch.jsonl", "\n".join(texts).encode())},
-            data={"purpose": "batch"},
-            headers=headers,
-        )
-        return str(answer.json()["id"])
-
-    async def create(self, *lines: Line | str, headers: Any = None, **fields: Any) -> Any:
-        file_id = await self.upload(*lines, **(headers or {}))
-        body = {"input_file_id": file_id, "endpoint": ROUTE, "completion_window": "24h", **fields}
-        answer = await self.client.post("/v1/batches", json=body, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    async def batch(self, batch: Any, **headers: str) -> Any:
-        return (await self.client.get(f"/v1/batches/{batch['id']}", headers=headers)).json()
-
-    async def ended(self, batch: Any, *states: str, **headers: str) -> Any:
-        states = states or ("completed", "failed", "cancelled", "expired")
-        async with asyncio.timeout(10):
-            while True:
-                found = await self.batch(batch, **headers)
-                if found["status"] in states:
-                    return found
-                await asyncio.sleep(0.02)
-
-    async def read(self, file_id: str) -> list[Any]:
-        content = (await self.client.get(f"/v1/files/{file_id}/content")).text
-        return [json.loads(line) for line in content.splitlines()]
-
-
-Start = Callable[..., Daemon]
-
-
-@pytest.fixture
-async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
-    daemons = list[Daemon]()
-
-    def begin(batches: BatchSettings = FAST, **sections: Any) -> Daemon:
-        daemons.append(Daemon(engine, Settings(batches=batches, **sections)))
-        return daemons[-1]
-
-    yield begin
-    for daemon in daemons:
-        await daemon.stop()
+from vlm_server.settings import FileSettings, Server
 
 
 def line(name: str, **fields: Any) -> Line:
@@ -244,6 +166,25 @@ async def test_battery_interrupts_lines_until_machine_is_on_mains(
     engine.script = answer
     (supply / "status").write_text("Charging\n")
     assert (await daemon.ended(batch))["request_counts"]["completed"] == 1
+
+
+async def test_lines_ask_for_vectors(start: Start, engine: ScriptedEngine) -> None:
+    daemon, path = start(), "/v1/embeddings"
+    engine.script = (vectors([0.5, -0.25], [1 / 3, 2.0]),)
+    body = {"model": "demo", "input": ["hi", "ho"]}
+    direct = (await daemon.client.post(path, json=body)).json()
+    good = line("a", url=path, body=body)
+    packed = line("b", url=path, body=body | {"encoding_format": "base64"})
+    bad = line("c", url=path, body={"model": "demo", "input": []})
+    batch = await daemon.ended(await daemon.create(good, packed, bad, endpoint=path))
+    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    first, second = [
+        each["response"]["body"] for each in await daemon.read(batch["output_file_id"])
+    ]
+    assert first == direct
+    assert isinstance(second["data"][0]["embedding"], str)
+    (failed,) = await daemon.read(batch["error_file_id"])
+    assert failed["response"]["body"]["error"]["param"] == "input"
 
 
 async def test_lines_take_no_slots_of_requests(start: Start, engine: ScriptedEngine) -> None:

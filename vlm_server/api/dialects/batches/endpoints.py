@@ -1,4 +1,4 @@
-"""The routes of batches. Each client sees its own batches alone."""
+"""OpenAI's routes of batches. Each client sees its own batches alone."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 class Batches:
     """`/v1/batches`."""
 
+    kind = "batch_"
+    """Begins the ids of its batches."""
+
     def __init__(self, shared: Generation, settings: Settings, lane: Lane) -> None:
         self._shared = shared
         self._settings = settings
@@ -43,7 +46,7 @@ class Batches:
         refuses = self._settings.server.unknown_fields == "refuse"
         wanted = parse(fields, ignored, refuses=refuses)
         access_log.entry_of(request.scope).ignored = ignored.names
-        store, owner = self._store(request), _owner(request)
+        store, owner = self._store(request), owner_of(request)
         find = partial(shared.files.find, owner, wanted.input_file_id)
         file = await anyio.to_thread.run_sync(find)
         if file is None or file.purpose != "batch":
@@ -51,29 +54,19 @@ class Batches:
                 "There is no such file of the purpose 'batch': upload it first, with this API key.",
                 "input_file_id",
             )
-        batch, limit = _batch(owner, wanted), self._settings.batches.max_batches_per_key
-        if not await anyio.to_thread.run_sync(store.add, batch, limit):
-            raise QueueFull(
-                f"{limit} batches of this key have not ended, as many as it may have "
-                "(batches.max_batches_per_key)."
-            )
+        batch = _batch(owner, wanted)
+        await self._add(store, batch)
         self._store(request)  # tells the lane
         return self._json(batch)
 
     async def list(self, request: Request) -> Response:
-        store, owner, query = self._store(request), _owner(request), request.query_params
-        text = query.get("limit", "20")
-        limit = int(text) if _NUMBER.fullmatch(text) else 0
-        if not 1 <= limit <= _MAX_PAGE:
-            raise InvalidRequest(f"`limit` must be from 1 to {_MAX_PAGE}.", "limit")
-        after = query.get("after")
-        if after is not None and await anyio.to_thread.run_sync(store.find, owner, after) is None:
-            raise InvalidRequest("`after` is the id of none of the batches.", "after")
-        found = await anyio.to_thread.run_sync(store.page, owner, after, limit + 1)
+        limit, after = limit_of(request, _MAX_PAGE), await self._known(request, "after")
+        page_of = partial(self._store(request).page, owner_of(request), self.kind, after, limit + 1)
+        found = await anyio.to_thread.run_sync(page_of)
         shown = found[:limit]
         page = {
             "object": "list",
-            "data": [render.batch_object(each, self._lane.paused_of(each)) for each in shown],
+            "data": [self._object(each) for each in shown],
             "first_id": shown[0].id if shown else None,
             "last_id": shown[-1].id if shown else None,
             "has_more": len(found) > limit,
@@ -98,17 +91,38 @@ class Batches:
     def _store(self, request: Request) -> BatchStore:
         return self._lane.begin(request.app)
 
+    async def _add(self, store: BatchStore, batch: Batch) -> None:
+        limit = self._settings.batches.max_batches_per_key
+        if not await anyio.to_thread.run_sync(store.add, batch, limit):
+            raise QueueFull(
+                f"{limit} batches of this key have not ended, as many as it may have "
+                "(batches.max_batches_per_key)."
+            )
+
+    async def _known(self, request: Request, name: str) -> str | None:
+        """The id of a batch in the query's parameter `name`, if any."""
+        batch_id = request.query_params.get(name)
+        if batch_id is not None and await self._look_up(request, batch_id) is None:
+            raise InvalidRequest(f"`{name}` is the id of none of the batches.", name)
+        return batch_id
+
     async def _find(self, request: Request) -> Batch:
-        find = self._store(request).find
-        batch_id = request.path_params["batch_id"]
-        batch = await anyio.to_thread.run_sync(find, _owner(request), batch_id)
+        batch = await self._look_up(request, request.path_params["batch_id"])
         if batch is None:
             raise NotFound("There is no such batch of this API key.")
         return batch
 
+    async def _look_up(self, request: Request, batch_id: str) -> Batch | None:
+        find, owner = self._store(request).find, owner_of(request)
+        if not batch_id.startswith(self.kind):
+            return None
+        return await anyio.to_thread.run_sync(find, owner, batch_id)
+
+    def _object(self, batch: Batch) -> render.Json:
+        return render.batch_object(batch, self._lane.paused_of(batch))
+
     def _json(self, batch: Batch) -> Response:
-        value = render.batch_object(batch, self._lane.paused_of(batch))
-        return Response(msgspec.json.encode(value), media_type="application/json")
+        return Response(msgspec.json.encode(self._object(batch)), media_type="application/json")
 
 
 def _batch(owner: str, wanted: BatchRequest) -> Batch:
@@ -127,5 +141,14 @@ def _batch(owner: str, wanted: BatchRequest) -> Batch:
     )
 
 
-def _owner(request: Request) -> str:
+def limit_of(request: Request, maximum: int) -> int:
+    """The query's `limit`. Raises InvalidRequest."""
+    text = request.query_params.get("limit", "20")
+    limit = int(text) if _NUMBER.fullmatch(text) else 0
+    if not 1 <= limit <= maximum:
+        raise InvalidRequest(f"`limit` must be from 1 to {maximum}.", "limit")
+    return limit
+
+
+def owner_of(request: Request) -> str:
     return keys.key_of(request.scope).identity

@@ -14,6 +14,7 @@ _ENDS = ("failed", "completed", "expired", "cancelled")
 
 def batch_object(batch: Batch, paused: str | None) -> Json:
     """OpenAI's object of a batch, and `paused`: why no line of it is begun."""
+    failed = batch.failed + batch.unfinished
     has_files = batch.status in ("completed", "expired", "cancelled")
     faults = msgspec.json.decode(batch.fault) if batch.fault else None
     return {
@@ -25,7 +26,7 @@ def batch_object(batch: Batch, paused: str | None) -> Json:
         "completion_window": batch.completion_window,
         "status": batch.status,
         "output_file_id": batch.output_file_id if has_files and batch.completed else None,
-        "error_file_id": batch.error_file_id if has_files and batch.failed else None,
+        "error_file_id": batch.error_file_id if has_files and failed else None,
         "created_at": batch.created_at,
         "in_progress_at": batch.in_progress_at,
         "expires_at": batch.expires_at,
@@ -35,7 +36,7 @@ def batch_object(batch: Batch, paused: str | None) -> Json:
         "request_counts": {
             "total": batch.total,
             "completed": batch.completed,
-            "failed": batch.failed,
+            "failed": failed,
         },
         "metadata": msgspec.json.decode(batch.metadata),
         "paused": paused,

@@ -183,9 +183,9 @@ class Documents:
         return self._settings.draw_timeout_seconds - work.request.seconds
 
     async def _in_process(self, job: DrawJob, owner: str, seconds: float) -> Drawn:
-        """The outcome of `job`, in `owner`'s turn.
+        """The outcome of `job`, in a turn of `owner`.
 
-        Raises RequestError, ChildTimeout, ChildFailed.
+        Raises RequestError, ChildTimeout and ChildFailed.
         """
         cancellation = Cancellation()
         run = partial(self._pool.run, messages.encode(job), seconds, cancellation)

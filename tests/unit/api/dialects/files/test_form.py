@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def form(content: bytes) -> bytes:
-    """A form of a field and a file, after an empty line, with white space after a boundary."""
+    """A form with a field and a file, an empty line before, and white space after a boundary."""
     field = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nvision'
     file = b'--b \t\r\nX: y\r\ncontent-DISPOSITION: form-data; name="file"; filename="a"\r\n\r\n'
     return b"\r\n" + field + b"\r\n" + file + content + b"\r\n--b--\r\nignored\r\n--b\r\n"

@@ -1,0 +1,210 @@
+"""Anthropic's routes of batches: their requests come in one body, and their results as one file.
+
+A Message Batch is a batch like others, whose file of lines is made from the body.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import BinaryIO
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from vlm_server.api.batches import split_process
+from vlm_server.api.batches.batch import MESSAGES, Batch, new_id
+from vlm_server.api.batches.lane import Lane
+from vlm_server.api.batches.split_process import SplitLines
+from vlm_server.api.dialects.batches import message_render
+from vlm_server.api.dialects.batches.endpoints import Batches, limit_of, owner_of
+from vlm_server.api.files import stored_file
+from vlm_server.api.files.store import FileStore
+from vlm_server.api.files.stored_file import StoredFile
+from vlm_server.api.http import body
+from vlm_server.api.http.access import keys
+from vlm_server.api.http.connection.exchange import wait_until_read
+from vlm_server.api.http.fair_turns import FairTurns
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.parsing.media.external import SentError
+from vlm_server.errors import (
+    Conflict,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    RequestError,
+    RequestTooCostly,
+)
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout
+from vlm_server.settings import MIB, Settings
+
+PATH = "/v1/messages/batches"
+_WINDOW_SECONDS = 24 * 3600
+_MAX_PAGE = 1000
+_PIECE_BYTES = 256 << 10
+_MODULE = "vlm_server.api.batches.split_process"
+_decoder: msgspec.msgpack.Decoder[SplitLines | SentError] = msgspec.msgpack.Decoder(
+    SplitLines | SentError
+)
+
+
+class MessageBatches(Batches):
+    """`/v1/messages/batches`."""
+
+    kind = MESSAGES
+
+    def __init__(self, shared: Generation, settings: Settings, lane: Lane) -> None:
+        super().__init__(shared, settings, lane)
+        limits, batches = settings.limits, settings.batches
+        memory_bytes = 256 * MIB + 8 * limits.max_body_bytes
+        self._seconds = limits.parsing_timeout_seconds
+        bounds = memory_bytes, self._seconds, batches.max_lines, batches.max_line_bytes
+        self._pool = ChildPool(_MODULE, 1, *map(str, bounds), memory_bytes=memory_bytes)
+        self._turns = FairTurns(1)
+        self._thread = anyio.CapacityLimiter(1)
+
+    async def create(self, request: Request) -> Response:
+        shared, owner = self._shared, owner_of(request)
+        store = self._store(request)
+        body.check_headers(request.headers, shared.limits)
+        slots, client = shared.queue_slots, keys.key_of(request.scope).name
+        slots.check(client, request.headers)
+        data = await body.read(request.receive, shared.limits, shared.arriving)
+        with slots.hold(client, len(data)) as slot:
+            reading = self._split(owner, data)
+            lines = await body.until_disconnect(request.receive, reading)
+            slot.reserve(len(data) + len(lines.data))
+            batch_id = new_id(MESSAGES)
+            save = partial(_save, shared.files, owner, lines.data, f"{batch_id}_input.jsonl")
+            file = await anyio.to_thread.run_sync(save)
+        batch = _batch(batch_id, file, lines.number)
+        await self._add(store, batch)
+        self._store(request)  # tells the lane
+        return self._json(batch)
+
+    async def list(self, request: Request) -> Response:
+        limit, before = limit_of(request, _MAX_PAGE), await self._known(request, "before_id")
+        after = await self._known(request, "after_id")
+        if before and after:
+            raise InvalidRequest("`before_id` and `after_id` exclude each other.", "before_id")
+        page_of = partial(self._store(request).page, newest_first=not before)
+        arguments = owner_of(request), self.kind, before or after, limit + 1
+        found = await anyio.to_thread.run_sync(page_of, *arguments)
+        shown = found[:limit][::-1] if before else found[:limit]
+        page = {
+            "data": [self._object(each) for each in shown],
+            "first_id": shown[0].id if shown else None,
+            "last_id": shown[-1].id if shown else None,
+            "has_more": len(found) > limit,
+        }
+        return Response(msgspec.json.encode(page), media_type="application/json")
+
+    async def cancel(self, request: Request) -> Response:
+        batch = await self._find(request)
+        return self._json(batch) if not batch.is_active else await super().cancel(request)
+
+    async def results(self, request: Request) -> Response:
+        """The results of a batch that has ended, in lines. Raises NotFound and Conflict."""
+        batch = await self._find(request)
+        if batch.is_active:
+            raise Conflict("The batch has not ended yet.")
+        if batch.fault:
+            raise NotFound("The batch has no results: its requests were deleted, or it failed.")
+        readers = await anyio.to_thread.run_sync(_open, self._shared.files, batch)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            try:
+                for reader in readers:
+                    while lines := await anyio.to_thread.run_sync(reader.readlines, _PIECE_BYTES):
+                        yield await anyio.to_thread.run_sync(message_render.results, lines)
+                        await wait_until_read(request.scope)
+            finally:
+                for reader in readers:
+                    reader.close()
+
+        return StreamingResponse(pieces(), media_type="application/x-jsonl")
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a batch that has ended, and drop its results."""
+        batch, store = await self._find(request), self._store(request)
+        if batch.is_active:
+            raise Conflict("The batch has not ended yet: cancel it first.")
+
+        def forget() -> None:
+            for file_id in (batch.output_file_id, batch.error_file_id):
+                if file := self._shared.files.find(batch.owner, file_id):
+                    self._shared.files.delete(file)
+            store.delete(batch)
+
+        await anyio.to_thread.run_sync(forget)
+        deleted = {"id": batch.id, "type": "message_batch_deleted"}
+        return Response(msgspec.json.encode(deleted), media_type="application/json")
+
+    async def _split(self, owner: str, data: bytearray) -> SplitLines:
+        """The lines for the requests in a body. Raises RequestError."""
+        cancellation = Cancellation()
+        run = partial(self._pool.run, data, self._seconds, cancellation)
+        try:
+            async with self._turns.turn(owner):
+                answer = await anyio.to_thread.run_sync(
+                    run, abandon_on_cancel=True, limiter=self._thread
+                )
+        except ChildNotStarted:
+            raise EngineUnavailable("The server is short of processes; try again later.") from None
+        except (ChildTimeout, ChildFailed):
+            raise RequestTooCostly("Reading the request takes too much time or memory.") from None
+        finally:
+            cancellation.cancel()
+        outcome = _decoder.decode(answer)
+        if isinstance(outcome, SentError):
+            raise RequestError.from_code(outcome.code, outcome.message, outcome.param)
+        return outcome
+
+    def _object(self, batch: Batch) -> message_render.Json:
+        return message_render.batch_object(batch, self._lane.paused_of(batch))
+
+
+def _save(files: FileStore, owner: str, data: bytes, name: str) -> StoredFile:
+    with files.upload() as upload:
+        upload.write(data)
+        return files.add(owner, upload, name, "batch")
+
+
+def _open(files: FileStore, batch: Batch) -> list[BinaryIO]:
+    """The files of results. Raises NotFound if one was dropped."""
+    wanted, readers = list[str](), list[BinaryIO]()
+    if batch.completed:
+        wanted.append(batch.output_file_id)
+    if batch.failed or batch.unfinished:
+        wanted.append(batch.error_file_id)
+    for file_id in wanted:
+        file = files.find(batch.owner, file_id)
+        reader = None if file is None else files.open(file)
+        if reader is None:
+            for opened in readers:
+                opened.close()
+            raise NotFound("The results were deleted or dropped (files.max_age_seconds).")
+        readers.append(reader)
+    return readers
+
+
+def _batch(batch_id: str, file: StoredFile, total: int) -> Batch:
+    now = int(time.time())
+    return Batch(
+        batch_id,
+        file.owner,
+        file.id,
+        split_process.ENDPOINT,
+        "24h",
+        "null",
+        now,
+        now + _WINDOW_SECONDS,
+        stored_file.new_id(),
+        stored_file.new_id(),
+        total=total,
+    )
