@@ -18,7 +18,7 @@ from vlm_server.api.files.store import FileStore
 from vlm_server.settings import BatchSettings, Settings
 
 ROUTE = "/v1/chat/completions"
-FAST = BatchSettings(quiet_seconds=0.05, on_battery=True)
+FAST = BatchSettings(min_idle_seconds=0.05, on_battery=True)
 KEYS = ("the-first-key", "the-second-key")
 Line = dict[str, Any]
 

@@ -188,7 +188,7 @@ def _open(files: FileStore, batch: Batch) -> list[BinaryIO]:
         if reader is None:
             for opened in readers:
                 opened.close()
-            raise NotFound("The results were deleted or dropped (files.max_age_seconds).")
+            raise NotFound("The results were deleted or dropped (files.keep_seconds).")
         readers.append(reader)
     return readers
 
