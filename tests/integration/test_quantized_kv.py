@@ -160,7 +160,9 @@ def test_prefix_cache_holds_bytes_that_it_reports(engine: EngineHarness, served:
 
 
 @contextmanager
-def engine_on(served: Served, folder: Path, bits: int) -> Iterator[EngineHarness]:
+def engine_on(
+    served: Served, folder: Path, bits: int, *, quantize_running: bool = False
+) -> Iterator[EngineHarness]:
     """A new engine with a disk cache in `folder`."""
     settings = CacheSettings(
         max_token_layout_bytes=LOTS,
@@ -168,6 +170,7 @@ def engine_on(served: Served, folder: Path, bits: int) -> Iterator[EngineHarness
         max_encoder_bytes=LOTS,
         max_prefix_bytes=LOTS,
         kv_bits=bits,  # type: ignore[arg-type]
+        quantize_running=quantize_running,
         max_disk_bytes=LOTS,
         disk_folder=str(folder),
     )

@@ -459,7 +459,8 @@ def test_guesses_equal_those_of_mlx_vlms_drafter(tmp_path: Path, kind: str):
     assert head is not None
     rng, pairs = np.random.default_rng(0), list[tuple[int, int]]()
     for _ in range(12):
-        token_ids, layers = mx.array(rng.integers(3, 340, size=(1, 40))), head.new_layers()
+        token_ids = mx.array(rng.integers(3, 340, size=(1, 40)))
+        layers = loaded.head_layers(loaded.new_layers())
         with logits_of(loaded.language_model, WantedLogits(1)) as seen:
             cache = new_layers(loaded.language_model)
             logits = loaded.language_model(token_ids, cache=cache).logits

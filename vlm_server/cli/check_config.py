@@ -66,7 +66,9 @@ def check_models(settings: Settings) -> None:
     ]
     for model in local_models if not settings.distributed.hostfile else ():
         adapters = settings.adapters_of(model.name)
-        request = ExaminationRequest(model, settings.memory, adapters=adapters)
+        request = ExaminationRequest(
+            model, settings.memory, adapters=adapters, cache=settings.cache
+        )
         examination = asyncio.run(examine(request))
         if examination.refusal:
             raise ModelLoadError(f"{model.name}: {examination.refusal}")

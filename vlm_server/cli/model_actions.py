@@ -225,7 +225,7 @@ async def _examine_model(
     """Examine the model of `settings`; and its plan, if it is on the hub as `hub_name`."""
     plan = await look_up(hub_name) if hub_name is not None else None
     adapters = settings.adapters_of(settings.model.name)
-    request = ExaminationRequest(settings.model, settings.memory, plan, adapters)
+    request = ExaminationRequest(settings.model, settings.memory, plan, adapters, settings.cache)
     return await examine(request), plan
 
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from vlm_server.cache.caches import Caches
@@ -65,6 +66,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     memory = group.memory(start.memory, device)
     loaded = group.load(start, device, memory.limit_bytes)
     caches = build_caches(start.cache, memory.read(), loaded)
+    loaded = replace(loaded, kv_storage=caches.kv_storage.running)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     loop = build_engine(start, loaded, governor, caches, channel.inbox, channel.send, group)
     spec = loaded.spec
@@ -218,7 +220,9 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     if loaded.family.embeds is not None:
         return suitable_num_seqs(0, 0)
     memory = governor.stats()
-    size = planned_state_size(loaded.language_model, loaded.family, loaded.drafter)
+    size = planned_state_size(
+        loaded.language_model, loaded.family, loaded.drafter, loaded.kv_storage
+    )
     seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
     logger.info("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)

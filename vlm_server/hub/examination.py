@@ -12,7 +12,7 @@ import msgspec
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.platform.child import launch
-from vlm_server.settings import MemorySettings, ModelSettings
+from vlm_server.settings import CacheSettings, MemorySettings, ModelSettings
 
 _MODULE = "vlm_server.examine"
 _TIMEOUT_SECONDS = 120.0
@@ -26,6 +26,7 @@ class ExaminationRequest(msgspec.Struct, frozen=True):
     plan: DownloadPlan | None = None
     adapters: dict[str, str] = {}
     """The folders of its LoRA adapters, by name; not looked at before a download."""
+    cache: CacheSettings = CacheSettings()
 
 
 class Examination(msgspec.Struct, frozen=True):

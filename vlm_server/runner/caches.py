@@ -57,7 +57,8 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
     storage = EXACT if prefix_sizes is None else prefix_sizes.storage
     if not storage.is_exact:
-        logger.info("cached KV is stored with %d bits (cache.kv_bits)", storage.bits)
+        whose = "all" if storage.of_running else "cached"
+        logger.info("%s KV is stored with %d bits (cache.kv_bits)", whose, storage.bits)
     pixel_bytes = _size(settings.max_pixel_bytes, machine.memory_bytes() // 32)
     vector_bytes = _size(settings.max_vector_bytes, machine.memory_bytes() // 64)
     folder, fingerprint = disk_folder(settings), Future[str]()
@@ -111,7 +112,7 @@ class PrefixSizes:
         num_tokens = min(_CONVERSATION_TOKENS, loaded.spec.context_tokens)
 
         def sizes(bits: int) -> PrefixSizes:
-            storage = KVStorage(bits, settings.kv_group_size)
+            storage = KVStorage(bits, settings.kv_group_size, settings.quantize_running)
             return cls(state_size.stored_bytes_for(num_tokens, storage), storage)
 
         if settings.kv_bits != "auto":

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.backends import backend_of
@@ -15,7 +16,7 @@ from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families.family import Family
 from vlm_server.runner.fingerprint import Checkpoint
-from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.kv.layers import empty_layer, new_layers
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.mrope import DecodePositions
@@ -58,6 +59,8 @@ class LoadedModel:
     """None if this process has all of the model."""
     draft_head: DraftHead | None = None
     """Its trained drafter, if it has one."""
+    kv_storage: KVStorage = EXACT
+    """How running sequences hold KV."""
 
     @property
     def language_model(self) -> Any:
@@ -74,8 +77,8 @@ class LoadedModel:
 
     def new_layers(self) -> list[Any]:
         """An empty cache for each layer of one sequence: the model's, then the draft head's."""
-        head = self.draft_head
-        return new_layers(self.language_model) + ([] if head is None else head.new_layers())
+        layers = new_layers(self.language_model, self.kv_storage)
+        return layers + [empty_layer(None, self.kv_storage) for _ in range(self._num_head_layers)]
 
     def model_layers(self, layers: list[Any]) -> list[Any]:
         """The part of `new_layers` that is the model's."""

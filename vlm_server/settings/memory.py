@@ -27,6 +27,9 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bits per number of cached KV, in memory and on disk: 16 stores it exactly, 8 and 4 quantize
     it, which may change answers that continue from it; `auto` stores it exactly if the prefix cache
     holds two conversations of 32,768 tokens that way, else with 8 bits. See docs/memory.md."""
+    quantize_running: bool = False
+    """Whether running requests hold KV with `kv_bits`, too: their conversations take half or a
+    quarter of the memory, and steps take longer."""
     kv_group_size: Annotated[int, Meta(ge=8, le=1024)] = 64
     """Neighbouring numbers of quantized KV that share a scale, at most."""
     max_vector_bytes: Annotated[Annotated[int, Meta(ge=0)] | None, Auto] = None

@@ -52,10 +52,11 @@ def model(situation: Situation) -> Finding:
         return warning("model", f"{checkpoint.path} is not on this machine", advice)
     settings = situation.settings
     adapters = settings.adapters_of(checkpoint.name)
+    request = ExaminationRequest(
+        checkpoint, settings.memory, adapters=adapters, cache=settings.cache
+    )
     try:
-        examination = asyncio.run(
-            examine(ExaminationRequest(checkpoint, settings.memory, adapters=adapters))
-        )
+        examination = asyncio.run(examine(request))
     except ModelLoadError as error:
         return problem("model", f"{checkpoint.name}: {error}", "see `device`")
     if examination.refusal:

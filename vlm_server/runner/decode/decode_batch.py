@@ -37,6 +37,7 @@ from vlm_server.runner.decode.wide_step import (
 )
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv import batch_cache
+from vlm_server.runner.kv.layers import buffers_of
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import snapshot
 from vlm_server.runner.loaded import LoadedModel
@@ -77,7 +78,7 @@ class DecodeBatch:
         """The arrays that are computed last of all that was launched."""
         newest = [] if self._newest is None else [self._newest.tokens]
         logits = [] if self._step is None else [self._step.logits]
-        return [*newest, *logits, *self._head.arrays, [layer.state for layer in self._cache]]
+        return [*newest, *logits, *self._head.arrays, buffers_of(self._cache)]
 
     @property
     def num_guided(self) -> int:
@@ -117,7 +118,7 @@ class DecodeBatch:
             cache = batch_cache.join_rows(self._cache, len(self._seqs), prompts[0].cache, rows)
         newest = self._newest
         tokens = first_tokens if newest is None else mx.concatenate([newest.tokens, first_tokens])
-        mx.eval(first_tokens, tokens, [layer.state for layer in cache])
+        mx.eval(first_tokens, tokens, buffers_of(cache))
         sampled = Sampled(logprobs=by_sequence(logprobs))
         self._cache = cache
         self._head.join([prompts[row].hidden for row in rows])

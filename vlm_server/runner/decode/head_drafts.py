@@ -18,6 +18,7 @@ from vlm_server.runner.decode.sequence import DecodingSequence
 from vlm_server.runner.decode.speculation import DraftByHead
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.kv.layers import buffers_of
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.draft_head import DraftHead
 
@@ -77,7 +78,7 @@ class HeadDrafts:
             rows = [seq.token_ids[-n:] if n else [] for seq, n in _of(seqs, counts)]
             self._append(rows, layers, seqs)
         self._states, self._counts = [newest], [[1] * len(seqs)]
-        mx.async_eval(newest, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
+        mx.async_eval(newest, buffers_of(layers))  # type: ignore[no-untyped-call]
 
     def bound(self, cache: list[Any], seqs: Sequence[DecodingSequence]) -> None:
         """Catch up if there are many pending states."""

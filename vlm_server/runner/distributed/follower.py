@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import NoReturn
 
 from vlm_server.errors import EngineBroken, ModelLoadError
@@ -55,6 +56,7 @@ def follow(rank: Rank, device: Device) -> NoReturn:
         rank_zero.send(NotLoaded(str(error)))
         raise
     serve = rank_zero.expect(Serve)
+    loaded = replace(loaded, kv_storage=serve.kv_storage.running)
     own = speculation_of(loaded, serve.num_draft_tokens)
     prefixes = FollowerPrefixes(lambda: rank_zero.expect(Stored), serve.kv_storage)
     speculation = FollowerSpeculation(own, lambda: rank_zero.expect(Drafts))

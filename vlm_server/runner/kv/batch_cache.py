@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
-from vlm_server.runner.kv.layers import can_batch
+from vlm_server.runner.kv.layers import can_batch, empty_layer, storage_of
+from vlm_server.runner.kv.packed_cache import packs, unpacks
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 SequenceLayer: TypeAlias = KVCache | WindowKVCache
@@ -149,10 +151,11 @@ def _as_rows(layer: Any, count: int) -> Any:
 class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     """One layer of a batch, a row for each sequence; `merge`, `prepare` and `trim` don't fit it.
 
-    keys, values: (rows, heads, capacity, head size). Row i's tokens are columns `paddings[i]` to
-    `ends[i]`: rows are padded on the left to end evenly, until `cut` removes tokens of some.
-    Capacity grows by `step` columns at a time. Where a layer has a window of `max_size` tokens, the
-    first columns are dropped from time to time: the padding of a row that lost tokens is negative.
+    keys, values: (rows, heads, capacity, head size), or packed as `storage` says. Row i's tokens
+    are columns `paddings[i]` to `ends[i]`: rows are padded on the left to end evenly, until `cut`
+    removes tokens of some. Capacity grows by `step` columns at a time. Where a layer has a window
+    of `max_size` tokens, the first columns are dropped from time to time: the padding of a row that
+    lost tokens is negative.
     """
 
     def __init__(
@@ -162,8 +165,10 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         paddings: list[int],
         ends: list[int],
         max_size: int | None = None,
+        storage: KVStorage = EXACT,
     ) -> None:
         self.keys, self.values, self.max_size = keys, values, max_size
+        self.storage = storage
         self._right_padding = None
         self._left_padding: mx.array | None = None
         self._set_rows(paddings, ends)
@@ -173,7 +178,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """The arrays of `cache` as one row."""
         [(start, end)] = bounds_of(cache)
         max_size = getattr(cache, "max_size", None)
-        return cls(cache.keys, cache.values, [start], [end], max_size)
+        return cls(cache.keys, cache.values, [start], [end], max_size, storage_of(cache))
 
     @classmethod
     def copies(cls, cache: SequenceLayer, count: int) -> RowsKVCache:
@@ -241,6 +246,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._arrange([Run(0, num_rows, first, length)], buffer_capacity(length + count))
         self._move(-first)
 
+    @packs
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `keys` and `values`, (rows, heads, tokens, head size).
 
@@ -285,6 +291,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         )
 
     @property
+    @unpacks
     def state(self) -> tuple[mx.array, mx.array]:
         """Keys and values of the columns in use, as the last `update_and_fetch` returned them."""
         columns = slice(self._fetched_from, self._idx)
@@ -309,7 +316,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def extract(self, idx: int) -> SequenceLayer:
         """Row `idx` alone."""
         start, end = max(self._first_kept(idx), 0), self.ends[idx]
-        cache = KVCache() if self.max_size is None else WindowKVCache(self.max_size)
+        cache = empty_layer(self.max_size, self.storage)
         cache.offset = end - self.paddings[idx]
         if isinstance(cache, WindowKVCache):
             cache.num_dropped = start - self.paddings[idx]

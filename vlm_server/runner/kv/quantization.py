@@ -1,4 +1,4 @@
-"""Keys and values with 8 or 4 bits per number, for segments of the prefix cache.
+"""Keys and values with 8 or 4 bits per number, of the prefix cache or of running sequences.
 
 The numbers of one token and head are quantized in groups, each with one scale (as llama.cpp's Q8_0
 and Q4_0). The number of the largest magnitude becomes the lowest code, -128 or -8, so that the
@@ -8,7 +8,8 @@ it is restored and stored.
 
 A quantized array is two arrays: codes, (..., size) int8, or (..., size / 2) uint8 with two codes
 each; and scales, (..., groups) of the array's own type. Other arrays are stored as they are: the
-types of a segment's arrays say how each was stored.
+types of a segment's arrays say how each was stored. Layers of running sequences have both arrays
+packed into one, (..., bytes) uint8: the codes of a token and head, and its scales.
 """
 
 from __future__ import annotations
@@ -54,6 +55,30 @@ def dequantized(arrays: Iterable[mx.array]) -> Iterator[mx.array]:
     for array in remaining:
         is_quantized = array.dtype in _CODE_TYPES.values()
         yield _dequantize(array, next(remaining)) if is_quantized else array
+
+
+def packed(keys: mx.array, values: mx.array, storage: KVStorage) -> tuple[mx.array, mx.array]:
+    """Keys and values, (rows, heads, tokens, size), packed; as they are if that takes no less."""
+    if keys.shape == values.shape and keys.dtype == values.dtype:  # half as many operations
+        both = _packed(mx.stack([keys, values]), storage)
+        return both[0], both[1]
+    return _packed(keys, storage), _packed(values, storage)
+
+
+def unpacked(array: mx.array, size: int, dtype: mx.Dtype, storage: KVStorage) -> mx.array:
+    """Keys or values of `size` numbers of `dtype` that were packed."""
+    if array.dtype == dtype:
+        return array
+    num_bytes = size * storage.bits // 8
+    codes, scales = array[..., :num_bytes], array[..., num_bytes:].view(dtype)
+    return _dequantize(codes.view(_CODE_TYPES[storage.bits]), scales)
+
+
+def _packed(array: mx.array, storage: KVStorage) -> mx.array:
+    arrays = quantize(array, storage)
+    if len(arrays) == 1:
+        return array
+    return mx.concatenate([each.view(mx.uint8) for each in arrays], axis=-1)
 
 
 def _dequantize(codes: mx.array, scales: mx.array) -> mx.array:

@@ -23,11 +23,15 @@ from mlx_vlm.models.cache import ArraysCache, CacheList, KVCache, PoolingCache
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.kv.layers import storage_of
 from vlm_server.runner.kv.quantization import dequantized, quantize, row_bytes
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 _MIN_STORED_SHARE = 0.75
 """Minimum share of a buffer to be stored for which all of it is stored without a copy."""
+
+_NUM_UNPACKED = 2
+"""Packed layers that a step has unpacked at once: one is computed while the next is launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,8 @@ class StateSize:
 
     def __init__(self, layers: Sequence[Any], num_tokens: int) -> None:
         self._fixed_bytes = 0
+        self._unpacked_bytes = 0
+        """Bytes of a token in the layers that a step has unpacked at once, of packed ones."""
         self._token_bytes: Counter[int | None] = Counter()
         """Bytes of a token, by the maximum number of tokens of the layers; None for no maximum."""
         plain = [layer for layer in layers if _can_be_cut(layer) and layer.keys is not None]
@@ -154,6 +160,9 @@ class StateSize:
                 _, heads, _, size = layer.keys.shape
                 num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
                 self._token_bytes[getattr(layer, "max_size", None)] += num_bytes
+                if not storage_of(layer).is_exact:
+                    plain_bytes = _NUM_UNPACKED * heads * layer.plain.row_bytes
+                    self._unpacked_bytes = max(self._unpacked_bytes, plain_bytes)
         elif isinstance(layer, ArraysCache):
             self._fixed_bytes += _array_bytes(layer.cache)
         elif isinstance(layer, CacheList):
@@ -173,9 +182,13 @@ class StateSize:
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes of a sequence of `num_tokens`, including unused columns of its buffers."""
         capacity = buffer_capacity(num_tokens)
-        return self._fixed_bytes + sum(
-            num_bytes * min(capacity, buffer_capacity(max_tokens) if max_tokens else capacity)
-            for max_tokens, num_bytes in self._token_bytes.items()
+        return (
+            self._fixed_bytes
+            + capacity * self._unpacked_bytes
+            + sum(
+                num_bytes * min(capacity, buffer_capacity(max_tokens) if max_tokens else capacity)
+                for max_tokens, num_bytes in self._token_bytes.items()
+            )
         )
 
     def stored_bytes_for(self, num_tokens: int, storage: KVStorage) -> int:
@@ -237,8 +250,9 @@ def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None
     for parts in zip(*matched, strict=True):
         _, heads, _, size = parts[0].shape
         joined.append(mx.concatenate([*parts, zeros(heads, size, parts[0].dtype)], axis=2))
-    sides = list(dequantized(joined))
     appending = [layer for layer in layers if _can_be_cut(layer)]
+    are_packed = any(not storage_of(layer).is_exact for layer in appending)
+    sides = joined if are_packed else list(dequantized(joined))
     for layer, keys, values in zip(appending, sides[::2], sides[1::2], strict=True):
         layer.keys, layer.values, layer.offset = keys, values, prefix.length
     states: LayerStates | None = prefix.snapshot

@@ -11,7 +11,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache, RotatingKVCache, create_causal_mask
 
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.runner.backends.rows import Run, arrange
+from vlm_server.runner.kv.packed_cache import packs, unpacks
 
 
 def buffer_capacity(num_tokens: int) -> int:
@@ -22,15 +24,16 @@ def buffer_capacity(num_tokens: int) -> int:
 class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     """One sequence's layer in which a token attends to itself and `max_size - 1` tokens before it.
 
-    keys, values: (1, heads, capacity, head size); column i is token `i + num_dropped`. offset: the
-    number of tokens.
+    keys, values: (1, heads, capacity, head size), or packed as `storage` says; column i is token
+    `i + num_dropped`. offset: the number of tokens.
     """
 
     keys: Any
     values: Any
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, storage: KVStorage = EXACT) -> None:
         super().__init__(max_size)
+        self.storage = storage
         self.num_dropped = 0
         self._fetched_from = 0
 
@@ -44,6 +47,7 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
         """The first column that the next token attends to."""
         return max(self.end - self.max_size + 1, 0)
 
+    @packs
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `keys` and `values`, (1, heads, tokens, head size).
 
@@ -100,7 +104,7 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
 
         It has only the columns that its next token attends to.
         """
-        copy = WindowKVCache(self.max_size)
+        copy = WindowKVCache(self.max_size, self.storage)
         end = self.end - num_after
         first = max(end - self.max_size + 1, 0)
         if self.keys is not None:
@@ -110,6 +114,7 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-vlm is not ty
         return copy
 
     @property
+    @unpacks
     def state(self) -> tuple[Any, Any]:
         """Keys and values of the columns in use, as the last `update_and_fetch` returned them."""
         if self.keys is None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from mlx_vlm.utils import get_model_and_args
 
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub import layout
 from vlm_server.hub.examination import Examination, ExaminationRequest
@@ -21,6 +22,7 @@ from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.families.refusals import refuse_unservable
 from vlm_server.runner.families.table import row_of, with_module
+from vlm_server.runner.kv.layers import can_store
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalise
 from vlm_server.runner.loading.checkpoint.task import with_task
@@ -29,7 +31,7 @@ from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
-from vlm_server.settings import MIB, MemorySettings, ModelSettings
+from vlm_server.settings import MIB, CacheSettings, MemorySettings, ModelSettings
 
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 """Types of safetensors, and their bytes, by their names in configurations; else bytes."""
@@ -122,7 +124,9 @@ def _with_weights(
             image_token_of(opened.family, opened.model, opened.config, tokenizer)
         if opened.family.embeds is not None:
             return msgspec.structs.replace(examination, weight_bytes=opened.size_bytes)
-        state = planned_state_size(opened.model.language_model, opened.family, opened.drafter)
+        language_model = opened.model.language_model
+        storage = _storage_of_running(request.cache) if can_store(language_model) else EXACT
+        state = planned_state_size(language_model, opened.family, opened.drafter, storage)
     free_bytes = limit_bytes - opened.size_bytes
     fitting = bisect_right(
         range(1, examination.context_tokens + 1), free_bytes, key=state.bytes_for
@@ -143,6 +147,14 @@ def _with_weights(
         refusal=refusal,
         drafter=str(opened.drafter.config.model_type) if opened.drafter else "",
     )
+
+
+def _storage_of_running(settings: CacheSettings) -> KVStorage:
+    """How running sequences hold KV at worst: what `auto` means is known after loading."""
+    if settings.kv_bits == "auto":
+        return EXACT
+    of_running = settings.quantize_running
+    return KVStorage(settings.kv_bits, settings.kv_group_size, of_running).running
 
 
 # ---- after loading -----------------------------------------------------------------------

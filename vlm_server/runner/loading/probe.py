@@ -16,6 +16,7 @@ import numpy as np
 from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.families.corrections.processors import drop_tokenizer_options
@@ -53,18 +54,22 @@ def _package_of(model: Any) -> ModuleType:
 
 
 def planned_state_size(
-    language_model: Any, family: Family, drafter: Any | None = None
+    language_model: Any,
+    family: Family,
+    drafter: Any | None = None,
+    storage: KVStorage = EXACT,
 ) -> StateSize:
     """The memory of a sequence, from a lazy step that is never computed.
 
-    drafter: mlx-vlm's module of a draft head. No other step of the model may be under way.
+    drafter: mlx-vlm's module of a draft head. storage: of running sequences. No other step of the
+    model may be under way.
     """
-    layers = new_layers(language_model)
+    layers = new_layers(language_model, storage)
     token_ids = mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32)
     language_model(token_ids, cache=layers)
     family.forget_positions(language_model)
     if drafter is not None:
-        layers += append_lazily(drafter, language_model, token_ids)
+        layers += append_lazily(drafter, language_model, token_ids, storage)
     return StateSize(layers, _PROBE_TOKENS)
 
 

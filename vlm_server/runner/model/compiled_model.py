@@ -26,7 +26,7 @@ from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns,
 from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
-from vlm_server.runner.kv.layers import has_states, new_layers
+from vlm_server.runner.kv.layers import has_states, new_layers, storage_of
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.model.adapters import ADAPTERS, adapters_of_rows
 from vlm_server.runner.model.attention import ModelAttention
@@ -133,7 +133,8 @@ class CompiledModel(TextModel):
         """Shapes to precompile."""
 
     def _supports(self, cache: list[Any]) -> bool:
-        return self.can_compile and all(type(layer) in _LAYERS for layer in cache)
+        are_known = all(type(layer) in _LAYERS and storage_of(layer).is_exact for layer in cache)
+        return self.can_compile and are_known
 
     def _supports_chunk(self, chunk: PromptChunk) -> bool:
         """Whether there is a compiled step for this chunk alone.

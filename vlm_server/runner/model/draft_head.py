@@ -15,9 +15,10 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_vlm.models.base import create_attention_mask
-from mlx_vlm.models.cache import KVCache
 
+from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.runner.backends.interface import Attention
+from vlm_server.runner.kv.layers import empty_layer
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.hidden_states import keep_inputs
 from vlm_server.runner.model.lm_head import embed, likeliest
@@ -40,10 +41,6 @@ class DraftHead(ABC):
     @property
     def num_layers(self) -> int:
         return len(self.module.layers)
-
-    def new_layers(self) -> list[Any]:
-        """An empty cache for each of its layers, of one sequence."""
-        return [KVCache() for _ in range(self.num_layers)]
 
     def append_text(
         self,
@@ -187,9 +184,11 @@ def layers_of_eagle(module: Any, language_model: Any) -> tuple[int, ...]:
     return tuple(numbers or (2, num_layers // 2, num_layers - 3))
 
 
-def append_lazily(module: Any, language_model: Any, token_ids: mx.array) -> list[Any]:
+def append_lazily(
+    module: Any, language_model: Any, token_ids: mx.array, storage: KVStorage
+) -> list[Any]:
     """The layers of a head after these tokens, (1, tokens), none of it computed."""
-    layers = [KVCache() for _ in module.layers]
+    layers = [empty_layer(None, storage) for _ in module.layers]
     if is_eagle(module):
         size = 3 * module.target_hidden_size
         _by_eagle(module, token_ids, mx.zeros((*token_ids.shape, size)), layers)

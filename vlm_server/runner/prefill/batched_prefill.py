@@ -16,7 +16,7 @@ import numpy as np
 from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.kv.layers import new_layers, only_append
+from vlm_server.runner.kv.layers import buffers_of, new_layers, only_append
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import restore
 from vlm_server.runner.kv.window_cache import buffer_capacity
@@ -56,8 +56,11 @@ def launch_batched(
     states = seen.all if loaded.text.keeps_hidden else None
     last_hidden = _launch_head(loaded, states, token_ids, arguments, cache, places)
     logits: mx.array = output.logits[:, -1]
-    layers = [RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends) for layer in cache]
-    mx.async_eval(logits, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
+    layers = [
+        RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends, storage=loaded.kv_storage)
+        for layer in cache
+    ]
+    mx.async_eval(logits, buffers_of(layers))  # type: ignore[no-untyped-call]
     waits_for_copy = loaded.errors.are_late
     prompts_kv = {
         request.request_id: PromptKV(request, layers, row, waits_for_copy=waits_for_copy)

@@ -14,7 +14,7 @@ from vlm_server.interfaces import Branches, NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.encode.encoder import ImageFeatures
-from vlm_server.runner.kv.layers import only_append
+from vlm_server.runner.kv.layers import buffers_of, only_append
 from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import LayerStates, restore, snapshot
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
@@ -36,7 +36,7 @@ class Prefill:
         self._model_cache = loaded.model_layers(self._cache)
         self.kv = PromptKV(request, self._cache, waits_for_copy=loaded.errors.are_late)
         for layer in self._cache:
-            if type(layer) is KVCache:  # allocated once for all chunks
+            if isinstance(layer, KVCache):  # allocated once for all chunks
                 layer.step = buffer_capacity(request.prompt.num_tokens)
         has_head = has_last_token_head(loaded.language_model)
         self._can_be_compiled = has_head and not request.prompt.atomic_prefill_tokens
@@ -102,7 +102,7 @@ class Prefill:
     def wait(self) -> None:
         """Wait for the chunk that was launched last."""
         launched = [self._logits] if self._is_compiled else []
-        mx.eval(launched, [layer.state for layer in self._cache])
+        mx.eval(launched, buffers_of(self._cache))
         self.is_piggybacked = False
 
     def end_cancelled(self) -> PrefixEntry | None:
@@ -138,7 +138,7 @@ class Prefill:
         if output is None:
             output = self._forward_eager(PaddedChunk.around(start, end, self._multiple), chunk)
             launched = [output.logits] if end == self._prompt.num_tokens else []
-            mx.async_eval(launched, [layer.state for layer in self._model_cache])  # type: ignore[no-untyped-call]
+            mx.async_eval(launched, buffers_of(self._model_cache))  # type: ignore[no-untyped-call]
         return output
 
     def _launch_head(self, start: int, end: int, hidden: mx.array | None) -> None:
@@ -149,7 +149,7 @@ class Prefill:
         chunk, layers = self._chunk(start, end), self._loaded.head_layers(self._cache)
         head.append_chunk(chunk.token_ids, chunk.inputs, hidden, self.kv.hidden, layers)
         self.kv.hidden = mx.contiguous(hidden[:, -1:])
-        mx.async_eval(self.kv.hidden, [layer.state for layer in layers])  # type: ignore[no-untyped-call]
+        mx.async_eval(self.kv.hidden, buffers_of(layers))  # type: ignore[no-untyped-call]
 
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None

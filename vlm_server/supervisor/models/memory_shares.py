@@ -111,7 +111,10 @@ class MemoryShares:
         settings = model.settings
         examination = await self._examine_checkpoint(
             ExaminationRequest(
-                settings.model, settings.memory, adapters=settings.adapters_of(model.name)
+                settings.model,
+                settings.memory,
+                adapters=settings.adapters_of(model.name),
+                cache=settings.cache,
             )
         )
         if examination.refusal and must_load:

@@ -6,7 +6,13 @@ import mlx.core as mx
 import pytest
 
 from vlm_server.cache.kv_storage import EXACT, KVStorage
-from vlm_server.runner.kv.quantization import dequantized, quantize, row_bytes
+from vlm_server.runner.kv.quantization import (
+    dequantized,
+    packed,
+    quantize,
+    row_bytes,
+    unpacked,
+)
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 ROUNDING = {mx.float32: 2**-23, mx.float16: 2**-10, mx.bfloat16: 2**-7}
@@ -113,3 +119,18 @@ def test_nan_stays_nan():
     array = keys(64, mx.float32)
     array[0, 0, 3, 5] = mx.nan
     assert mx.any(mx.isnan(restored(array, KVStorage(8))))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_kv_unpacks_to_same_numbers_as_stored_kv(dtype: mx.Dtype, bits: int):
+    """Keys and values of one size or of two, and those that take no less packed."""
+    storage = KVStorage(bits)
+    for key_size, value_size in [(size, size) for size in SIZES] + [(64, 24), (2, 80), (7, 7)]:
+        sides = keys(key_size, dtype), keys(value_size, dtype)
+        for side, pack in zip(sides, packed(*sides, storage), strict=True):
+            size = side.shape[-1]
+            assert pack.nbytes == 2 * 60 * row_bytes(size, dtype, storage)
+            part = unpacked(pack[:, :, 7:31], size, dtype, storage)
+            assert part.dtype == dtype
+            assert mx.array_equal(part, restored(side, storage)[:, :, 7:31])
