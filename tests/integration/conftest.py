@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +25,21 @@ from vlm_server.runner.loading.checkpoint.files import image_settings
 from vlm_server.runner.loading.processors import ModelProcessor
 
 __all__ = ["tiny_model"]
+
+OVERRIDES = Path(__file__).parents[2] / "packaging/overrides.txt"
+UNNEEDED_MODULES = {"cv2", "pyarrow", "pandas", "scipy"} | {
+    name.replace("-", "_") for name in re.findall(r"(?m)^[\w-]+", OVERRIDES.read_text())
+}
+"""The modules of packages that an installation may leave out."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def without_unneeded_packages() -> Iterator[None]:
+    """Imports of these modules fail, as where their packages are not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in UNNEEDED_MODULES:
+            patch.setitem(sys.modules, name, None)
+        yield
 
 
 class OneByOne:

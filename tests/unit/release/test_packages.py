@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import vlm_server
 from hatch_build import with_absolute_links
@@ -70,6 +71,18 @@ def test_mlx_backends_come_only_from_extras() -> None:
         assert all(
             version in requirement for requirement in extras[name] if requirement.startswith("mlx[")
         )
+
+
+def test_overrides_drop_requirements_of_mlx_vlm_alone() -> None:
+    required = importlib.metadata.requires("mlx-vlm") or []
+    theirs = {Requirement(line).name.lower() for line in required if "extra" not in line}
+    ours = {Requirement(line).name for line in PROJECT["project"]["dependencies"]}
+    overrides = (ROOT / "packaging/overrides.txt").read_text(encoding="utf-8")
+    lines = [line.partition("#")[0].strip() for line in overrides.splitlines()]
+    dropped = [Requirement(line) for line in lines if line]
+    assert dropped
+    assert {each.name for each in dropped} <= theirs - ours
+    assert not any(each.marker is None or each.marker.evaluate() for each in dropped)
 
 
 def test_version_equals_installed_package_version() -> None:
