@@ -60,7 +60,10 @@ class HubModels:
         self, described: Iterable[tuple[int, dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """`described` models, each after the size of its weights, 0 if unknown, with more facts."""
-        paths, room = self._settings.model.search_folders, self._settings.memory.min_model_room_bytes
+        paths, room = (
+            self._settings.model.search_folders,
+            self._settings.memory.min_model_room_bytes,
+        )
         here = await asyncio.to_thread(
             lambda: {local.name for local in find_all(paths) if local.is_complete}
         )
