@@ -95,7 +95,7 @@ def _render_section(name: str, section: msgspec.Struct) -> str:
     blocks = [f"[{name}]\n"]
     hints = hints_of(type(section))
     for field in msgspec.structs.fields(section):
-        comment = textwrap.wrap(describe(type(section), field.name), _WIDTH)
+        comment = textwrap.wrap(describe(type(section), field.name), _WIDTH, break_on_hyphens=False)
         shown_value = shown(field.name, getattr(section, field.name), hints[field.name])
         value = json.dumps(shown_value, ensure_ascii=False)
         blocks += [*(f"# {line}\n" for line in comment), f"{field.name} = {value}\n"]

@@ -41,8 +41,8 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum disk space for encoder outputs and KV that survive a restart; 0 stores none. The
     files reveal what was asked: see docs/caches.md."""
     disk_folder: Annotated[AbsolutePath, Auto] = ""
-    """Absolute path of the folder for these files, which your daemons may share; `auto` is `vlm-
-    server` in your cache folder (~/.cache, ~/Library/Caches)."""
+    """Absolute path of the folder for these files, which your daemons may share; `auto` is
+    `vlm-server` in your cache folder (~/.cache, ~/Library/Caches)."""
     separate_api_keys: bool = True
     """Whether requests with different API keys share no cache entries, so that no client can find
     out by timing what another one asked."""
