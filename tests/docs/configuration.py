@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings: `python -m tests.docs.configuration`."""
+"""Writes docs/configuration.md and docs/limits.md: `python -m tests.docs.configuration`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import json
 import re
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
 from tests.docs.pages import ROOT
-from vlm_server.settings import Settings
+from vlm_server.settings import MODELS, SECTIONS, hints_of, kind_of
 from vlm_server.settings.descriptions import descriptions
-from vlm_server.settings.quantities import shown, unit_of
+from vlm_server.settings.quantities import bare, shown
+from vlm_server.settings.topics import COMMON, is_fuse
 
 PATH = ROOT / "docs" / "configuration.md"
+LIMITS = ROOT / "docs" / "limits.md"
 _HEAD = ROOT / "tests/docs/configuration_head.md"
+_LIMITS_HEAD = ROOT / "tests/docs/limits_head.md"
+_TABLE = "| setting | default | |\n|---|---|---|\n"
 _SECTIONS = {
     "server": "Where the daemon listens, who may ask, and how connections are kept.",
     "model": "What is served. See [models](models.md).",
@@ -45,72 +49,77 @@ _PAGE = re.compile(r"docs/(\w+\.md)")
 
 
 def render() -> str:
-    """The whole page."""
-    sections = list(_sections())
-    contents = "".join(
-        f"- [`[{name}]`](#{name.lower().replace('.', '')})\n" for name, _, _ in sections
-    )
-    return f"{_HEAD.read_text(encoding='utf-8')}\n{contents}" + "".join(
-        _render(*each) for each in sections
-    )
+    """The page of what people set: some settings by name, and all that are no fuses by section."""
+    common = "".join(_row(full, full) for full in COMMON)
+    head = _HEAD.read_text(encoding="utf-8").replace("COMMON\n", f"{_TABLE}{common}")
+    return head + _render_sections(are_fuses=False)
 
 
-def _sections() -> Iterator[tuple[str, type[msgspec.Struct], msgspec.Struct | None]]:
-    """Name, type and defaults of each section; `models.NAME` stands for tables of any name."""
-    hints = get_type_hints(Settings)
-    for field in msgspec.structs.fields(Settings):
-        if isinstance(field.default, msgspec.Struct):
-            yield field.name, type(field.default), field.default
-            continue
-        inner = get_args(hints[field.name])
-        structs = [
-            kind for kind in inner if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-        ]
-        if structs:
-            yield f"{field.name}.NAME", structs[0], None
+def render_limits() -> str:
+    """The page of the fuses."""
+    return _LIMITS_HEAD.read_text(encoding="utf-8") + _render_sections(are_fuses=True)
 
 
-def _render(name: str, kind: type[msgspec.Struct], _: msgspec.Struct | None) -> str:
-    intro = _SECTIONS[name.partition(".")[0]]
-    head = f"\n## `[{name}]`\n\n{intro}\n\n| setting | default | unit | |\n|---|---|---|---|\n"
-    hints, texts = get_type_hints(kind, include_extras=True), descriptions(kind)
-    return head + "".join(
-        _row(name, field, hints[field.name], texts[field.name])
-        for field in msgspec.structs.fields(kind)
-    )
+def _render_sections(*, are_fuses: bool) -> str:
+    tables = dict(_tables(are_fuses=are_fuses))
+    contents = "".join(f"- [`[{name}]`](#{_anchor(name)})\n" for name in tables)
+    return contents + "".join(tables.values())
 
 
-def _row(section: str, field: msgspec.structs.FieldInfo, hint: Any, text: str) -> str:
-    value = shown(field.name, field.default, hint)
-    default = f"`{json.dumps(value, ensure_ascii=False)}`"
+def _tables(*, are_fuses: bool) -> Iterator[tuple[str, str]]:
+    """Each section's name and part of the page; `models.NAME` stands for tables of any name."""
+    for section in SECTIONS:
+        name = f"{section}.NAME" if section == MODELS else section
+        names = kind_of(section).__struct_fields__
+        own = [key for key in names if is_fuse(f"{name}.{key}") == are_fuses]
+        rows = "".join(_row(f"{name}.{key}", key) for key in own)
+        page = "configuration" if are_fuses else "limits"
+        link = f" Others: [{page}]({page}.md#{_anchor(name)})." if own != list(names) else ""
+        if rows:
+            yield name, f"\n## `[{name}]`\n\n{_SECTIONS[section]}{link}\n\n{_TABLE}{rows}"
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(".", "")
+
+
+def _row(full: str, label: str) -> str:
+    """The setting's row in a table, under the name `label`."""
+    section, _, key = full.rpartition(".")
+    kind = kind_of(section)
+    hint, text = hints_of(kind)[key], descriptions(kind)[key]
+    default = next(field.default for field in msgspec.structs.fields(kind) if field.name == key)
+    value = json.dumps(shown(key, default, hint), ensure_ascii=False)
     text = _PAGE.sub(r"[\1](\1)", text)
-    if allowed := _allowed(hint):
+    if allowed := _allowed(key, hint):
         text += f" {allowed}"
-    if variable := _ENVIRONMENT.get(f"{section}.{field.name}"):
+    if variable := _ENVIRONMENT.get(full):
         text += f" Environment: `{variable}`."
-    cells = (f"`{field.name}`", default, unit(field.name, hint), text)
+    cells = (f"`{label}`", f"`{value}`", text)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def unit(name: str, hint: Any) -> str:
-    """The unit of a number, by the setting's name."""
-    if _kind(hint) not in (int, float):
-        return ""
-    return unit_of(name)
-
-
-def _allowed(hint: Any) -> str:
+def _allowed(key: str, hint: Any) -> str:
     kind = _kind(hint)
     if get_origin(kind) is Literal:
         return "One of " + ", ".join(f"`{each}`" for each in get_args(kind)) + "."
-    metas = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta)]
     bounds = [
-        f"{word} {bound}"
-        for meta in metas
+        f"{word} {shown(key, bound, None)}"
+        for meta in _metas(hint)
         for word, bound in (("at least", meta.ge), ("above", meta.gt), ("at most", meta.le))
-        if bound is not None and bound not in (0, -1)
+        if bound is not None and bound not in (0, 1)
     ]
-    return f"{' and '.join(bounds).capitalize()}." if bounds else ""
+    text = " and ".join(bounds)
+    return f"{text[0].upper()}{text[1:]}." if bounds else ""
+
+
+def _metas(hint: Any) -> Iterator[msgspec.Meta]:
+    """The bounds of a number, which may have a word as well."""
+    yield from (
+        each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta)
+    )
+    for inner in get_args(bare(hint)):
+        yield from _metas(inner)
 
 
 def _kind(hint: Any) -> Any:
@@ -121,4 +130,5 @@ def _kind(hint: Any) -> Any:
 
 
 if __name__ == "__main__":
-    PATH.write_text(render(), encoding="utf-8")
+    for page, text in ((PATH, render()), (LIMITS, render_limits())):
+        page.write_text(text, encoding="utf-8")

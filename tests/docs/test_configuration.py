@@ -1,28 +1,30 @@
-"""docs/configuration.md is generated from the settings, and up to date."""
+"""docs/configuration.md and docs/limits.md are generated from the settings, and up to date."""
 
 from __future__ import annotations
 
-import msgspec
-
-from tests.docs.configuration import PATH, render, unit
-from vlm_server.settings import Settings
-
-
-def test_configuration_page_is_up_to_date() -> None:
-    assert PATH.read_text(encoding="utf-8") == render(), "run: python -m tests.docs.configuration"
+from tests.docs.configuration import LIMITS, PATH, render, render_limits
+from vlm_server.settings import all_names
+from vlm_server.settings.topics import COMMON, is_fuse
 
 
-def test_configuration_page_lists_every_setting() -> None:
+def test_settings_pages_are_up_to_date() -> None:
+    advice = "run: python -m tests.docs.configuration"
+    assert PATH.read_text(encoding="utf-8") == render(), advice
+    assert LIMITS.read_text(encoding="utf-8") == render_limits(), advice
+
+
+def test_settings_pages_list_each_setting_once() -> None:
+    pages = {False: render(), True: render_limits()}
+    for full in all_names():
+        section, _, name = full.partition(".")
+        for is_limit, text in pages.items():
+            part = text.partition(f"## `[{section}]`")[2].partition("\n## ")[0]
+            assert (f"| `{name}` |" in part) == (is_fuse(full) == is_limit), full
+
+
+def test_fifteen_settings_come_first() -> None:
+    assert len(COMMON) == 15
     text = render()
-    for section in msgspec.structs.fields(Settings):
-        if isinstance(section.default, msgspec.Struct):
-            part = text[text.index(f"## `[{section.name}]`") :].partition("\n## ")[0]
-            for field in msgspec.structs.fields(type(section.default)):
-                assert f"| `{field.name}` |" in part
-
-
-def test_configuration_units_follow_setting_names() -> None:
-    assert unit("limit_bytes", int) == "bytes"
-    assert unit("max_step_seconds", float) == "seconds"
-    assert unit("separate_api_keys", bool) == ""
-    assert unit("path", str) == ""
+    places = [text.index(f"| `{full}` |") for full in COMMON]
+    assert places == sorted(places)
+    assert places[-1] < text.index("## `[server]`")

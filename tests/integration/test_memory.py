@@ -58,7 +58,7 @@ def test_freed_arrays_go_to_pool_and_clear_empties_it(memory: MlxMemory):
 def test_pool_stays_under_its_limit(memory: MlxMemory):
     for number in range(8):
         mx.eval(mx.zeros((5 * MIB + number,)))
-    assert memory.read().pool_bytes <= memory.max_pool_bytes
+    assert memory.read().pool_bytes <= memory.pool_limit_bytes
 
 
 def test_peak_memory_is_reported_once(memory: MlxMemory):

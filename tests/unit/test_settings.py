@@ -471,13 +471,14 @@ def test_numbers_do_not_stand_for_words(override: str, word: str) -> None:
 
 
 def test_all_wrong_names_are_reported_at_once(tmp_path: Path) -> None:
-    path = write(tmp_path, "[server]\nprot = 1\n[cache]\ndisk_bytes = 1\n[modle]\n")
+    path = write(tmp_path, "[server]\nprot = 1\n[cache]\ndisk_bytes = 1\n[modle]\nname = 1\n")
     with pytest.raises(ConfigError) as refused:
         load(path)
-    assert str(refused.value).splitlines() == [
-        f"{path}, line 2: there is no setting `server.prot`: did you mean `server.port`?",
-        f"{path}, line 4: `cache.disk_bytes` is called `cache.max_disk_bytes` now",
-    ]
+    assert str(refused.value) == (
+        f"{path}, line 2: there is no setting `server.prot`: did you mean `server.port`?; "
+        f"{path}, line 4: `cache.disk_bytes` is called `cache.max_disk_bytes` now; "
+        f"{path}, line 5: there is no section `modle`: did you mean `model`?"
+    )
 
 
 @pytest.mark.parametrize("old", RENAMED)

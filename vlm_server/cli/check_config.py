@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import textwrap
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,18 +15,21 @@ from vlm_server.cli import options
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.examination import ExaminationRequest, examine
-from vlm_server.settings import ListedModel, Settings
-from vlm_server.settings.descriptions import descriptions
+from vlm_server.settings import ListedModel, Settings, Sources
+from vlm_server.settings.descriptions import DEFAULT, describe_settings, descriptions
 from vlm_server.settings.quantities import shown
+from vlm_server.settings.topics import is_fuse
 from vlm_server.settings.tree import hints_of
 
 _WIDTH = 88
 _MODEL_SECTIONS = 2
 """Place of the example of `[models.NAME]`: after `[server]` and `[model]`."""
 _HEADING = """\
-# All settings with their defaults. Copy those you change to a file of your own and pass it:
-# vlm-server serve --config FILE
+# All settings with their defaults. Copy those you change to a file of your own:
+# ~/.config/vlm-server/config.toml, or FILE of vlm-server serve --config FILE.
+# A name ends with the unit of a plain number; see docs/configuration.md.
 """
+_FUSES = "Bounds that only mistakes and attacks meet: docs/limits.md."
 
 
 def add_to(parser: Parser) -> None:
@@ -44,11 +47,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_defaults:
         print(render_defaults(), end="")
         return 0
-    settings = options.load_settings(arguments)
+    settings, sources = options.load_settings_with_sources(arguments)
     options.check_memory_limit(settings)
     check_models(settings)
+    if changed := describe_changed(settings, sources):
+        print(changed)
     print("The settings are valid.")
     return 0
+
+
+def describe_changed(settings: Settings, sources: Sources) -> str:
+    """The settings that were given, by source; those that are as by default say so."""
+    lines: dict[str, list[str]] = {}
+    for section in describe_settings(settings, sources):
+        for setting in section["settings"]:
+            if setting["source"] != DEFAULT:
+                name = setting["name"]
+                value, usual = (shown(name, setting[key], None) for key in ("value", "default"))
+                note = "the default" if value == usual else f"default {_toml(usual)}"
+                line = f"  {section['name']}.{name} = {_toml(value)}  ({note})"
+                lines.setdefault(setting["source"], []).append(line)
+    return "\n".join(f"{source}\n" + "\n".join(each) for source, each in lines.items())
 
 
 def check_models(settings: Settings) -> None:
@@ -92,14 +111,21 @@ def describe(section: type[msgspec.Struct], name: str) -> str:
 
 
 def _render_section(name: str, section: msgspec.Struct) -> str:
+    """A table, its fuses last."""
+    names = sorted(type(section).__struct_fields__, key=lambda key: is_fuse(f"{name}.{key}"))
+    fuses = [key for key in names if is_fuse(f"{name}.{key}")]
     blocks = [f"[{name}]\n"]
-    hints = hints_of(type(section))
-    for field in msgspec.structs.fields(section):
-        comment = textwrap.wrap(describe(type(section), field.name), _WIDTH, break_on_hyphens=False)
-        shown_value = shown(field.name, getattr(section, field.name), hints[field.name])
-        value = json.dumps(shown_value, ensure_ascii=False)
-        blocks += [*(f"# {line}\n" for line in comment), f"{field.name} = {value}\n"]
+    for key in names:
+        if fuses and key == fuses[0]:
+            blocks += ["\n"] * (len(names) > len(fuses)) + [f"# {_FUSES}\n\n"]
+        comment = textwrap.wrap(describe(type(section), key), _WIDTH, break_on_hyphens=False)
+        value = shown(key, getattr(section, key), hints_of(type(section))[key])
+        blocks += [*(f"# {line}\n" for line in comment), f"{key} = {_toml(value)}\n"]
     return "".join(blocks)
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _render_example(model: ListedModel) -> str:

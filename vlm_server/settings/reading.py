@@ -57,7 +57,7 @@ def load_with_sources(
         sources[_apply_override(table, override)] = COMMAND_LINE
     faults = [f"{_place(full, sources, path)}{text}" for full, text in _wrong_names(table)]
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError("; ".join(faults))
     try:
         settings = Settings(**{name: _convert(name, keys) for name, keys in table.items()})
     except _SettingError as error:

@@ -31,7 +31,7 @@ def settings(situation: Situation) -> Finding:
         return ok("settings", f"valid; {where}")
     return problem(
         "settings",
-        situation.fault.replace("\n", "; "),
+        situation.fault,
         "mend them; `vlm-server check-config` checks them, docs/configuration.md lists them. "
         "The rest of this report uses the defaults",
     )

@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = log.with_terminal_log(settings, sources)
     backend.check()
     log_tail = log.set_up_logging(settings.log)
+    if places := dict.fromkeys(sources.values()):
+        logger.info("settings from %s", ", ".join(places))
     heap.keep_bodies()
     listener = listen(settings.server, os.environ, arguments.launchd_socket)
     if reloader is not None:
@@ -116,7 +118,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     )
     server = HttpServer(app, settings)
     url = url_of(settings.server.host, listener.addresses[0][1])
-    _say(greeting.first_words(url, models.names[0], sys.stdout))
+    _say(greeting.first_words(url, models.names[0], sys.stdout, process.sources))
     await models.start()
     lane: Lane = app.state.lane
     lane.resume(app)

@@ -13,18 +13,19 @@ from vlm_server import __version__
 from vlm_server.cli.client.questions import red_circle_url
 from vlm_server.platform.terminal import BOLD, styled
 from vlm_server.protocol import ModelFacts
-from vlm_server.settings import Settings
+from vlm_server.settings import Settings, Sources
 
 _UNKNOWN = ModelFacts()
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
-def first_words(url: str, model_name: str, stream: TextIO) -> str:
+def first_words(url: str, model_name: str, stream: TextIO, sources: Sources) -> str:
     """Text while the model loads; for a program, the address in one line."""
     if not stream.isatty():
         return f"Listening on {url}"
     page = url.removesuffix("/v1")
-    rows = (("model", model_name), ("address", url), ("page", page))
+    rows = [("model", model_name), ("address", url), ("page", page)]
+    rows += [("settings", source) for source in dict.fromkeys(sources.values())]
     lines = [f"  {name:<8} {styled(text, BOLD, stream)}" for name, text in rows]
     return "\n".join([f"vlm-server {__version__}", "", *lines, ""])
 

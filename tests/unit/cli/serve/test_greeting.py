@@ -84,10 +84,13 @@ def test_first_line_of_serve_depends_on_terminal(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colours else "1")
-    first = greeting.first_words(URL, "demo", Terminal())
+    first = greeting.first_words(
+        URL, "demo", Terminal(), {"server.port": "/my.toml", "log.level": "command line"}
+    )
     assert "demo" in first
+    assert "/my.toml" in first
     assert ("\x1b[1m" in first) is colours
-    assert greeting.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"
+    assert greeting.first_words(URL, "demo", io.StringIO(), {}) == f"Listening on {URL}"
 
 
 def test_log_level_defaults_to_warning_on_terminal(
