@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -114,12 +116,41 @@ def test_page_shows_engine_death_and_retries(tiny_daemon: Daemon, key_page: Any)
     assert page.get_by_role("alert").filter(has_text="again").count() == 0
 
 
-def test_settings_view_shows_where_values_come_from(key_page: Any) -> None:
+def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     page = key_page
     page.locator("nav a[href='#settings']").click()
-    page.get_by_label("Changed only").check()
     page.locator("#settings .changed", has_text="api_key_file").wait_for()
     assert page.locator("#settings .changed", has_text="Set on the command line").count() >= 2
+    page.get_by_text(re.compile(r"came to [\d.]+ (M|G)iB")).first.wait_for()
+    assert page.locator("dt", has_text="body_timeout_seconds").count() == 0, "it has its default"
+    page.get_by_label("Show all").check()
+    page.locator("dt", has_text="body_timeout_seconds").wait_for()
+    page.get_by_role("button", name="Copy as TOML").click()
+    page.get_by_text("Copied").wait_for()
+    copied = tomllib.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert copied["server"]["api_key_file"].endswith(".toml")
     assert "operator-key" not in page.locator("#settings").inner_text()
     page.get_by_label("Find a setting").fill("no such setting")
     page.get_by_text("No setting is called that.").wait_for()
+
+
+def test_setting_is_changed_while_daemon_runs(tiny_daemon: Daemon, key_page: Any) -> None:
+    page = key_page
+    page.locator("nav a[href='#settings']").click()
+    page.get_by_label("Find a setting").fill("deadlines.total")
+    page.get_by_role("button", name="Change deadlines.total_timeout_seconds").click()
+    field = page.get_by_label("New value of deadlines.total_timeout_seconds")
+    field.fill("soon")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").filter(has_text="total_timeout_seconds").wait_for()
+    assert accessibility_problems(page) == []
+    field.fill("50m")
+    page.keyboard.press("Enter")
+    page.locator(".changed", has_text="changed while running; default 60 min").wait_for()
+    settings = tiny_daemon.get("/v1/settings")[1]["sections"]
+    (deadlines,) = (one["settings"] for one in settings if one["name"] == "deadlines")
+    assert {one["name"]: one["value"] for one in deadlines}["total_timeout_seconds"] == 3000
+    page.get_by_role("button", name="Change deadlines.total_timeout_seconds").click()
+    page.get_by_label("New value of deadlines.total_timeout_seconds").fill("1h")
+    page.keyboard.press("Enter")
+    field.wait_for(state="detached")

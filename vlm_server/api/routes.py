@@ -13,6 +13,7 @@ from vlm_server.api.admin.administration import (
     ModelNamed,
     ModelToLoad,
 )
+from vlm_server.api.admin.current_settings import CurrentSettings
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.hub_models import HubModels
 from vlm_server.api.admin.log_lines import LogLines
@@ -69,7 +70,7 @@ from vlm_server.api.http.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.page.page import StartPage
 from vlm_server.platform.log_tail import LogTail
-from vlm_server.settings import Settings, Sources, describe_settings
+from vlm_server.settings import Settings, Sources
 
 _CHAT = RouteBody((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
 _TOKENIZE = RouteBody((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
@@ -329,6 +330,7 @@ def _status(health: Health) -> list[Route]:
 
 def _operations(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
     models = Models(generation.models, settings)
+    current = CurrentSettings(generation, settings, sources)
     start = StartPage(models.page)
     return [
         Route("/v1/models", models.list),
@@ -338,8 +340,6 @@ def _operations(generation: Generation, settings: Settings, sources: Sources) ->
         Route("/version", models.version),
         Route("/", start.show),
         Route(f"{gate.PAGE_FOLDER}/{{name}}", start.file, include_in_schema=False),
-        _admin(
-            "/v1/settings",
-            constant_endpoint(lambda: {"sections": describe_settings(settings, sources)}),
-        ),
+        _admin("/v1/settings", current.show),
+        _admin("/v1/settings", current.change, "PATCH"),
     ]

@@ -1,0 +1,105 @@
+"""`/v1/settings`: what automatic settings came to, and changes while the daemon runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.api.requests import ROUTE, chat
+from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, never
+from vlm_server.api.admin.current_settings import effective_in
+from vlm_server.protocol import CacheStats, MemoryStats, Stats
+
+STATS = Stats(
+    {},
+    0,
+    {},
+    MemoryStats(1, 2, 3, 4000, 5, 6, 7, {}, 0.0),
+    0,
+    caches=(CacheStats("prefix", 1, 20, 5, 50, 0, 0, 0),),
+    max_num_seqs=12,
+)
+
+
+def by_name(answer: httpx.Response) -> dict[str, dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    return {
+        f"{section['name']}.{setting['name']}": setting
+        for section in answer.json()["sections"]
+        for setting in section["settings"]
+    }
+
+
+@pytest.fixture
+def root_level() -> Iterator[None]:
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
+async def test_settings_show_what_automatic_ones_came_to(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    shown = by_name(await client.get("/v1/settings"))
+    assert shown["memory.max_bytes"]["effective"] is None
+    assert shown["limits.max_waiting_bytes"]["effective"] > 0
+    engine.status = replace(engine.status, stats=STATS)
+    shown = by_name(await client.get("/v1/settings"))
+    assert shown["memory.max_bytes"]["effective"] == 4000
+    assert shown["scheduler.max_num_seqs"]["effective"] == 12
+    assert shown["cache.max_prefix_bytes"]["effective"] == 50
+    assert effective_in(STATS).keys() <= shown.keys()
+
+
+async def test_changed_deadline_is_for_next_requests(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    changed = await client.patch("/v1/settings", json={"deadlines.total_timeout_seconds": "100ms"})
+    setting = by_name(changed)["deadlines.total_timeout_seconds"]
+    assert (setting["value"], setting["source"]) == (0.1, "changed while running")
+    assert setting["live"]
+    engine.script = (never(),)
+    answer = await client.post(ROUTE, json=chat())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "total_timeout")
+
+
+@pytest.mark.usefixtures("root_level")
+async def test_changed_log_level_and_unknown_fields_apply_at_once(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    unknown = chat() | {"no_such_field": 1}
+    assert (await client.post(ROUTE, json=unknown)).status_code == 400
+    change = {"log.level": "error", "server.unknown_fields": "ignore"}
+    await client.patch("/v1/settings", json=change)
+    assert logging.getLogger().level == logging.ERROR
+    engine.script = (ended(), finished())
+    assert (await client.post(ROUTE, json=unknown)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("deadlines.total_timeout_seconds", -1, "deadlines.total_timeout_seconds"),
+        ("deadlines.total_timeout_seconds", "soon", "deadlines.total_timeout_seconds"),
+        ("deadlines.total_timeout_seconds", [1], "must be a number"),
+        ("deadlines.no_such", 1, "no_such"),
+        ("server.port", 9000, "restart"),
+        ("log.level", "loud", "log.level"),
+        ("nonsense", 1, "nonsense"),
+    ],
+)
+async def test_wrong_change_is_refused_and_changes_nothing(
+    client: httpx.AsyncClient, name: str, value: object, words: str
+) -> None:
+    change = {"deadlines.queue_timeout_seconds": 5, name: value}
+    answer = await client.patch("/v1/settings", json=change)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+    assert words in answer.json()["error"]["message"]
+    shown = by_name(await client.get("/v1/settings"))
+    assert shown["deadlines.queue_timeout_seconds"]["source"] == "default"

@@ -1,0 +1,102 @@
+"""`/v1/settings`: the settings in force, what automatic ones came to, and changes while running."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from vlm_server.api.http import body
+from vlm_server.api.http.generation import Generation
+from vlm_server.errors import ConfigError, InvalidRequest
+from vlm_server.protocol import Stats
+from vlm_server.settings import Settings, Sources, describe_settings, load
+
+_LIVE_SECTIONS = ("deadlines",)
+_LIVE = ("log.level", "server.unknown_fields")
+"""Settings, and sections of them, that are read anew for each request or line."""
+_SOURCE = "changed while running"
+_CACHES = ("token_layout", "pixel", "encoder", "prefix", "vector")
+
+
+class CurrentSettings:
+    """The endpoints. What is changed here lasts until the daemon ends."""
+
+    def __init__(self, shared: Generation, settings: Settings, sources: Sources) -> None:
+        self._shared = shared
+        self._settings = settings
+        self._sources = dict(sources)
+
+    async def show(self, _: Request) -> Response:
+        """All settings, with their sources."""
+        return JSONResponse({"sections": self._sections()})
+
+    async def change(self, request: Request) -> Response:
+        """Change settings, given as `{"section.name": value}`; all of them, or none.
+
+        Raises InvalidRequest for one that is unknown, wrong, or needs a restart.
+        """
+        fields = await body.read_small(request, self._settings.limits, self._shared.arriving)
+        changed = self._settings
+        for name, value in fields.items():
+            changed = _with(changed, name, value)
+        self._settings = self._shared.settings = changed
+        self._shared.server = changed.server
+        if "log.level" in fields:
+            logging.getLogger().setLevel(changed.log.level.upper())
+        self._sources |= dict.fromkeys(fields, _SOURCE)
+        return JSONResponse({"sections": self._sections()})
+
+    def _sections(self) -> list[dict[str, Any]]:
+        effective = self._effective()
+        sections = describe_settings(self._settings, self._sources)
+        for section in sections:
+            for setting in section["settings"]:
+                name = f"{section['name']}.{setting['name']}"
+                setting["effective"] = effective.get(name)
+                setting["live"] = _is_live(name)
+        return sections
+
+    def _effective(self) -> dict[str, int]:
+        """What automatic settings came to, as far as the default model's engine has told."""
+        shared = self._shared
+        known = {"limits.max_waiting_bytes": shared.queue_slots.waiting_bytes.limit}
+        stats = shared.models.status(shared.models.names[0]).stats
+        return known if stats is None else known | effective_in(stats)
+
+
+def effective_in(stats: Stats) -> dict[str, int]:
+    """The values of settings that may be automatic, by name, as an engine uses them."""
+    caches = {cache.name: cache.limit_bytes for cache in stats.caches}
+    return {
+        "memory.max_bytes": stats.memory.limit_bytes,
+        "scheduler.max_num_seqs": stats.max_num_seqs,
+        **{f"cache.max_{name}_bytes": caches[name] for name in _CACHES if name in caches},
+    }
+
+
+def _is_live(name: str) -> bool:
+    return name in _LIVE or name.partition(".")[0] in _LIVE_SECTIONS
+
+
+def _with(settings: Settings, name: str, value: object) -> Settings:
+    """`settings` with one changed. Raises InvalidRequest."""
+    if not isinstance(value, bool | int | float | str):
+        raise InvalidRequest("A setting must be a number, a text, true or false.", name)
+    text = value if isinstance(value, str) else json.dumps(value)
+    try:
+        loaded = load(None, (f"{name}={text}",))
+    except ConfigError as error:
+        raise InvalidRequest(str(error), name) from None
+    if not _is_live(name):
+        raise InvalidRequest(
+            f"`{name}` can't be changed while the daemon runs: set it in a file, and restart.", name
+        )
+    section, _, key = name.partition(".")
+    found = getattr(getattr(loaded, section), key)
+    changed = msgspec.structs.replace(getattr(settings, section), **{key: found})
+    return msgspec.structs.replace(settings, **{section: changed})
