@@ -33,6 +33,7 @@ COMMANDS = {
     "pull": ("models:add_pull", "download a model, if it can be served here"),
     "models": ("models:add_to", "list, check, download and remove models"),
     "ps": ("ps:add_to", "show what a daemon has loaded and is doing"),
+    "top": ("top.command:add_to", "watch what a daemon is doing, from second to second"),
     "connect": ("connect.command:add_to", "make other programs use a daemon"),
     "check-config": ("check_config:add_to", "validate the settings without starting"),
     "doctor": ("doctor.command:add_to", "find out what is wrong, and what to do about it"),

@@ -264,7 +264,7 @@ def test_tab_completes_commands_models_and_files(
         ask.type(f"{tmp_path}/a\t")
         ask.wait_until_seen("  a picture.png")
         ask.type("\t")
-        ask.wait_until_seen("a\\ picture.png")
+        ask.wait_until_seen("/a\\ pi")
         ask.type(" What?\r")
         ask.wait_until_seen("a red circle")
     assert parts(model.requests[0]) == ["image_url", "text"]

@@ -1,0 +1,1 @@
+"""`vlm-server top`: what a daemon is doing, from second to second."""

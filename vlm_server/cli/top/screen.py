@@ -1,0 +1,211 @@
+"""A frame of `top` as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vlm_server.cli.client.answer import STATE_WORDS
+from vlm_server.cli.text import printable
+from vlm_server.cli.top.frame import LATENCIES, Frame, LiveFrame, ModelFrame
+from vlm_server.hub.messages import size_text
+
+_BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_BAR_COLUMNS = 12
+_RATES = 24
+_KEYS = "q leaves \u00b7 p pauses \u00b7 m another model's times"
+_FULL, _CLOSE = 0.95, 0.8
+"""Parts of a limit from which a bar is red, and yellow."""
+_FIXED_ROWS, _HEAD_ROWS = 5, 2
+"""Rows above and below the tables, and those that each table takes besides its own."""
+_MIN_ROWS_FOR_TIMES = 10
+_WIDE_COLUMNS = 100
+"""Columns from which models have a bar."""
+_LATENCY_WORDS = dict(
+    zip(LATENCIES, ("first token", "between tokens", "in the queue", "whole answer"), strict=True)
+)
+_PERCENTILES = ("p50", "p90", "p99", "max")
+
+
+class Screen:
+    """Draws frames; `shown` counts the models whose times were asked for by a key."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque([0.0] * _RATES, maxlen=_RATES)
+        self.shown = 0
+        self.note = ""
+
+    def take_rate(self, frame: Frame) -> None:
+        """Add the frame's rate to the course."""
+        self._rates.append(frame.tokens_per_second or 0.0)
+
+    def draw(self, frame: Frame, columns: int, rows: int | None = None) -> RenderableType:
+        """The frame; in `rows`, if that is known: the times are left out first."""
+        parts: list[RenderableType] = [self._head(frame), Text(), _models(frame.models, columns)]
+        loaded = [model for model in frame.models if model.latencies]
+        num_live, num_ended = max(1, len(frame.live)), len(frame.ended)
+        if rows is not None:
+            room = rows - _FIXED_ROWS - len(frame.models) - 2 * _HEAD_ROWS
+            num_live = min(num_live, max(2, room // 2))
+            room -= num_live
+            if room < _MIN_ROWS_FOR_TIMES:
+                loaded = []
+            times = _HEAD_ROWS + len(_LATENCY_WORDS) if loaded else 0
+            num_ended = max(1, room - times)
+        parts += [Text(), _live(frame.live, num_live)]
+        if loaded:
+            parts += [Text(), _latencies(loaded[self.shown % len(loaded)], len(loaded) > 1)]
+        parts += [Text(), _ended(frame.ended[:num_ended], frame.time)]
+        return Group(*parts, *(() if rows is None else (Text(), self._foot())))
+
+    def _head(self, frame: Frame) -> Text:
+        head = Text(no_wrap=True, overflow="ellipsis")
+        head.append(frame.url.removesuffix("/v1"), "bold")
+        head.append(f"   {frame.in_flight} of {frame.limit} requests")
+        head.append(f", {frame.waiting} waiting", "yellow" if frame.waiting else "")
+        rates = map(_number, (frame.tokens_per_second, frame.read_per_second))
+        head.append("   {} tokens/s written, {} read  ".format(*rates))
+        head.append(_course(self._rates), "green")
+        return head
+
+    def _foot(self) -> Text:
+        return Text(self.note, "bold red") if self.note else Text(_KEYS, "dim")
+
+
+def _models(models: Sequence[ModelFrame], columns: int) -> Table:
+    figures = (">WRITTEN/S", ">READ/S", ">REQUESTS", ">CACHED")
+    table = _table("MODEL", "STATE", "", "MEMORY", *figures)
+    for model in models:
+        part = model.memory_bytes / model.limit_bytes if model.limit_bytes else None
+        of = f"{size_text(model.memory_bytes)} of {size_text(model.limit_bytes)}"
+        progress = model.progress
+        stage = f" ({progress['stage']} {progress['fraction']:.0%})" if progress else ""
+        table.add_row(
+            _plain(model.name),
+            _state(model.state, stage),
+            Text() if part is None or columns < _WIDE_COLUMNS else _bar(part),
+            of if part is not None else "",
+            _number(model.written_per_second),
+            _number(model.read_per_second),
+            f"{model.requests}" + (f" ({model.waiting} wait)" if model.waiting else ""),
+            "-" if model.cached_share is None else f"{model.cached_share:.0%}",
+        )
+    return table
+
+
+def _live(live: Sequence[LiveFrame], rows: int) -> Table:
+    table = _table("NOW", "WHO", "MODEL", "", ">TOKENS", ">RATE", "WITH", ">AGE")
+    shown = live if len(live) <= rows else live[: rows - 1]
+    for one in shown:
+        tokens = f"{one.done:,} of {one.total:,}" if one.total else ""
+        table.add_row(
+            Text(STATE_WORDS.get(one.state, one.state), _style_of(one.state)),
+            _plain(one.key or "-"),
+            _plain(one.model or "-"),
+            _bar(one.done / one.total) if one.total else Text(),
+            tokens,
+            "" if one.tokens_per_second is None else f"{_number(one.tokens_per_second)}/s",
+            _media(one.images, one.videos, one.pages),
+            _seconds(one.seconds),
+        )
+    if len(shown) < len(live):
+        table.add_row(Text(f"and {len(live) - len(shown)} more", "dim"))
+    if not live:
+        table.add_row(Text("nothing is asked", "dim"))
+    return table
+
+
+def _latencies(model: ModelFrame, are_several: bool) -> Table:
+    name = f"TIMES OF {model.name}" if are_several else "TIMES"
+    table = _table(name, *(f">{one.upper()}" for one in _PERCENTILES), ">OF")
+    for key, words in _LATENCY_WORDS.items():
+        if told := model.latencies.get(key):
+            values = [_seconds(told.get(one)) for one in _PERCENTILES]
+            table.add_row(words, *values, f"{told.get('count', 0):,.0f}")
+    return table
+
+
+def _ended(ended: Sequence[dict[str, Any]], now: float) -> Table:
+    table = _table("ENDED", "WHO", "MODEL", ">READ", ">WRITTEN", ">FIRST TOKEN", ">WHOLE", "END")
+    for one in ended:
+        end = one["error"] or one["finish"] or str(one["status"])
+        is_good = not one["error"] and one["status"] < 400
+        table.add_row(
+            f"{_seconds(float(max(1, round(now - one['ended_at']))), decimals=0)} ago",
+            _plain(one["key"] or "-"),
+            _plain(one["model"] or "-"),
+            f"{one['prompt_tokens']:,}",
+            f"{one['tokens']:,}",
+            _seconds(one["first_token_seconds"]),
+            _seconds(one["seconds"]),
+            Text(printable(end), "" if is_good else "red"),
+        )
+    if not ended:
+        table.add_row(Text("none yet", "dim"))
+    return table
+
+
+def _table(*heads: str) -> Table:
+    """A table without lines; a column whose head begins with `>` is aligned to the right."""
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(
+            Text(head.removeprefix(">"), "bold"),
+            justify="right" if head.startswith(">") else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    return table
+
+
+def _bar(part: float) -> Text:
+    part = min(1.0, max(0.0, part))
+    filled = round(part * _BAR_COLUMNS)
+    style = "red" if part > _FULL else "yellow" if part > _CLOSE else "green"
+    return Text.assemble(("\u2588" * filled, style), ("\u2591" * (_BAR_COLUMNS - filled), "dim"))
+
+
+def _course(rates: Sequence[float]) -> str:
+    """The last rates, as columns as high as they are, compared with the highest."""
+    highest = max(rates) or 1.0
+    return "".join(_BLOCKS[round(rate / highest * (len(_BLOCKS) - 1))] for rate in rates)
+
+
+def _state(state: str, stage: str) -> Text:
+    style = {"ready": "green", "unloaded": "dim"}.get(state, "yellow")
+    return Text(f"{state}{stage}", style if "fail" not in state else "red")
+
+
+def _style_of(state: str) -> str:
+    return "green" if state == "decode" else "yellow" if "wait" in state else "cyan"
+
+
+def _media(images: int, videos: int, pages: int) -> str:
+    counts = ((images, "picture"), (videos, "video"), (pages, "page"))
+    return ", ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count)
+
+
+def _plain(text: str) -> Text:
+    return Text(printable(text))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def _seconds(seconds: float | None, *, decimals: int = 1) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.{decimals}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
