@@ -121,6 +121,7 @@ PARAMETERS = {
     "/v1/completions": _RESUMING,
     MESSAGES: _RESUMING,
     "/v1/responses": _RESUMING,
+    "/v1/watch": _RESUMING,
     "/v1/watch/{watch_id}/frames": (Parameter("time", "query", "number", "POST"),),
     "/v1/status": (Parameter("model", "query", "string"),),
     "/v1/hub/search": (Parameter("query", "query", "string"),),

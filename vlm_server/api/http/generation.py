@@ -114,7 +114,7 @@ class Endpoint:
         slots = shared.line_slots if gaps.is_line(scope) else shared.queue_slots
         access_log.entry_of(scope).routing_key = routing_key.of_headers(headers)
         if last_event_id := headers.get(event_logs.LAST_EVENT_HEADER):
-            await self._resume(last_event_id, scope, receive, send)
+            await resume(shared, self._dialect.name, last_event_id, scope, receive, send)
             return
         access_log.entry_of(scope).dialect = self._dialect.name
         body.check_headers(headers, shared.limits, any_type=self._any_type)
@@ -178,14 +178,6 @@ class Endpoint:
                 else:
                     response = await whole_response(deltas, render, num_choices, recorder)
                     await response(scope, receive, send)
-
-    async def _resume(self, last_event_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the rest of a stream. The body may be that of the first request: it is not used."""
-        shared = self._shared
-        body.discard(await body.read(receive, shared.limits, shared.arriving))
-        owner = keys.key_of(scope).identity
-        rest = shared.event_logs.resume(owner, self._dialect.name, last_event_id)
-        await rest(scope, receive, send)
 
     def _log_of(self, summary: RequestSummary, render: Renderer, scope: Scope) -> EventLog | None:
         """A log for an answer in the background, or a stream that its client may resume."""
@@ -301,6 +293,18 @@ class Endpoint:
                 "input" if response_id is None else "previous_response_id",
             )
         return msgspec.structs.replace(context, previous=previous, others=other_items)
+
+
+async def resume(
+    shared: Generation, dialect: str, event_id: str, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Send the rest of a stream. The body may be that of the first request: it is not used.
+
+    Raises NotFound and InvalidRequest.
+    """
+    body.discard(await body.read(receive, shared.limits, shared.arriving))
+    rest = shared.event_logs.resume(keys.key_of(scope).identity, dialect, event_id)
+    await rest(scope, receive, send)
 
 
 def context_of(shared: Generation, scope: Scope, request_id: str) -> Context:

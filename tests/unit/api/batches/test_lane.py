@@ -191,7 +191,7 @@ async def test_lines_take_no_slots_of_requests(start: Start, engine: ScriptedEng
     daemon = start()
     engine.script = (asyncio.Event(),)
     await daemon.create(*(line(str(i)) for i in range(9)))
-    await until(lambda: daemon.lane.num_running == FAST.max_running)
+    await until(lambda: len(engine.submitted) == FAST.max_running)
     status = (await daemon.client.get("/v1/status")).json()
     assert status["requests"]["in_flight"] == 0
     assert len(status["requests"]["list"]) == FAST.max_running

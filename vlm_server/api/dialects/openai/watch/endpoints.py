@@ -14,23 +14,36 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from vlm_server.api.dialects.openai.watch import events
 from vlm_server.api.dialects.openai.watch.camera import Camera
 from vlm_server.api.dialects.openai.watch.parts import boundary_of
 from vlm_server.api.dialects.openai.watch.schema import WatchPlan, parse_watch
 from vlm_server.api.dialects.openai.watch.watch import Watch
 from vlm_server.api.dialects.openai.watch.watches import Watches
-from vlm_server.api.http import access_log, body, sse
+from vlm_server.api.http import access_log, body, event_logs, sse
 from vlm_server.api.http.access import keys
-from vlm_server.api.http.generation import Generation, context_of
+from vlm_server.api.http.event_log import Run
+from vlm_server.api.http.event_logs import Attachment
+from vlm_server.api.http.generation import Generation, context_of, resume
 from vlm_server.api.http.sse import EventStream
 from vlm_server.api.parsing import json_body
-from vlm_server.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from vlm_server.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestError,
+    UnsupportedMediaType,
+)
 
 _JSON = "application/json"
+_KIND = "watch"
+"""The kind of its event logs: a watch is resumed at its own route alone."""
 
 
 class WatchEndpoint:
-    """`POST /v1/watch`, an ASGI application: the watch lives as long as its stream of events."""
+    """`POST /v1/watch`, an ASGI application: the watch lives as long as its stream of events.
+
+    A resumable stream outlives its connection for a while.
+    """
 
     def __init__(self, shared: Generation, watches: Watches) -> None:
         self._shared = shared
@@ -38,22 +51,60 @@ class WatchEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
-        mode = sse.keepalive_of(headers, shared.server)
-        keep_alive = None if mode == "off" else lambda: sse.KEEP_ALIVE
-        stream = EventStream(
-            send, sse.CONTENT_TYPE, keep_alive, shared.server.stream_keepalive_seconds
-        )
+        if last_event_id := headers.get(event_logs.LAST_EVENT_HEADER):
+            await resume(shared, _KIND, last_event_id, scope, receive, send)
+            return
+        stream = self._stream(send, scope)
+        is_resumable = event_logs.is_wanted(headers, shared.server)
         self._watches.check_room(keys.key_of(scope).identity)
         media_type = headers.get("content-type", "")
         if media_type.lower().startswith("multipart/"):
+            if is_resumable:
+                text = "A watch whose frames come in its own body can't be resumed."
+                raise InvalidRequest(text, event_logs.RESUMABLE_HEADER)
             camera = Camera(receive, boundary_of(media_type), shared.limits)
             await self._watch_camera(camera, stream, scope)
-        else:
-            body.check_headers(headers, shared.limits)
-            data = await body.read(receive, shared.limits, shared.arriving)
-            with await self._open(data, scope) as watch:
-                watching = self._follow if watch.plan.url else self._run
-                await body.until_disconnect(receive, watching(watch, stream, scope))
+            return
+        body.check_headers(headers, shared.limits)
+        data = await body.read(receive, shared.limits, shared.arriving)
+        with await self._open(data, scope) as watch:
+            attachment = Attachment(shared.event_logs)
+            if is_resumable:
+                work = self._watch_resumably(watch, attachment, scope, send)
+            else:
+                work = self._watch(watch, stream, scope)
+            await body.until_disconnect(receive, work, attachment.leave)
+
+    async def _watch(self, watch: Watch, stream: EventStream, scope: Scope) -> None:
+        await (self._follow if watch.plan.url else self._run)(watch, stream, scope)
+
+    async def _watch_resumably(
+        self, watch: Watch, attachment: Attachment, scope: Scope, send: Send
+    ) -> None:
+        """Keep the events, for clients that come and leave."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def last_words(error: RequestError) -> bytes:
+            return events.ended(watch.id, "failed", error, watch.frames.counts)
+
+        run = Run(
+            watch.owner,
+            access_log.entry_of(scope).request_id,
+            _KIND,
+            is_background=False,
+            last_words=last_words,
+            stop=task.cancel,
+        )
+        log = self._shared.event_logs.open(run)
+        async with attachment.to(log, send):
+            await self._watch(watch, self._stream(log.send, scope), scope)
+
+    def _stream(self, send: Send, scope: Scope) -> EventStream:
+        server = self._shared.server
+        mode = sse.keepalive_of(Headers(scope=scope), server)
+        keep_alive = None if mode == "off" else lambda: sse.KEEP_ALIVE
+        return EventStream(send, sse.CONTENT_TYPE, keep_alive, server.stream_keepalive_seconds)
 
     async def _watch_camera(self, camera: Camera, stream: EventStream, scope: Scope) -> None:
         """Watch frames that come in the rest of the body. Raises ClientGone."""
