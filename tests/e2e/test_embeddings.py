@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 
@@ -195,3 +196,18 @@ def test_tokens_beyond_limit_of_inputs_are_refused(tmp_path: Any) -> None:
             timeout=60,
         )
         assert refused.status_code == 400
+
+
+def test_ollama_client_gets_same_vectors(embedding_daemon: Daemon) -> None:
+    client = ollama.Client(embedding_daemon.url)
+    inputs = [*TEXTS, URL]
+    rows = vectors(embedding_daemon, input=inputs)
+    answer = client.embed("default", inputs)
+    assert [list(row) for row in answer.embeddings] == rows
+    assert answer.prompt_eval_count
+    one = client.embeddings("default", TEXTS[0]).embedding
+    assert list(one) == rows[0]
+    short = client.embed("default", TEXTS[0], dimensions=16).embeddings
+    assert [list(row) for row in short] == vectors(embedding_daemon, input=TEXTS[0], dimensions=16)
+    (model,) = [client.show("default")]
+    assert model.capabilities == ["embedding", "vision"]

@@ -35,6 +35,7 @@ from vlm_server.api.dialects.files.endpoints import PATH as FILES
 from vlm_server.api.dialects.files.endpoints import Files, Media
 from vlm_server.api.dialects.files.receive import Uploads
 from vlm_server.api.dialects.files.schema import AnthropicForm, OpenAIForm
+from vlm_server.api.dialects.ollama.embeddings import EmbeddingsRequest, EmbedRequest
 from vlm_server.api.dialects.ollama.models import Catalog, ModelRequest
 from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from vlm_server.api.dialects.openai import (
@@ -103,6 +104,8 @@ BODIES = {
     MEDIA: RouteBody((), content_type="application/octet-stream"),
     "/api/chat": RouteBody((OllamaChatRequest,)),
     "/api/generate": RouteBody((OllamaGenerateRequest,)),
+    "/api/embed": RouteBody((EmbedRequest,)),
+    "/api/embeddings": RouteBody((EmbeddingsRequest,)),
     "/api/show": _MODEL,
     "/api/pull": _MODEL,
     "/v1/models/load": RouteBody((ModelToLoad,)),
@@ -145,6 +148,8 @@ OPERATIONS = {
     MESSAGES: "chat",
     "/api/chat": "chat",
     "/api/generate": "text_completion",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
 }
 """The names of generating routes' operations in traces."""
 _ANY_METHOD = ["GET", "POST", "DELETE"]
@@ -152,12 +157,10 @@ _NO_OLLAMA = {
     "/api/copy": ["POST"],
     "/api/create": ["POST"],
     "/api/delete": ["DELETE"],
-    "/api/embed": ["POST"],
-    "/api/embeddings": ["POST"],
     "/api/push": ["POST"],
     "/api/blobs/{digest}": ["HEAD", "POST"],
 }
-"""Ollama's routes that change models or make embeddings: answered with 501."""
+"""Ollama's routes that change models: answered with 501."""
 
 
 def all_routes(
@@ -260,6 +263,8 @@ def _ollama(generation: Generation) -> list[Route]:
     return [
         _post("/api/chat", chat),
         _post("/api/generate", generate),
+        _post("/api/embed", Endpoint(generation, endpoints.OLLAMA_EMBED, any_type=True)),
+        _post("/api/embeddings", Endpoint(generation, endpoints.OLLAMA_EMBEDDINGS, any_type=True)),
         Route("/api/tags", catalog.tags),
         _post("/api/show", catalog.show),
         Route("/api/ps", catalog.ps),

@@ -7,6 +7,7 @@ from functools import partial
 
 from vlm_server.api.dialects.anthropic import parse as anthropic
 from vlm_server.api.dialects.anthropic.render import MessageRenderer, encode_count
+from vlm_server.api.dialects.ollama import embeddings as ollama_embeddings
 from vlm_server.api.dialects.ollama import parse as ollama
 from vlm_server.api.dialects.ollama import render as ollama_render
 from vlm_server.api.dialects.openai import completions, decisions, embeddings, rerank, tokenize
@@ -76,6 +77,21 @@ OLLAMA_GENERATE = Dialect(
     ollama.parse_generate,
     partial(ollama_render.LineRenderer, ollama_render.generate_fields),
     ollama_render.CONTENT_TYPE,
+)
+
+OLLAMA_EMBED = Dialect(
+    ollama_embeddings.EMBED,
+    "embd-",
+    ollama_embeddings.parse_embed,
+    lambda request_id, model, options: WordlessRenderer(
+        partial(ollama_embeddings.encode_embed, options)
+    ),
+)
+OLLAMA_EMBEDDINGS = Dialect(
+    ollama_embeddings.EMBEDDINGS,
+    "embd-",
+    ollama_embeddings.parse_embeddings,
+    _count_renderer(ollama_embeddings.encode_embeddings),
 )
 
 

@@ -16,7 +16,14 @@ from vlm_server.api.parsing.media.documents import PageOptions
 from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
 from vlm_server.api.parsing.tools import ToolDefinition
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import SamplingParams, Submit, TemplateOptions, Tools
+from vlm_server.protocol import (
+    Pooling,
+    PoolingInput,
+    SamplingParams,
+    Submit,
+    TemplateOptions,
+    Tools,
+)
 from vlm_server.settings import Limits
 
 INT32_MAX = 2**31 - 1
@@ -224,3 +231,20 @@ def to_count_request(request: ParsedRequest) -> ParsedRequest:
     """`request` as a request to count tokens, without an answer."""
     submit = structs.replace(request.submit, count_only=True)
     return structs.replace(request, submit=submit, stream=False, options=b"")
+
+
+def submit_pooling(
+    inputs: tuple[PoolingInput, ...], conversation: Conversation, context: Context, pooling: Pooling
+) -> Submit:
+    """The engine's request for vectors or scores."""
+    return Submit(
+        request_id=context.request_id,
+        messages=(),
+        images=tuple(conversation.images),
+        sampling=SamplingParams(),
+        videos=tuple(conversation.videos),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        pooling=pooling,
+        inputs=inputs,
+    )

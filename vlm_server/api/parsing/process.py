@@ -6,6 +6,7 @@ import logging
 import sys
 
 from vlm_server.api.dialects.anthropic import parse as anthropic
+from vlm_server.api.dialects.ollama import embeddings as ollama_embeddings
 from vlm_server.api.dialects.ollama import parse as ollama
 from vlm_server.api.dialects.openai import completions, decisions, embeddings, rerank, tokenize
 from vlm_server.api.dialects.openai import parse as openai
@@ -37,6 +38,8 @@ _PARSERS: dict[str, Parse] = {
     tokenize.DETOKENIZE: tokenize.parse_tokens,
     ollama.CHAT: ollama.parse_chat,
     ollama.GENERATE: ollama.parse_generate,
+    ollama_embeddings.EMBED: ollama_embeddings.parse_embed,
+    ollama_embeddings.EMBEDDINGS: ollama_embeddings.parse_embeddings,
     responses.DIALECT: responses.parse_response,
     responses.COUNT_DIALECT: responses.parse_count,
 }

@@ -30,5 +30,7 @@ POOLING: tuple[Dialect, ...] = (
     vector_fields.EMBEDDINGS,
     vector_fields.RERANK,
     vector_fields.DECISIONS,
+    vector_fields.OLLAMA_EMBED,
+    vector_fields.OLLAMA_EMBEDDINGS,
 )
 DIALECTS = (*ANSWERING, *COUNTING, *POOLING)

@@ -1,4 +1,4 @@
-"""Fields of `/v1/embeddings`, `/v1/rerank` and `/v1/decisions`."""
+"""Fields of `/v1/embeddings`, `/v1/rerank`, `/v1/decisions` and Ollama's `/api/embed`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.unit.api.fields import video_fields
-from tests.unit.api.fields.field import Dialect, Field, answers, refused, works
+from tests.unit.api.fields.field import Dialect, Field, answers, ignored, refused, works
 from tests.unit.api.fields.openai_fields import (
     CHAT,
     HARMLESS_FIELDS,
@@ -16,6 +16,7 @@ from tests.unit.api.fields.openai_fields import (
 )
 from tests.unit.api.requests import image_part, text, user
 from tests.unit.api.scripted_engine import Step
+from vlm_server.api.dialects.ollama.embeddings import EmbeddingsRequest, EmbedRequest
 from vlm_server.api.dialects.openai import decisions, embeddings, rerank
 from vlm_server.api.dialects.openai.decisions import DecisionRequest
 from vlm_server.api.dialects.openai.embeddings import EmbeddingRequest
@@ -125,4 +126,37 @@ DECISIONS = Dialect(
     ),
     more=HARMLESS | decisions.NEUTRAL.keys(),
     script=DECISION,
+)
+_OF_OLLAMA = (
+    works("model", "model", "other", fails=404),
+    ignored("engine's options", "options", {"num_ctx": 4}),
+    ignored(
+        "staying loaded",
+        "keep_alive",
+        "5m",
+        where="for a pinned model, or without an admin key",
+    ),
+    ignored("at the top", "colour", "red", title="any"),
+)
+OLLAMA_EMBED = Dialect(
+    title="Ollama embed",
+    route="/api/embed",
+    structs=(EmbedRequest,),
+    usual=USUAL,
+    fields=(
+        *_OF_OLLAMA,
+        works("conversation or prompt", "input", ["hi", "ho"]),
+        works("image", "input", OTHER_PNG),
+        works("dimensions", "dimensions", 1),
+        ignored("shortening of the prompt", "truncate", True),
+    ),
+    script=VECTORS,
+)
+OLLAMA_EMBEDDINGS = Dialect(
+    title="Ollama embeddings",
+    route="/api/embeddings",
+    structs=(EmbeddingsRequest,),
+    usual={"model": "demo", "prompt": "hi"},
+    fields=(*_OF_OLLAMA, works("conversation or prompt", "prompt", "ho")),
+    script=VECTORS,
 )

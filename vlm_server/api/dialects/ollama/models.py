@@ -30,7 +30,7 @@ API_VERSION = "0.12.11"
 _FOR_EVER = "9999-12-31T23:59:59Z"
 _IN_USE = ("ready", "unresponsive", "unloading")
 """States of engines that hold a model."""
-_CAPABILITIES = ("completion", "vision", "tools", "thinking")
+_CAPABILITIES = ("completion", "embedding", "vision", "tools", "thinking")
 """Capabilities that Ollama's clients know."""
 _UNKNOWN_CAPABILITIES = ("completion", "vision")
 """Capabilities that a model is said to have before it was loaded."""
@@ -95,11 +95,10 @@ class Catalog:
         return Response(lines, media_type="application/x-ndjson")
 
     async def refuse(self, request: Request) -> Response:
-        """The answer of routes that would change models, or embed texts."""
+        """The answer of routes that would change models."""
         path = request.url.path
         raise NotSupported(
-            f"{request.method} {path} is not supported: this server's models can't be changed "
-            "here, and make no embeddings"
+            f"{request.method} {path} is not supported: this server's models can't be changed here"
         )
 
     @property

@@ -127,7 +127,7 @@ def _parsed_request(
         request.stream is not False,
         options,
         ignored.names,
-        keep_alive_seconds=_keep_alive(request, context),
+        keep_alive_seconds=keep_alive_of(request.keep_alive, context),
     )
 
 
@@ -140,7 +140,7 @@ def _load_request(
     """
     for name in sorted(_GENERATION_FIELDS & set(request.__struct_fields__)):
         ignored.add(name, getattr(request, name))
-    seconds = _keep_alive(request, context, unloads=True)
+    seconds = keep_alive_of(request.keep_alive, context, unloads=True)
     options = msgpack.encode(
         Options(request.model or model.name, "load" if seconds != 0 else "unload")
     )
@@ -156,14 +156,14 @@ def _load_request(
     )
 
 
-def _keep_alive(
-    request: schema.OllamaRequest, context: Context, *, unloads: bool = False
+def keep_alive_of(
+    keep_alive: float | str | None, context: Context, *, unloads: bool = False
 ) -> float | None:
     """Seconds that the model stays loaded, which only an admin key may set.
 
     None for other keys. Raises Forbidden if the request only `unloads` the model.
     """
-    seconds = keep_alive_seconds(request.keep_alive)
+    seconds = keep_alive_seconds(keep_alive)
     if context.is_admin:
         return seconds
     if unloads and seconds == 0:

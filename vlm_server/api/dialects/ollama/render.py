@@ -176,16 +176,16 @@ def _measures(finished: Finished) -> dict[str, int]:
     """
     usage, times = finished.usage, finished.times
     return {
-        "total_duration": _nanoseconds(times.total_seconds),
+        "total_duration": nanoseconds(times.total_seconds),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
         "prompt_eval_cached_count": usage.cached_tokens,
-        "prompt_eval_duration": _nanoseconds(times.first_text_seconds),
+        "prompt_eval_duration": nanoseconds(times.first_text_seconds),
         "eval_count": usage.completion_tokens,
-        "eval_duration": _nanoseconds(times.total_seconds - times.first_text_seconds),
+        "eval_duration": nanoseconds(times.total_seconds - times.first_text_seconds),
     }
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     """Nanoseconds, at least 1: clients divide by them."""
     return max(1, round(seconds * 1e9))

@@ -5,15 +5,13 @@ OpenAI's request, with vLLM's `messages` and the `input_type` of retrieval model
 
 from __future__ import annotations
 
-from array import array
 from base64 import b64encode
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, msgpack
 
-from vlm_server.api.dialects.fields import Size, effective_fields, prepare
+from vlm_server.api.dialects.fields import Size, effective_fields, prepare, submit_pooling
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.messages import parse_messages
 from vlm_server.api.dialects.openai.pooling_inputs import (
@@ -23,8 +21,8 @@ from vlm_server.api.dialects.openai.pooling_inputs import (
     TokenIds,
     check_inputs,
     pooling_type,
-    submit_pooling,
 )
+from vlm_server.api.dialects.vectors import numbers, vectors_of
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation
@@ -32,7 +30,7 @@ from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Finished, Pooling, PoolingInput, Vectors
+from vlm_server.protocol import Finished, Pooling, PoolingInput
 
 DIALECT = "openai-embeddings"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -41,9 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (None,),
 }
 """vLLM's and Jina's fields that are not supported, with their values without effect."""
-
-
-_NUMBER_BYTES = 4
 
 
 class EmbeddingRequest(MediaOptions, forbid_unknown_fields=True, kw_only=True):
@@ -142,12 +137,11 @@ def _token_ids(value: list[Any], param: str) -> PoolingInput:
 
 def encode_embeddings(model: str, options: bytes, finished: Finished) -> bytes:
     """OpenAI's answer; where a model has several vectors for an input, they are a list."""
-    encode = _base64 if msgpack.decode(options, type=Options).as_base64 else _numbers
-    data = list[dict[str, Any]]()
-    for index, vectors in enumerate(finished.vectors):
-        rows = [encode(row) for row in _rows(vectors)]
-        embedding: Any = rows if vectors.is_multi else rows[0]
-        data.append({"object": "embedding", "index": index, "embedding": embedding})
+    as_base64 = msgpack.decode(options, type=Options).as_base64
+    data = [
+        {"object": "embedding", "index": index, "embedding": embedding}
+        for index, embedding in enumerate(vectors_of(finished, _base64 if as_base64 else numbers))
+    ]
     answer = {"object": "list", "data": data, "model": model, "usage": usage_json(finished)}
     return msgspec.json.encode(answer)
 
@@ -162,15 +156,5 @@ def usage_json(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _rows(vectors: Vectors) -> Iterator[bytes]:
-    size = vectors.dimensions * _NUMBER_BYTES
-    return (vectors.data[start : start + size] for start in range(0, len(vectors.data), size))
-
-
 def _base64(row: bytes) -> str:
     return b64encode(row).decode()
-
-
-def _numbers(row: bytes) -> msgspec.Raw:
-    """The JSON of the numbers, encoded here, so that a thread with many rows yields in between."""
-    return msgspec.Raw(msgspec.json.encode(array("f", row).tolist()))

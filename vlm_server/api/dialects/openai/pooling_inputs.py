@@ -15,16 +15,8 @@ from vlm_server.api.dialects.openai.file_parts import file_parts
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.media.external import is_external
-from vlm_server.api.parsing.parsed_request import Context
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import (
-    ContentPart,
-    Message,
-    Pooling,
-    PoolingInput,
-    SamplingParams,
-    Submit,
-)
+from vlm_server.protocol import ContentPart, Message, PoolingInput
 from vlm_server.settings import Limits
 
 MAX_VALUES = 1_000_000
@@ -149,23 +141,6 @@ def check_inputs(values: list[Any], limits: Limits, param: str) -> None:
 def pooling_type(name: str | None) -> str:
     """The input type that a client's `name` means; empty for none."""
     return _TYPES.get(name or "", name or "")
-
-
-def submit_pooling(
-    inputs: tuple[PoolingInput, ...], conversation: Conversation, context: Context, pooling: Pooling
-) -> Submit:
-    """The engine's request for vectors or scores."""
-    return Submit(
-        request_id=context.request_id,
-        messages=(),
-        images=tuple(conversation.images),
-        sampling=SamplingParams(),
-        videos=tuple(conversation.videos),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        pooling=pooling,
-        inputs=inputs,
-    )
 
 
 def _flat(value: Any) -> list[Any]:

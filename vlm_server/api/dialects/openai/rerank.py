@@ -10,15 +10,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, msgpack
 
-from vlm_server.api.dialects.fields import Count, effective_fields, prepare
+from vlm_server.api.dialects.fields import Count, effective_fields, prepare, submit_pooling
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.embeddings import usage_json
-from vlm_server.api.dialects.openai.pooling_inputs import (
-    MAX_VALUES,
-    InputParser,
-    check_inputs,
-    submit_pooling,
-)
+from vlm_server.api.dialects.openai.pooling_inputs import MAX_VALUES, InputParser, check_inputs
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation

@@ -13,9 +13,11 @@ from starlette.routing import Route
 from tests.unit.api.dialects.ollama.steps import called
 from tests.unit.api.dialects.ollama.test_fields import IGNORED_OPTIONS, chat, generate
 from tests.unit.api.dialects.ollama.test_ollama_client import FACTS
+from tests.unit.api.fields.vector_fields import VECTORS
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine, ended, scored, thinks
 from vlm_server.api.app import create_app
 from vlm_server.api.dialects.ollama import models
+from vlm_server.api.dialects.ollama.embeddings import EmbeddingsRequest, EmbedRequest
 from vlm_server.api.dialects.ollama.schema import (
     ChatMessage,
     Function,
@@ -30,6 +32,8 @@ DOCS = (Path(__file__).parents[5] / "docs" / "ollama.md").read_text(encoding="ut
 STRUCTS: tuple[type[Struct], ...] = (
     OllamaChatRequest,
     OllamaGenerateRequest,
+    EmbedRequest,
+    EmbeddingsRequest,
     ChatMessage,
     ModelOptions,
 )
@@ -70,6 +74,10 @@ async def test_every_ollama_answer_field_is_documented(
         (await client.get("/api/tags")).json(),
         (await client.get("/api/ps")).json(),
     ]
+    engine.script = VECTORS
+    for route in ("/api/embed", "/api/embeddings"):
+        body = {"input": "hi"} if route == "/api/embed" else {"prompt": "hi"}
+        answers.append((await client.post(route, json=body)).json())
     names = names_of(answers) - UNDOCUMENTED
     assert {"thinking", "tool_calls", "usage", "response", "logprobs", "size_vram"} <= names
     assert [name for name in sorted(names) if f"`{name}`" not in DOCS] == []

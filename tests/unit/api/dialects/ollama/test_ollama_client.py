@@ -14,6 +14,7 @@ from ollama import AsyncClient, Client, ResponseError
 from tests.support.image_files import image_file
 from tests.unit.api.conftest import listening
 from tests.unit.api.dialects.ollama.steps import called
+from tests.unit.api.fields.vector_fields import VECTORS
 from tests.unit.api.scripted_engine import (
     ScriptedEngine,
     ended,
@@ -370,14 +371,12 @@ async def test_ollama_pull_of_served_model_succeeds_at_once(client: AsyncClient)
 
 async def test_unsupported_ollama_routes_are_501(client: AsyncClient) -> None:
     for work in (
-        client.embed("demo", "hi"),
-        client.embeddings("demo", "hi"),
         client.create("mine", from_="demo"),
         client.copy("demo", "mine"),
         client.push("demo"),
         client.delete("demo"),
     ):
-        with pytest.raises(ResponseError, match="no embeddings") as caught:
+        with pytest.raises(ResponseError, match="can't be changed") as caught:
             await work
         assert caught.value.status_code == 501
 
@@ -456,3 +455,26 @@ async def test_ollama_client_needs_key(engine: ScriptedEngine) -> None:
         assert caught.value.status_code == 401
         known = AsyncClient(host, headers={"Authorization": "Bearer correct-horse-battery"})
         assert len((await known.list()).models) == 1
+
+
+async def test_ollama_client_gets_vectors(client: AsyncClient, engine: ScriptedEngine) -> None:
+    engine.script = VECTORS
+    answer = await client.embed("demo:latest", "hi", keep_alive="5m")
+    assert answer.model == "demo:latest"
+    assert answer.embeddings == [[1.0, 0.0]]
+    assert answer.prompt_eval_count == 3
+    assert answer.total_duration
+    assert (await client.embeddings("demo", "hi")).embedding == [1.0, 0.0]
+    with pytest.raises(ResponseError, match=r"limits\.max_inputs") as refused:
+        await client.embed("demo", ["hi"] * 5000)
+    assert refused.value.status_code == 400
+
+
+@pytest.mark.parametrize("nothing", [[], ""])
+async def test_embed_request_without_input_only_loads_model(
+    client: AsyncClient, engine: ScriptedEngine, nothing: list[str] | str
+) -> None:
+    answer = await client.embed("demo", nothing)
+    assert answer.embeddings == []
+    assert (await client.embeddings("demo", "")).embedding == []
+    assert not engine.submitted
