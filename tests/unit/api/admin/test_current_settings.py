@@ -42,7 +42,7 @@ def root_level() -> Iterator[None]:
     logging.getLogger().setLevel(level)
 
 
-async def test_settings_show_what_automatic_ones_came_to(
+async def test_settings_show_values_of_automatic_ones(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     shown = by_name(await client.get("/v1/settings"))

@@ -40,7 +40,7 @@ async def find(client: httpx.AsyncClient, query: str) -> dict[str, Any]:
     return result
 
 
-async def test_catalog_says_what_fits_and_what_is_here(
+async def test_catalog_has_fit_and_presence_of_models(
     operator: httpx.AsyncClient, pool: Pool, tmp_path: Path
 ) -> None:
     models = (await operator.get("/v1/hub/catalog")).json()["models"]

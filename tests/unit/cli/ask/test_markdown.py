@@ -103,7 +103,7 @@ def test_finished_blocks_are_parted_from_growing_one() -> None:
 
 
 @given(st.text(alphabet="ab-1.#`>| \n\t", max_size=60))
-def test_blocks_are_the_whole_text(text: str) -> None:
+def test_blocks_make_up_whole_text(text: str) -> None:
     assert "\n".join(blocks_of(text)) == text
 
 

@@ -135,7 +135,7 @@ def test_conversation_sends_its_turns_until_new(
     assert third["messages"][0]["content"][1]["text"] == "Compare a picture.png with nothing"
 
 
-def test_terminal_shows_what_answer_waits_for(model: type[SlowModel], tmp_path: Path) -> None:
+def test_terminal_shows_reason_of_wait(model: type[SlowModel], tmp_path: Path) -> None:
     """The wait is one line, which the answer replaces; keys of meanwhile are the next question."""
     model.go_on.clear()
     model.progress = json.dumps({"state": "prefill", "done": 512, "total": 2048})
