@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -19,19 +20,47 @@ class CheckFailed(Exception):
 def build(root: Path, out: Path) -> Path:
     """The wheel, built from the sdist, after a look into it. Raises CheckFailed."""
     out.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "build", "--outdir", str(out), str(root)]
-    ended = subprocess.run(words, capture_output=True, text=True)
-    said = ended.stdout + ended.stderr
-    if ended.returncode:
-        raise CheckFailed(f"the build failed:\n{said[-4000:]}")
-    for line in said.splitlines():
-        if WARNING.search(line) and not any(word in line for word in HARMLESS):
-            raise CheckFailed(f"the build warns: {line}")
+    _build(root, out)
     wheel = max(out.glob("*.whl"), key=lambda path: path.stat().st_mtime)
     check_files(root, wheel)
     check_metadata(wheel)
+    _run("twine", "check", "--strict", *map(str, packages(out)))
     print(f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB")
     return wheel
+
+
+def packages(out: Path) -> list[Path]:
+    """The files to upload."""
+    return sorted([*out.glob("*.whl"), *out.glob("*.tar.gz")])
+
+
+def check_reproducible(root: Path, out: Path, folder: Path) -> None:
+    """Another build, from another clone, has the same bytes. Raises CheckFailed."""
+    folder.mkdir()
+    _build(root, folder, umask=0o077)
+    for path in packages(folder):
+        first, second = (hashlib.sha256((at / path.name).read_bytes()) for at in (out, folder))
+        if first.hexdigest() != second.hexdigest():
+            raise CheckFailed(f"{path.name} has other bytes when it is built again")
+        print(f"built again with the same bytes: {path.name} {first.hexdigest()}")
+
+
+def _build(root: Path, out: Path, umask: int = 0o022) -> None:
+    said = _run("build", "--outdir", str(out), str(root), umask=umask)
+    for line in said.splitlines():
+        if WARNING.search(line) and not any(word in line for word in HARMLESS):
+            raise CheckFailed(f"the build warns: {line}")
+
+
+def _run(module: str, *words: str, umask: int = 0o022) -> str:
+    """What a module of ours said. Raises CheckFailed if it fails."""
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *words], capture_output=True, text=True, umask=umask
+    )
+    said = ended.stdout + ended.stderr
+    if ended.returncode:
+        raise CheckFailed(f"{module} failed:\n{said[-4000:]}")
+    return said
 
 
 def check_files(root: Path, wheel: Path) -> None:
@@ -71,3 +100,7 @@ def check_metadata(wheel: Path) -> None:
             raise CheckFailed(f"{field} is {fields.get(field)!r}, not {value!r}")
     if not text.startswith("# vlm_server"):
         raise CheckFailed("the README is not in the metadata")
+    if "Project-URL: Repository, " not in head:
+        raise CheckFailed("the metadata has no URLs")
+    if relative := re.search(r"\]\((?!\w+:|#)[^)\s]+\)", text):
+        raise CheckFailed(f"a link of the README is relative: {relative[0]}")

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from scripts.release.artifacts import CheckFailed
 from scripts.release.questions import wait_ready
 
+OVERRIDES = Path(__file__).parents[2] / "packaging/overrides.txt"
+OF_INSTALLERS = ("PIP_", "UV_", "SSL_CERT_")
 PACKAGES = "python3,python3-venv,ca-certificates"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 ENTER = 'mount -t proc proc "$0/proc"; mount --rbind /dev "$0/dev"; exec chroot "$0" "$@"'
@@ -28,10 +30,13 @@ class Times(NamedTuple):
     """Seconds from an empty machine with Python to an answer."""
 
     install: float
+    """With nothing in the installer's cache."""
     ready: float
     answer: float
     cpu: float
     """Of all processors together, for the whole: what a busy machine does not change much."""
+    again: float
+    """Of another installation, from the installer's cache."""
 
     @property
     def whole(self) -> float:
@@ -43,13 +48,23 @@ class Place:
     """A folder in which environments are made; `root` is the Debian root around it, if any."""
 
     folder: Path
+    version: str
+    index: str
+    """The address of the index that has the version."""
     python: str = sys.executable
     root: Path | None = None
+    by_uv: bool = False
+    """Install by uv, without what no request needs; else by pip."""
     number: int = field(default=0)
 
-    def refuses_without_backend(self, wheel: Path) -> None:
+    @property
+    def environment(self) -> Path:
+        """The last one."""
+        return self._outside(f"env{self.number}")
+
+    def refuses_without_backend(self) -> None:
         """On Linux, without an extra. Raises CheckFailed if `serve` does not say which to take."""
-        program = self._install(f"{self._visible(wheel)}")
+        program = self._install("vlm-server")
         ended = subprocess.run(
             self._words(program, "serve", "--port", "0"),
             env=self._environment(),
@@ -64,27 +79,40 @@ class Place:
             raise CheckFailed(f"without a backend, 'serve' ended with {ended.returncode}: {said}")
         print(f"without an extra: {said}")
 
-    def timed(self, wheel: Path, ask: Callable[[int], None]) -> Times:
-        """Install, serve, ask. Raises CheckFailed."""
+    def timed(self, ask: Callable[[int], None]) -> Times:
+        """Install, serve, ask; then install once more. Raises CheckFailed."""
+        shutil.rmtree(self._outside("home"), ignore_errors=True)  # with the installer's cache
+        self._outside("home").mkdir()
         began, used = time.monotonic(), cpu_seconds()
-        program = self._install(f"{self._visible(wheel)}[cpu]")
+        program = self._install("vlm-server[cpu]")
         installed = time.monotonic()
         with self._serving(program) as (port, process):
             wait_ready(port, process)
             ready = time.monotonic()
             ask(port)
             answered = time.monotonic()
-        times = Times(installed - began, ready - installed, answered - ready, cpu_seconds() - used)
+        seconds = (installed - began, ready - installed, answered - ready, cpu_seconds() - used)
+        said = self._run(program, "--version").strip()
+        if said != f"vlm-server {self.version}":
+            raise CheckFailed(f"--version says {said!r}, not {self.version}")
+        print(f"{said} takes {size_bytes(self.environment) / 1e6:.0f} MB")
+        began = time.monotonic()
+        self._install("vlm-server[cpu]")
+        times = Times(*seconds, time.monotonic() - began)
         print("  ".join(f"{step} {seconds:.1f} s" for step, seconds in times._asdict().items()))
         return times
 
-    def _install(self, requirement: str) -> str:
+    def _install(self, package: str) -> str:
         """The program `vlm-server` of a new environment. The one before is removed."""
         shutil.rmtree(self._outside(f"env{self.number}"), ignore_errors=True)
         self.number += 1
         environment = self._inside(f"env{self.number}")
         self._run(self.python, "-m", "venv", environment)
-        self._run(f"{environment}/bin/pip", "install", "--quiet", "--no-cache-dir", requirement)
+        pip = [f"{environment}/bin/pip", "install", "--quiet", "--extra-index-url", self.index]
+        if self.by_uv:
+            pip = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--index", self.index]
+            pip += ["--python", environment, "--overrides", str(OVERRIDES)]
+        self._run(*pip, f"{package}=={self.version}")
         return f"{environment}/bin/vlm-server"
 
     @contextlib.contextmanager
@@ -110,7 +138,7 @@ class Place:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
 
-    def _run(self, *words: str) -> None:
+    def _run(self, *words: str) -> str:
         ended = subprocess.run(
             self._words(*words), env=self._environment(), capture_output=True, text=True
         )
@@ -118,6 +146,7 @@ class Place:
             raise CheckFailed(
                 f"'{' '.join(words)}' failed:\n{(ended.stdout + ended.stderr)[-4000:]}"
             )
+        return ended.stdout
 
     def _words(self, *words: str) -> list[str]:
         if self.root is None:
@@ -127,7 +156,7 @@ class Place:
 
     def _environment(self) -> dict[str, str]:
         """Of ours, only what says where packages come from."""
-        kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        kept = {name: value for name, value in os.environ.items() if name.startswith(OF_INSTALLERS)}
         kept |= {
             "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": self._inside("home"),
@@ -135,13 +164,6 @@ class Place:
         if self.root is not None and CERTIFICATES.exists():
             kept["PIP_CERT"] = "/certificates.crt"
         return kept
-
-    def _visible(self, wheel: Path) -> str:
-        """The path of the wheel as seen from the place."""
-        if self.root is not None:
-            shutil.copy(wheel, self.root)
-            return f"/{wheel.name}"
-        return str(wheel.absolute())
 
     def _outside(self, name: str) -> Path:
         return self.folder / name
@@ -151,6 +173,11 @@ class Place:
         return str(path) if self.root is None else f"/{path.relative_to(self.root)}"
 
 
+def size_bytes(folder: Path) -> int:
+    """Of all files in it."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def cpu_seconds() -> float:
     """Of the processes that we started and that have ended, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -158,12 +185,14 @@ def cpu_seconds() -> float:
 
 
 @contextlib.contextmanager
-def place(suite: str | None, scratch: Path) -> Iterator[Place]:
+def place(
+    suite: str | None, scratch: Path, version: str, index: str, *, by_uv: bool
+) -> Iterator[Place]:
     """On this machine, or in an empty root of the Debian `suite`. Raises CheckFailed."""
     if suite is None:
         folder = scratch / "here"
         (folder / "home").mkdir(parents=True)
-        yield Place(folder)
+        yield Place(folder, version, index, by_uv=by_uv)
         return
     if os.geteuid() or shutil.which("mmdebstrap") is None:
         raise CheckFailed("--debian needs root, and mmdebstrap: 'apt install mmdebstrap'")
@@ -176,4 +205,4 @@ def place(suite: str | None, scratch: Path) -> Iterator[Place]:
         shutil.copy(CERTIFICATES, root / "certificates.crt")
     folder = root / "srv"
     (folder / "home").mkdir(parents=True)
-    yield Place(folder, "/usr/bin/python3", root)
+    yield Place(folder, version, index, "/usr/bin/python3", root)

@@ -11,7 +11,7 @@ import urllib.request
 from subprocess import Popen
 
 from scripts.release.artifacts import CheckFailed
-from tests.browser.files import ask, give
+from tests.browser.files import ask, attach
 from tests.support.images import encoded, one_shape
 
 QUESTION, ANSWER = "What shape is this?", "square"
@@ -63,7 +63,7 @@ def in_browser(port: int) -> None:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{port}/")
-        give(page, "drop", (picture(), "square.png", "image/png"))
+        attach(page, "drop", (picture(), "square.png", "image/png"))
         answer = ask(page, QUESTION)
         check(str(answer.locator(".text").inner_text()))
         browser.close()

@@ -1,0 +1,54 @@
+"""A rehearsed release: built twice, uploaded to an index, installed from there, and asked."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+HAS_TOOLS = all(map(importlib.util.find_spec, ("build", "cyclonedx_py", "pypiserver", "twine")))
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the files that a rehearsal leaves."""
+    out = tmp_path_factory.mktemp("released")
+    words = ["--rehearse", "9.8.7", "--uv", "--out", str(out)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "scripts.release", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return out
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not HAS_TOOLS, reason="needs `scripts/setup dev release`")
+def test_rehearsal_leaves_packages_and_their_contents(released: Path) -> None:
+    (wheel,), (sdist,) = released.glob("*.whl"), released.glob("*.tar.gz")
+    assert wheel.name == "vlm_server-9.8.7-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        assert "vlm_server/models/demo/model.safetensors" in archive.namelist()
+        assert {each.date_time[:3] for each in archive.infolist()} == {(2020, 2, 2)}
+    with tarfile.open(sdist) as archive:
+        assert {(each.uid, each.uname) for each in archive.getmembers()} == {(0, "")}
+    contents = json.loads((released / "vlm_server-9.8.7.cdx.json").read_text(encoding="utf-8"))
+    names = {component["name"] for component in contents["components"]}
+    assert {"vlm-server", "mlx-vlm", "mlx-cpu"} <= names
+    assert not {"opencv-python", "datasets"} & names
+
+
+@pytest.mark.skipif(not HAS_TOOLS, reason="needs `scripts/setup dev release`")
+def test_release_without_tag_or_address_is_refused() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "scripts.release"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(("failed: pyproject.toml names no", "failed: the last commit"))
