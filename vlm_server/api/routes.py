@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from starlette.routing import Route
@@ -14,6 +15,7 @@ from vlm_server.api.admin.administration import (
     ModelToLoad,
 )
 from vlm_server.api.admin.current_settings import CurrentSettings
+from vlm_server.api.admin.docs_page import docs_endpoint
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.hub_models import HubModels
 from vlm_server.api.admin.log_lines import LogLines
@@ -193,9 +195,11 @@ def all_routes(
         _admin("/v1/log", LogLines(log_tail).show),
         _admin("/metrics", metrics.scrape),
     ]
+    describe = cache(lambda: document(routes, BODIES, PARAMETERS))
     return [
         *routes,
-        Route("/openapi.json", constant_endpoint(lambda: document(routes, BODIES, PARAMETERS))),
+        Route("/openapi.json", constant_endpoint(describe)),
+        Route(gate.DOCS, docs_endpoint(describe), include_in_schema=False),
     ]
 
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import vlm_server
+from vlm_server.api.admin.route_summaries import SUMMARIES, TAG_OF
 from vlm_server.api.http.errors import ErrorBody
 from vlm_server.errors import RequestError
 
@@ -77,7 +78,7 @@ def document(
         if body is not None and body.structs:
             _allow(components[_name(refs[body.structs[0]])], body)
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            operation = _operation(route, method, schemas[0])
+            operation = _operation(route, method, path, schemas[0])
             if body is not None and method in ("POST", "PUT"):
                 schemas_of_body = [refs[struct] for struct in body.structs]
                 operation["requestBody"] = _request_body(schemas_of_body, body.content_type)
@@ -90,6 +91,7 @@ def document(
     return {
         "openapi": "3.1.0",
         "info": {"title": "vlm_server", "version": vlm_server.__version__},
+        "tags": [{"name": tag} for tag in SUMMARIES],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -117,13 +119,16 @@ def _request_body(schemas: list[Any], content_type: str) -> Json:
     return {"required": True, "content": {content_type: {"schema": schema}}}
 
 
-def _operation(route: Route, method: str, error: Any) -> Json:
+def _operation(route: Route, method: str, path: str, error: Any) -> Json:
     names = _PARAMETER.findall(route.path)
     error_response: Json = {
         "description": "An error; `code` is of: " + ", ".join(_codes()),
         "content": {"application/json": {"schema": error}},
     }
+    tag = TAG_OF[f"{method} {path}"]
     operation: Json = {
+        "tags": [tag],
+        "summary": SUMMARIES[tag][f"{method} {path}"],
         "operationId": re.sub(r"\W+", "_", f"{method.lower()} {route.path}").strip("_"),
         "responses": {
             "200": {"description": "The answer: see docs/api.md."},

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterator
 from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,11 +19,12 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from tests.support.whole_run import few_of
-from tests.unit.api.conftest import parsing_pool
+from tests.unit.api.conftest import Connect, parsing_pool
 from tests.unit.api.requests import PNG_URL, chat, image_part, text, user
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
+from vlm_server.api.admin.route_summaries import SUMMARIES, TAG_OF
 from vlm_server.api.app import create_app
-from vlm_server.settings import Settings
+from vlm_server.settings import Server, Settings
 
 HOST = {"Host": "127.0.0.1:8000"}
 
@@ -99,6 +104,66 @@ async def test_openapi_describes_every_route(client: httpx.AsyncClient) -> None:
     posts = [item["post"] for path, item in paths.items() if "post" in item and path not in no_body]
     assert posts
     assert all("requestBody" in post for post in posts)
+
+
+async def test_every_operation_has_summary_tag_and_id(client: httpx.AsyncClient) -> None:
+    described: Any = await document(client)
+    names = {
+        f"{method.upper()} {path}": operation
+        for path, item in described["paths"].items()
+        for method, operation in item.items()
+    }
+    assert names.keys() == TAG_OF.keys()
+    assert all(operation["summary"] for operation in names.values())
+    tags = [tag["name"] for tag in described["tags"]]
+    assert {tag for operation in names.values() for tag in operation["tags"]} == set(tags)
+    assert len({operation["operationId"] for operation in names.values()}) == len(names)
+
+
+class Seen(HTMLParser):
+    """The tags and links of a page, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        found = dict(attrs)
+        self.links += [link for name in ("href", "src") if (link := found.get(name))]
+        self.ids |= {found["id"] or ""} if "id" in found else set()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+async def test_docs_page_shows_every_route_and_loads_nothing(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/docs", headers={"Accept": "text/html"})
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    seen = Seen()
+    seen.feed(answer.text)
+    assert all(operation.partition(" ")[2] in seen.text for operation in TAG_OF)
+    assert all(summary in seen.text for of_tag in SUMMARIES.values() for summary in of_tag.values())
+    assert not {"script", "img", "link", "iframe"} & set(seen.tags)
+    assert set(seen.links) == {"/openapi.json", *(link for link in seen.links if link[0] == "#")}
+    assert {link[1:] for link in seen.links if link[0] == "#"} <= seen.ids
+    policy = answer.headers["content-security-policy"]
+    style = answer.text.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
+
+
+async def test_docs_page_needs_no_key_and_openapi_does(connect: Connect, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[ann]\nkey = "correct-horse-battery"\n')
+    path.chmod(0o600)
+    client = connect(Settings(server=Server(api_key_file=str(path))))
+    assert (await client.get("/docs", headers={"Accept": "text/html"})).status_code == 200
+    assert (await client.get("/docs")).status_code == 401
+    assert (await client.get("/openapi.json")).status_code == 401
 
 
 async def test_openapi_describes_parameters_of_resumed_streams(client: httpx.AsyncClient) -> None:

@@ -25,6 +25,8 @@ READY = ("/health", "/health/ready", "/healthz", "/ping")
 """Routes of readiness probes."""
 PAGE_FOLDER = "/page"
 """The folder of the page's files; none of them is secret."""
+DOCS = "/docs"
+"""The description of the API for browsers, which send no key with a link."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
 _FOLLOWED = ("/v1/responses/resp_", "/v1/watch/watch_")
 _RESUMABLE = frozenset(
@@ -53,7 +55,7 @@ def check_origin(headers: Headers, path: str) -> None:
     origin = headers.get("origin")
     if origin is None:
         if headers.get("sec-fetch-site", "").lower() == "cross-site" and not is_page(path, headers):
-            raise Forbidden("Web pages of another origin may link to / alone.")
+            raise Forbidden("Web pages of another origin may link to / and /docs alone.")
         return
     scheme, _, authority = origin.lower().partition("://")
     if scheme not in ("http", "https") or authority != headers["host"].lower():
@@ -111,8 +113,8 @@ def wants_html(headers: Headers) -> bool:
 
 
 def is_page(path: str, headers: Headers) -> bool:
-    """Whether a request is for the page or its files, which are public."""
-    return path.startswith(f"{PAGE_FOLDER}/") or (path == "/" and wants_html(headers))
+    """Whether a request is for the page or its files, or for `DOCS`, which are public."""
+    return path.startswith(f"{PAGE_FOLDER}/") or (path in ("/", DOCS) and wants_html(headers))
 
 
 def _only(headers: Headers, name: str) -> str:
