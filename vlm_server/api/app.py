@@ -70,7 +70,13 @@ def create_app(
             log_tail or LogTail(),
         ),
         middleware=[
-            Middleware(RequestLog, answered=answered, ended=ended, tracer=tracer),
+            Middleware(
+                RequestLog,
+                answered=answered,
+                ended=ended,
+                tracer=tracer,
+                key_usage=generation.key_usage,
+            ),
             Middleware(Cors, origins=settings.server.cors_origins),
             Middleware(Errors, models=models, queue_slots=queue_slots, encode_for=_encode_for),
             Middleware(Gate, server=settings.server, ring=ring),

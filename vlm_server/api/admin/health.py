@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+import vlm_server
 from vlm_server.api.admin.memory_parts import memory_parts
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.http import access_log
@@ -33,6 +34,7 @@ class Health:
         self._slots = shared.queue_slots
         self._in_flight = shared.in_flight
         self._metrics = shared.metrics
+        self._started_at = time.time()
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -77,6 +79,8 @@ class Health:
             {
                 "model": status.model_name,
                 "models": models,
+                "version": vlm_server.__version__,
+                "started_at": self._started_at,
                 "time": time.time(),
                 "requests": {
                     "in_flight": self._slots.requests.taken,

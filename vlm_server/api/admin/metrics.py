@@ -9,33 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server.api.admin.memory_parts import device_caches
+from vlm_server.api.admin.metric_families import MetricFamilies
+from vlm_server.api.admin.process_metrics import add_build, add_process
 from vlm_server.api.batches.lane import PAUSES, Lane
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.documents.drawing import Documents
 from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.generation import Generation
-from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
+from vlm_server.api.http.key_usage import KeyUsage
+from vlm_server.api.http.model_metrics import ModelMetrics
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.protocol import CacheStats, Stats
 from vlm_server.supervisor.engine_process.client import EngineStatus
-
-"""The caches that hold device memory."""
-
-Kind = TypeVar("Kind", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
 
 class ResponseStoreSize(Sized, Protocol):
@@ -72,11 +66,16 @@ class Metrics:
     watches: WatchFigures
     lane: Lane
 
-    async def scrape(self, _: Request) -> Response:
-        return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    async def scrape(self, request: Request) -> Response:
+        """Prometheus' text format, or OpenMetrics for those that ask for it."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self), headers={"Content-Type": content_type, "Vary": "Accept"})
 
     def collect(self) -> Iterable[Metric]:
-        families, models = _Families(self.prefix), self.shared.models
+        families, models = MetricFamilies(self.prefix), self.shared.models
+        add_build(families)
+        add_process(families, "front", "", "self")
+        _add_keys(families, self.shared.key_usage)
         _add_front(families, self.shared.queue_slots, self.answered)
         _add_stored(families, self.stored)
         _add_files(families, self.shared.files)
@@ -86,41 +85,14 @@ class Metrics:
         _add_watches(families, self.watches)
         for name in models.names:
             if models.base(name) is None:
-                _add_engine(families, models.status(name))
+                _add_engine(families, status := models.status(name))
+                if status.pid is not None:
+                    add_process(families, "engine", name, status.pid)
             _add_answers(families, name, self.shared.metrics[name])
         return families.by_name.values()
 
 
-class _Families:
-    """Prometheus' metric families by name, filled in any order."""
-
-    def __init__(self, prefix: str) -> None:
-        self.by_name: dict[str, Metric] = {}
-        self._prefix = prefix
-
-    def family(self, kind: type[Kind], name: str, help_text: str, *labels: str) -> Kind:
-        """The family of this name, which is listed even without samples."""
-        family = self.by_name.get(name)
-        if family is None:
-            family = self.by_name[name] = kind(f"{self._prefix}{name}", help_text, labels=labels)
-        assert isinstance(family, kind)
-        return family
-
-    def gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
-        family = self.family(GaugeMetricFamily, name, help_text, *labels)
-        family.add_metric(list(labels.values()), value)
-
-    def counter(self, name: str, help_text: str, value: float, **labels: str) -> None:
-        """Add a counter; the library appends `_total` to its name."""
-        family = self.family(CounterMetricFamily, name, help_text, *labels)
-        family.add_metric(list(labels.values()), value)
-
-    def histogram(self, name: str, help_text: str, value: Histogram, **labels: str) -> None:
-        family = self.family(HistogramMetricFamily, name, help_text, *labels)
-        family.add_metric(list(labels.values()), value.buckets(), value.sum)
-
-
-def _add_front(families: _Families, slots: QueueSlots, answered: AnsweredRequests) -> None:
+def _add_front(families: MetricFamilies, slots: QueueSlots, answered: AnsweredRequests) -> None:
     gauge = families.gauge
     waiting = "Bodies of requests that the device has not begun with."
     limit = "Limit on these: `limits.max_waiting_bytes`."
@@ -134,7 +106,17 @@ def _add_front(families: _Families, slots: QueueSlots, answered: AnsweredRequest
         families.counter("requests", help_text, count, route=route, status=str(status))
 
 
-def _add_files(families: _Families, files: FileStore) -> None:
+def _add_keys(families: MetricFamilies, usage: KeyUsage) -> None:
+    prompt, generated = "Prompt tokens of a key's answers.", "Tokens generated for a key."
+    families.family(CounterMetricFamily, "key_prompt_tokens", prompt, "key", "model_name")
+    families.family(CounterMetricFamily, "key_generation_tokens", generated, "key", "model_name")
+    for key, model, prompt_tokens, generation_tokens in usage:
+        labels = {"key": key, "model_name": model}
+        families.counter("key_prompt_tokens", prompt, prompt_tokens, **labels)
+        families.counter("key_generation_tokens", generated, generation_tokens, **labels)
+
+
+def _add_files(families: MetricFamilies, files: FileStore) -> None:
     gauge = families.gauge
     gauge("stored_files", "Uploaded files.", len(files))
     gauge("stored_files_size_bytes", "Size of uploaded files.", files.size_bytes)
@@ -143,7 +125,7 @@ def _add_files(families: _Families, files: FileStore) -> None:
     families.counter("stored_files_evictions", help_text, files.num_evicted)
 
 
-def _add_batches(families: _Families, lane: Lane) -> None:
+def _add_batches(families: MetricFamilies, lane: Lane) -> None:
     gauge = families.gauge
     gauge("batches_active", "Batches that have not ended.", lane.num_active)
     gauge("batch_lines_running", "Lines of batches that run.", lane.num_running)
@@ -154,7 +136,7 @@ def _add_batches(families: _Families, lane: Lane) -> None:
         gauge("batches_paused", why, int(reason == lane.paused), reason=reason)
 
 
-def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
+def _add_stored(families: MetricFamilies, stored: ResponseStoreSize) -> None:
     gauge = families.gauge
     size, limit = "Size of these, with their turns.", "Its limit: `server.max_responses_bytes`."
     evictions = "Responses that were dropped for want of room."
@@ -164,7 +146,7 @@ def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
     families.counter("stored_responses_evictions", evictions, stored.num_evicted)
 
 
-def _add_streams(families: _Families, logs: EventLogs) -> None:
+def _add_streams(families: MetricFamilies, logs: EventLogs) -> None:
     gauge, counter = families.gauge, families.counter
     size, limit = "Size of their events.", "Its limit: `server.max_stream_resume_bytes`."
     abandoned = "Resumable streams that were given up: their clients did not come back."
@@ -175,7 +157,7 @@ def _add_streams(families: _Families, logs: EventLogs) -> None:
     counter("abandoned_streams", abandoned, logs.num_abandoned)
 
 
-def _add_documents(families: _Families, documents: Documents) -> None:
+def _add_documents(families: MetricFamilies, documents: Documents) -> None:
     counter, cache, counts = families.counter, documents.cache, documents.counts
     cached = "Of these, those that were drawn for an earlier request."
     counter("documents", "Documents of requests.", counts.documents)
@@ -187,7 +169,7 @@ def _add_documents(families: _Families, documents: Documents) -> None:
     families.gauge("document_cache_limit_bytes", limit, cache.limit_bytes)
 
 
-def _add_watches(families: _Families, watches: WatchFigures) -> None:
+def _add_watches(families: MetricFamilies, watches: WatchFigures) -> None:
     gauge, counter = families.gauge, families.counter
     fates = "Frames given to watches, by what became of them."
     device = "Time of watches' questions on the device, with waits for it."
@@ -201,7 +183,7 @@ def _add_watches(families: _Families, watches: WatchFigures) -> None:
     counter("watch_device_seconds", device, watches.device_seconds)
 
 
-def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None:
+def _add_answers(families: MetricFamilies, model: str, metrics: ModelMetrics) -> None:
     """Add the histograms of answers, under vLLM's names where vLLM has them."""
     phases = {
         "queue": "Until the device begins with a request, without its preparation.",
@@ -238,7 +220,7 @@ def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None
         counter("request_success", help_text, count, finished_reason=reason)
 
 
-def _add_engine(families: _Families, status: EngineStatus) -> None:
+def _add_engine(families: MetricFamilies, status: EngineStatus) -> None:
     """Add the metrics of a model's engine; without `Stats`, only those of the process."""
     gauge = partial(families.gauge, model_name=status.model_name)
     counter = partial(families.counter, model_name=status.model_name)
@@ -256,7 +238,7 @@ def _add_engine(families: _Families, status: EngineStatus) -> None:
             _add_cache(families, status.model_name, cache)
 
 
-def _add_requests(families: _Families, model: str, stats: Stats) -> None:
+def _add_requests(families: MetricFamilies, model: str, stats: Stats) -> None:
     gauge = partial(families.gauge, model_name=model)
     counter = partial(families.counter, model_name=model)
     for state, count in stats.requests.items():
@@ -286,7 +268,7 @@ def _add_requests(families: _Families, model: str, stats: Stats) -> None:
     counter("spec_decode_num_trained_accepted_tokens", accepted, num_trained)
 
 
-def _add_memory(families: _Families, model: str, stats: Stats) -> None:
+def _add_memory(families: MetricFamilies, model: str, stats: Stats) -> None:
     gauge, memory = partial(families.gauge, model_name=model), stats.memory
     counter = partial(families.counter, model_name=model)
     baseline = "Device memory in use without requests."
@@ -318,7 +300,7 @@ def _memory_usage(stats: Stats) -> float:
     return min(1.0, max(0.0, used / room))
 
 
-def _add_cache(families: _Families, model: str, cache: CacheStats) -> None:
+def _add_cache(families: MetricFamilies, model: str, cache: CacheStats) -> None:
     gauge = partial(families.gauge, model_name=model, cache=cache.name)
     counter = partial(families.counter, model_name=model, cache=cache.name)
     gauge("cache_size_bytes", "Size of a cache.", cache.size_bytes)

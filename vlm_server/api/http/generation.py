@@ -25,6 +25,7 @@ from vlm_server.api.http.event_log import EventLog, Run
 from vlm_server.api.http.event_logs import Attachment, EventLogs
 from vlm_server.api.http.gaps import Gaps
 from vlm_server.api.http.keep_alive import KeepAlives
+from vlm_server.api.http.key_usage import KeyUsage
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
@@ -70,6 +71,7 @@ class Generation:
         self.server = settings.server
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self.metrics = no_metrics()
+        self.key_usage = KeyUsage()
         self.files = files
         self.media = RequestMedia(files, MediaUrls(settings.urls, settings.limits), settings.limits)
         self.event_logs = EventLogs(

@@ -19,6 +19,7 @@ from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.body import ClientGone
 from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.errors import EncodeFor
+from vlm_server.api.http.key_usage import KeyUsage
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing import routing_key
@@ -39,6 +40,7 @@ class RequestLog:
     answered: AnsweredRequests
     ended: EndedRequests
     tracer: Tracer | None
+    key_usage: KeyUsage = field(default_factory=KeyUsage)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entry = access_log.attach(scope)
@@ -61,6 +63,8 @@ class RequestLog:
             entry.log(scope["method"], route)
             self.answered[route, entry.status] += 1
             self.ended.add(entry, route)
+            if (answer := entry.answer) is not None:
+                self.key_usage.add(entry.key_name, answer.model, answer.usage)
             if self.tracer is not None:
                 self.tracer.record(entry, scope["method"], route, Headers(scope=scope))
 

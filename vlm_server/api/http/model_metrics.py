@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import accumulate
+
+from prometheus_client.samples import Exemplar
 
 SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -22,12 +25,13 @@ class Histogram:
     It also keeps its last values, whose percentiles are exact.
     """
 
-    __slots__ = ("_bounds", "_counts", "_recent", "_sum")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_recent", "_sum")
 
     def __init__(self, bounds: Sequence[float], num_recent: int = 0) -> None:
         """bounds: ascending; infinity is added. num_recent: the number of values to keep."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
+        self._exemplars: dict[int, Exemplar] = {}
         self._sum = 0.0
         self._recent: deque[float] = deque(maxlen=num_recent)
 
@@ -35,6 +39,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
         self._recent.append(value)
+
+    def set_exemplar(self, value: float, trace_id: str) -> None:
+        """Name the trace of a `value` that was observed, in place of its bucket's last one."""
+        exemplar = Exemplar({"trace_id": trace_id}, value, time.time())
+        self._exemplars[bisect_left(self._bounds, value)] = exemplar
 
     @property
     def sum(self) -> float:
@@ -56,6 +65,13 @@ class Histogram:
         values, count = sorted(self._recent), len(self._recent)
         ranks = {f"p{each}": values[max(0, -(-each * count // 100) - 1)] for each in PERCENTILES}
         return {"count": count, **ranks, "max": values[-1]}
+
+    def samples(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """`buckets`, those with an exemplar followed by it."""
+        return [
+            (*bucket, exemplar) if (exemplar := self._exemplars.get(number)) else bucket
+            for number, bucket in enumerate(self.buckets())
+        ]
 
 
 PERCENTILES = (50, 90, 95, 99)

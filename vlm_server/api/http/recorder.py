@@ -140,6 +140,14 @@ class AnswerRecorder:
         seconds = {**self.phase_seconds(), "total": now - self.received_at}
         return ", ".join(f"{name};dur={1e3 * value:.1f}" for name, value in seconds.items())
 
+    def set_exemplars(self, trace_id: str) -> None:
+        """Name the trace of the finished request in the histograms that count it."""
+        if self.first_at is not None:
+            seconds = self.first_at - self.received_at
+            self._metrics.time_to_first_token.set_exemplar(seconds, trace_id)
+        if self.reason not in ("abort", "error"):
+            self._metrics.latency.set_exemplar(self.ended_at - self.received_at, trace_id)
+
     def _count_answered(self) -> None:
         metrics, seconds = self._metrics, self.phase_seconds()
         metrics.latency.observe(self.ended_at - self.received_at)

@@ -79,21 +79,36 @@ class Tracer:
         self._operations = operations
 
     def record(self, entry: Entry, method: str, route: str, headers: Mapping[str, str]) -> None:
-        """Make the spans of a request. Never raises, whatever a client sent."""
+        """Make the spans of a request, and name its trace in metrics.
+
+        Never raises, whatever a client sent.
+        """
         operation = self._operations.get(route)
         if operation is None or method != "POST":
             return
         try:
-            self._record(entry, operation, route, headers)
+            trace_id = self._record(entry, operation, route, headers)
         except Exception:
             logger.exception("id=%s can't be traced", entry.request_id)
+            return
+        if trace_id is not None and entry.answer is not None:
+            entry.answer.set_exemplars(trace_id)
 
     def close(self) -> None:
         """Send the remaining spans; may take seconds."""
         self._provider.shutdown()
 
-    def _record(self, entry: Entry, operation: str, route: str, headers: Mapping[str, str]) -> None:
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    def _record(
+        self, entry: Entry, operation: str, route: str, headers: Mapping[str, str]
+    ) -> str | None:
+        """The id of the trace in hexadecimal digits, if it is sampled."""
+        from opentelemetry.trace import (
+            SpanKind,
+            Status,
+            StatusCode,
+            format_trace_id,
+            set_span_in_context,
+        )
 
         answer = entry.answer
         epoch = time.time() - time.monotonic()
@@ -117,6 +132,8 @@ class Tracer:
                 )
                 child.end(_nanoseconds(epoch + end))
         span.end(_nanoseconds(epoch + time.monotonic()))
+        context = span.get_span_context()
+        return format_trace_id(context.trace_id) if context.trace_flags.sampled else None
 
 
 def _with_path(url: str) -> str:

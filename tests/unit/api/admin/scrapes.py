@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import httpx
@@ -24,7 +25,7 @@ STATS = Stats(
 
 async def full_scrape(client: httpx.AsyncClient, engine: ScriptedEngine) -> str:
     """The text of `/metrics` after a request and a stream."""
-    engine.status = replace(engine.status, stats=STATS, pid=77)
+    engine.status = replace(engine.status, stats=STATS, pid=os.getpid())
     for stream in (False, True):
         await client.post(ROUTE, json=chat(stream=stream))
     return (await client.get("/metrics")).text

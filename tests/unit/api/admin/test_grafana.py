@@ -1,9 +1,11 @@
-"""The queries of configs/grafana.json, parsed as PromQL, find their metrics in a scrape."""
+"""The queries of dashboard and alerts, parsed as PromQL, find their metrics in a scrape."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,23 @@ from typing import Any
 import httpx
 import promql_parser as promql
 import pytest
+import yaml
 
 from tests.unit.api.admin.scrapes import full_scrape, labels_of
 from tests.unit.api.conftest import Connect
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.settings import MetricsSettings, Settings
 
-DASHBOARD = json.loads(
-    (Path(__file__).parents[4] / "configs" / "grafana.json").read_text(encoding="utf-8")
-)
+ROOT = Path(__file__).parents[4]
+DASHBOARD = json.loads((ROOT / "configs/grafana.json").read_text(encoding="utf-8"))
+ALERTS = ROOT / "configs/alerts.yaml"
+RULES = [
+    rule
+    for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+SCRAPED = {"job", "instance"}
+"""The labels that Prometheus adds."""
 TARGETS = [target for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
 PREFIXES = ("vlm_server_", "vllm:")
 VLLM_PANELS = """
@@ -126,6 +136,61 @@ def test_dashboard_variables_come_from_existing_labels(
     assert call is not None
     assert call[2] in labels[f"{prefix}{call[1]}"]
     assert variables["prefix"]["query"] == MetricsSettings().prefix
+
+
+async def test_alert_queries_use_existing_metrics_and_labels(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    labels = labels_of(await full_scrape(client, engine))
+    labels = {name: found | SCRAPED for name, found in labels.items()}
+    labels["up"] = frozenset(SCRAPED)
+    for rule in RULES:
+        query = promql.parse(rule["expr"])
+        check(query, labels)
+        text = "".join(rule["annotations"].values())
+        shown = set(re.findall(r"\$labels\.(\w+)", text))
+        assert all(shown <= labels[selector.name] for selector in selectors(query)), rule["alert"]
+
+
+def test_every_alert_is_documented() -> None:
+    operations = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    section = operations.partition("## Alerts")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == [rule["alert"] for rule in RULES]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus' promtool")
+def test_promtool_accepts_alerts(tmp_path: Path) -> None:
+    subprocess.run(["promtool", "check", "rules", ALERTS], check=True)
+    series = 'vlm_server_engine_restarts_total{instance="a:8000",model_name="demo"}'
+    cases = {
+        "rule_files": [str(ALERTS)],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": series, "values": "0x30 0 1 2 3 4 5"}],
+                "alert_rule_test": [
+                    {"eval_time": "29m", "alertname": "VlmServerEngineRestarts"},
+                    {"eval_time": "36m", "alertname": "VlmServerDown"},
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": "ALERTS{alertname='VlmServerEngineRestarts'} == 1",
+                        "eval_time": "36m",
+                        "exp_samples": [
+                            {
+                                "labels": "ALERTS{alertname='VlmServerEngineRestarts',"
+                                "alertstate='firing',severity='warning',"
+                                "instance='a:8000',model_name='demo'}",
+                                "value": 1,
+                            }
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "cases.yaml").write_text(json.dumps(cases), encoding="utf-8")
+    subprocess.run(["promtool", "test", "rules", tmp_path / "cases.yaml"], check=True)
 
 
 def test_dashboard_panels_do_not_overlap() -> None:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.api.conftest import Connect, listening
+import vlm_server
+from tests.unit.api.conftest import Connect, listening, parsing_pool
 from tests.unit.api.requests import ROUTE, chat
-from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, never
+from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, never
+from vlm_server.api.app import create_app
 from vlm_server.api.batches.lane import PAUSES
-from vlm_server.protocol import CacheStats, MemoryStats, Stats
+from vlm_server.api.http.key_usage import KeyUsage
+from vlm_server.api.http.tracing import Tracer
+from vlm_server.api.routes import OPERATIONS
+from vlm_server.protocol import CacheStats, MemoryStats, Stats, Usage
 from vlm_server.settings import FileSettings, Limits, Server, Settings
 
+HAS_PROC = Path("/proc/self/stat").exists()
 KEY = "correct-horse-battery"
 STATS = Stats(
     requests={"waiting": 1, "preparing": 2, "prefill": 3, "decode": 4},
@@ -42,7 +54,10 @@ STATS = Stats(
 
 FRONT = tuple(
     f"vlm_server_{name}"
-    for name in ("requests_", "request_", "num_requests_", "document", "cached_document_")
+    for name in (
+        *("requests_", "request_", "num_requests_", "document", "cached_document_"),
+        *("build_", "process_", "key_"),
+    )
 )
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -196,7 +211,8 @@ async def test_metrics_omit_figures_of_restarting_engine(
     found = await scrape(client)
     assert found[of_model("engine_up")] == found[of_model("engine_ready")] == 0
     assert found[sample("requests_limit")] == 64
-    assert not [name for name, _ in found if "memory" in name or name.endswith("tokens_total")]
+    ours = [name for name, _ in found if not name.startswith(FRONT)]
+    assert not [name for name in ours if "memory" in name or name.endswith("tokens_total")]
 
 
 async def test_metrics_have_documentation_and_right_types(
@@ -221,7 +237,9 @@ async def test_metrics_have_documentation_and_right_types(
                      "resumed_streams", "abandoned_streams",
                      "documents", "document_pages",
                      "cached_document_pages", "document_draw_seconds", "cache_evictions",
-                     "cache_damaged", "memory_decisions", "memory_clear_seconds")
+                     "cache_damaged", "memory_decisions", "memory_clear_seconds",
+                     "key_prompt_tokens", "key_generation_tokens",
+                     *(["process_cpu_seconds"] if HAS_PROC else []))
     }  # fmt: skip
 
 
@@ -290,3 +308,75 @@ async def test_metrics_need_key_like_status(connect: Connect) -> None:
     assert (await client.get("/metrics")).status_code == 401
     client.headers["authorization"] = f"Bearer {KEY}"
     assert (await scrape(client))[sample("requests_limit")] == 64
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="needs Linux's /proc")
+async def test_process_metrics_describe_front_and_engine(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.status = replace(engine.status, pid=os.getppid())
+    found = await scrape(client)
+    for process, model in (("front", ""), ("engine", "demo")):
+        labels = {"process": process, "model_name": model}
+        assert found[sample("process_resident_memory_bytes", **labels)] > 1e6
+        assert 0 < found[sample("process_start_time_seconds", **labels)] <= time.time()
+        assert found[sample("process_open_fds", **labels)] > 0
+        assert sample("process_cpu_seconds_total", **labels) in found
+    engine.status = replace(engine.status, pid=None)
+    gone = await scrape(client)
+    assert not [labels for _, labels in gone if ("process", "engine") in labels]
+
+
+async def test_build_info_names_versions(client: httpx.AsyncClient) -> None:
+    (labels,) = [dict(labels) for name, labels in await scrape(client) if "build_info" in name]
+    assert labels["version"] == vlm_server.__version__
+    assert labels["mlx"] == importlib.metadata.version("mlx")
+    status = (await client.get("/v1/status")).json()
+    assert status["version"] == labels["version"]
+    assert 0 <= status["time"] - status["started_at"] < 600
+
+
+async def test_tokens_are_counted_by_key_name_and_model(connect: Connect, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[ann]\nkey = "{KEY}"\nadmin = true\n')
+    path.chmod(0o600)
+    client = connect(Settings(server=Server(api_key_file=str(path))))
+    client.headers["X-Api-Key"] = KEY
+    for _ in range(2):
+        answer = (await client.post(ROUTE, json=chat())).json()
+    text = (await client.get("/metrics")).text
+    assert KEY not in text
+    found = await scrape(client)
+    labels = {"key": "ann", "model_name": "demo"}
+    usage = answer["usage"]
+    assert found[sample("key_prompt_tokens_total", **labels)] == 2 * usage["prompt_tokens"]
+    assert found[sample("key_generation_tokens_total", **labels)] == 2 * usage["completion_tokens"]
+
+
+def test_key_usage_is_bounded_and_never_falls() -> None:
+    usage = KeyUsage(max_keys=2)
+    for name in ("a", "b", "c", "d", "a", None):
+        usage.add(name, "demo", Usage(3, 4))
+    usage.add("a", "demo", Usage(0, 0))
+    assert sorted(usage) == [("(other)", "demo", 9, 12), ("a", "demo", 6, 8), ("b", "demo", 3, 4)]
+
+
+async def test_openmetrics_has_exemplars_and_text_format_has_none(engine: ScriptedEngine) -> None:
+    tracer = Tracer(TracerProvider(shutdown_on_exit=False), OPERATIONS)
+    app = create_app(Settings(), OneModel(engine), parsing_pool(), tracer)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000")
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traced = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    await client.post(ROUTE, json=chat(stream=True), headers=traced)
+    await client.post(ROUTE, json=chat(), headers={"traceparent": traced["traceparent"][:-1] + "0"})
+    answer = await client.get("/metrics", headers={"Accept": "application/openmetrics-text"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    exemplars = {
+        family.name: sample.exemplar.labels
+        for family in openmetrics.text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.exemplar
+    }
+    names = ("time_to_first_token_seconds", "e2e_request_latency_seconds")
+    assert exemplars == {f"vlm_server_{name}": {"trace_id": trace_id} for name in names}
+    assert trace_id not in (await client.get("/metrics")).text
