@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.hub.fixtures import hub
@@ -19,7 +22,7 @@ from vlm_server.models import EMBEDDED
 
 __all__ = ["hub"]
 
-ADDRESS = re.compile(r"address +(http://127\.0\.0\.1:\d+/v1)")
+ADDRESS = re.compile(r"API +(http://127\.0\.0\.1:\d+/v1)")
 pytestmark = pytest.mark.e2e
 
 
@@ -35,8 +38,29 @@ def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
         assert " INFO " not in serve.plain
         assert "curl" not in serve.plain
         serve.type("\x03")
+        serve.wait_for("Stopping.")
         assert serve.ended() == 0
     assert serve.shown.count("\x1b[?25l") == serve.shown.count("\x1b[?25h")  # the cursor is back
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_ctrl_c_finishes_requests_and_second_one_stops_at_once(is_patient: bool) -> None:
+    settings = with_settings(f"server.drain_seconds={1 if is_patient else 60}")
+    with session("serve", "--port", "0", *settings, program=SCRIPTED) as serve:
+        serve.wait_for("Ctrl-C stops the daemon.")
+        match = ADDRESS.search(serve.plain)
+        assert match
+        body = {"model": "demo", "messages": [{"role": "user", "content": "accept wait"}]}
+        with ThreadPoolExecutor() as pool:
+            asking = pool.submit(httpx.post, f"{match[1]}/chat/completions", json=body)
+            while not httpx.get(f"{match[1]}/status").json()["requests"]["list"]:
+                time.sleep(0.05)
+            serve.type("\x03")
+            serve.wait_for("Finishing 1 request; press Ctrl-C again to stop now.")
+            if not is_patient:
+                serve.type("\x03")
+            assert serve.ended() == (0 if is_patient else -signal.SIGINT)
+            assert isinstance(asking.exception(SECONDS), httpx.HTTPError) or is_patient
 
 
 def test_ctrl_c_stops_serve_during_load() -> None:

@@ -62,10 +62,8 @@ def set_up_logging(log: Log) -> LogTail:
 
     Returns what keeps the last ones, those of engines too.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(log_lines.formatter(log.format, "front"))
     tail = keep_lines()
-    logging.basicConfig(level=log.level.upper(), handlers=[handler, tail])
+    log_lines.set_up(log.level, log.format, "front", tail)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
     rate = LogRate()
     for name in _EASILY_REPEATED:

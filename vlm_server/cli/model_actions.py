@@ -21,13 +21,14 @@ from vlm_server.cli.client.ranking import rankings, writes
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import binary_size, did_you_mean, table
+from vlm_server.cli.text import binary_size, table
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub import find, layout
 from vlm_server.hub.download import download, look_up
 from vlm_server.hub.examination import Examination, ExaminationRequest, check_plan, examine
 from vlm_server.hub.messages import DownloadPlan, Progress, size_text
 from vlm_server.hub.names import HubName, to_download
+from vlm_server.nearest import did_you_mean
 from vlm_server.settings import ListedModel, Settings
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
+from vlm_server.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources

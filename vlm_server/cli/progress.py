@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 _STEP = 0.05
 _REFRESHES_PER_SECOND = 5
 _BAR_COLUMNS = 24
+_ROOM_FOR_CONTROL = 3
+"""Columns left free for the `^C` of the terminal, which would begin a line of its own."""
 _FIGURE_COLUMNS = 15
 """Columns for the figures after the text and the bar."""
 
@@ -70,6 +72,7 @@ class _Bar:
         from rich.console import Console  # slow to import
 
         self._console = Console(file=stream)
+        self._console.width = max(1, self._console.width - _ROOM_FOR_CONTROL)
         self.can_move = self._console.is_terminal and not self._console.is_dumb_terminal
         self._progress: Progress | None = None
         self._task: TaskID | None = None

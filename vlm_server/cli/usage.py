@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.text import did_you_mean
+from vlm_server.nearest import did_you_mean
 
 _MAX_COLUMNS, _MIN_COLUMNS = 100, 40
 _HELP_COLUMN = 30

@@ -32,10 +32,7 @@ def main() -> NoReturn:
     heap.share_one_heap()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.open()
-    handler = logging.StreamHandler()
-    handler.setFormatter(log_lines.formatter(start.log.format, "engine"))
-    logging.basicConfig(level=start.log.level.upper(), handlers=[handler, LogToFront(channel)])
-    logging.getLogger("PIL").setLevel(logging.INFO)
+    log_lines.set_up(start.log.level, start.log.format, "engine", LogToFront(channel))
     sys.setswitchinterval(_SWITCH_SECONDS)
     if start.rank is not None:
         start.rank.enter()

@@ -31,9 +31,7 @@ def main() -> NoReturn:
     heap.share_one_heap()
     rank = msgspec.json.decode(sys.stdin.buffer.readline(), type=Rank)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    handler = logging.StreamHandler()
-    handler.setFormatter(log_lines.formatter(rank.log.format, f"rank {rank.number}"))
-    logging.basicConfig(level=rank.log.level.upper(), handlers=[handler])
+    log_lines.set_up(rank.log.level, rank.log.format, f"rank {rank.number}")
     rank.enter()
     try:
         from vlm_server.runner.device.device import current_device

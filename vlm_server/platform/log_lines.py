@@ -22,6 +22,27 @@ _SERVER_ERROR = 500
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
+_THIRD_PARTY = ("PIL", "asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "urllib3")
+"""Libraries whose lines below a warning say nothing about the daemon."""
+LIBRARIES = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+"""Environment of processes that import transformers, which logs by itself."""
+
+
+def set_up(level: str, style: str, process: str, *others: logging.Handler) -> None:
+    """Send this process's log to stderr, and to `others`. Below `debug`, libraries keep their advice to themselves.
+
+    Python's warnings are for developers, and are shown with `debug` alone.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(style, process))
+    logging.basicConfig(level=level.upper(), handlers=[handler, *others])
+    logging.captureWarnings(True)
+    if level != "debug":
+        logging.getLogger("py.warnings").setLevel(logging.ERROR)
+        for name in _THIRD_PARTY:
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
 def formatter(style: str, process: str, stream: TextIO | None = None) -> logging.Formatter:
     """The formatter of a process's lines on `stream` (stderr), in the style `log.format`."""
     if style == "json":

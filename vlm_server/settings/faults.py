@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from vlm_server.nearest import nearest as closest
 from vlm_server.settings.quantities import word_of
 
 _FAULT = re.compile(r"(.*) - at `\$\.(\w+)(.*)`")
@@ -25,10 +25,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = [other.rpartition(".") for other in names]
     near = {other[2]: other for other in known if other[0] == section}
     far = {other[2]: other for other in known}
-    close = difflib.get_close_matches(key, far, n=1, cutoff=0.99)
-    close = close or difflib.get_close_matches(key, near, n=1)
-    close = close or difflib.get_close_matches(key, far, n=1, cutoff=0.8)
-    return f": did you mean `{''.join((far | near)[close[0]])}`?" if close else ""
+    close = closest(key, far, 0.99)
+    close = close or closest(key, near)
+    close = close or closest(key, far, 0.8)
+    return f": did you mean `{''.join((far | near)[close])}`?" if close else ""
 
 
 def explain(message: str, section: str, hints: Mapping[str, Any]) -> tuple[str, str]:

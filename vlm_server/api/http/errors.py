@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
+from vlm_server.nearest import nearest
 
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's JSON for an error."""
@@ -72,8 +72,8 @@ def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
         for route in routes
         if isinstance(route, Route) and route.include_in_schema
     }
-    nearest = _nearest(path.rstrip("/"), list(known_paths))
-    advice = f" Do you mean `{_route_text(known_paths[nearest])}`?" if nearest else ""
+    known_path = _nearest(path.rstrip("/"), list(known_paths))
+    advice = f" Do you mean `{_route_text(known_paths[known_path])}`?" if known_path else ""
     return NotFound(
         f"There is no route `{shown_path}`.{advice} The routes are listed in docs/api.md."
     )
@@ -93,8 +93,7 @@ def _nearest(path: str, known_paths: list[str]) -> str | None:
         shorter = [route for route in known_paths if len(route) > 1 and path.endswith(route)]
         if nested := sorted(longer, key=len) or sorted(shorter, key=len, reverse=True):
             return nested[0]
-    similar = difflib.get_close_matches(path, known_paths, 1, _MIN_SIMILARITY)
-    return similar[0] if similar else None
+    return nearest(path, known_paths, _MIN_SIMILARITY)
 
 
 def _route_text(route: Route) -> str:

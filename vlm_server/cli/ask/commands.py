@@ -13,8 +13,9 @@ from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import binary_size, did_you_mean, printable, table
+from vlm_server.cli.text import binary_size, printable, table
 from vlm_server.errors import ConfigError
+from vlm_server.nearest import did_you_mean
 from vlm_server.settings import Limits
 
 _OFF, _ON = ("off", "none"), "on"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError
+from vlm_server.nearest import did_you_mean
 
 _MAX_TOKENS = 2**31 - 1
 _UNSET = ("off", "default", "none", "unset")

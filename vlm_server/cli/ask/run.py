@@ -18,10 +18,10 @@ from vlm_server.cli.ask.parameters import ParameterValue
 from vlm_server.cli.client.daemon import Daemon, address_of, is_local, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import HubName
+from vlm_server.nearest import did_you_mean
 from vlm_server.settings import Settings
 from vlm_server.settings.paths import expand_home
 

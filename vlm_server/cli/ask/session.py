@@ -16,8 +16,9 @@ from vlm_server.cli.ask.output import AnswerScreen
 from vlm_server.cli.ask.prompt import LineCompleter, Prompt, history_in
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import did_you_mean, printable
+from vlm_server.cli.text import printable
 from vlm_server.errors import VlmServerError
+from vlm_server.nearest import did_you_mean
 from vlm_server.settings import Limits
 from vlm_server.settings.paths import state_folder
 

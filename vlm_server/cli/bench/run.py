@@ -30,10 +30,10 @@ from vlm_server.cli.bench.servers import (
     start_server,
 )
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import to_download
+from vlm_server.nearest import did_you_mean
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.supervisor.engine_process.start import for_any_server
 

@@ -74,20 +74,12 @@ def answer_to(question: Question, daemon: Daemon, seconds: float | None = None) 
     return asyncio.run(asyncio.wait_for(answer(), seconds))
 
 
-def red_circle_url() -> str:
-    """A PNG of 96 by 96 pixels, two colours and under 300 bytes, as a data URL."""
-    image = Image.new("P", (96, 96), 0)
-    image.putpalette([255, 255, 255, 220, 30, 30])
-    ImageDraw.Draw(image).ellipse((18, 18, 78, 78), fill=1)
-    return _url(image, optimize=True, bits=1)
-
-
 def _canvas() -> tuple[Image.Image, ImageDraw.ImageDraw]:
     image = Image.new("RGB", (_SIDE, _SIDE), "white")
     return image, ImageDraw.Draw(image)
 
 
-def _url(image: Image.Image, **options: int) -> str:
+def _url(image: Image.Image) -> str:
     png = io.BytesIO()
-    image.save(png, "PNG", **options)
+    image.save(png, "PNG")
     return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()

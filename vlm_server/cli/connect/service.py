@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import did_you_mean
+from vlm_server.nearest import did_you_mean
 
 KEY_VARIABLE = "VLM_SERVER_API_KEY"
 """The environment variable that settings refer to, where a client reads keys from there."""

@@ -39,6 +39,7 @@ from vlm_server.errors import StorageFull
 from vlm_server.platform import backend, heap
 from vlm_server.platform.child.pool import ChildFailed
 from vlm_server.platform.log_tail import LogTail
+from vlm_server.platform.terminal import CLEAR_LINE
 from vlm_server.settings import Settings, Sources, default_file
 from vlm_server.supervisor.models.model_pool import ModelPool
 
@@ -109,7 +110,8 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     if process.reloader is not None:
         process.reloader.listen(end.start_again)
     files = FileStore(settings.files)
-    models = ModelPool(settings, on_progress=ProgressLine(sys.stderr).show)
+    progress = ProgressLine(sys.stderr)
+    models = ModelPool(settings, on_progress=progress.show)
     parsing_pool = body_parser.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # started on demand instead
         await asyncio.to_thread(parsing_pool.warm_up)
@@ -118,7 +120,8 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     )
     server = HttpServer(app, settings)
     url = url_of(settings.server.host, listener.addresses[0][1])
-    _say(greeting.first_words(url, models.names[0], sys.stdout, process.sources))
+    first = greeting.first_words(url, models.names, settings, sys.stdout, process.sources)
+    _say(first)
     await models.start()
     lane: Lane = app.state.lane
     lane.resume(app)
@@ -133,6 +136,9 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     http = asyncio.create_task(serve_http(server, listener, models, stop))
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
+    if end.is_stop and sys.stderr.isatty():
+        progress.clear()
+        print(f"{CLEAR_LINE}{greeting.stopping(models.num_in_flight)}", file=sys.stderr)
     looking.cancel()
     await lane.stop()
     announcement.cancel()
@@ -192,12 +198,8 @@ async def announce(models: ModelPool, url: str, settings: Settings) -> None:
     started_at = time.monotonic()
     await models.wait_ready()
     log.has_started()
-    facts = models.status(models.names[0]).model_facts
-    if sys.stdout.isatty():
-        seconds = time.monotonic() - started_at
-        _say(greeting.invitation(url, seconds, settings, sys.stdout, facts))
-    else:
-        _say(greeting.greeting(url, models.names[0], settings, facts))
+    seconds = time.monotonic() - started_at
+    _say(greeting.ready(url, seconds, settings, models.status(models.names[0]), sys.stdout))
 
 
 def _say(text: str) -> None:

@@ -34,17 +34,18 @@ class Shutdown:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._is_stop = False
+        self.is_stop = False
+        """Whether the daemon ends for good."""
         self._is_restart = False
 
     @property
     def is_restart(self) -> bool:
         """Whether the daemon starts again afterwards."""
-        return self._is_restart and not self._is_stop
+        return self._is_restart and not self.is_stop
 
     def stop(self) -> None:
         """End for good."""
-        self._is_stop = True
+        self.is_stop = True
         self._wake()
 
     def start_again(self) -> None:

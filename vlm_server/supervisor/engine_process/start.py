@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from vlm_server.models import EMBEDDED
-from vlm_server.platform import preload
+from vlm_server.platform import log_lines, preload
 from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
 from vlm_server.protocol import Start
 from vlm_server.settings import AUTO, OFF, EngineSettings, Settings
@@ -65,7 +65,8 @@ def for_models(private: PrivateFolder, settings: EngineSettings) -> dict[str, st
     Raises OSError if there is no room for a private folder.
     """
     environment = for_any_server(private, with_openblas=settings.openblas == "auto")
-    environment |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
+    given = _FOR_MLX | log_lines.LIBRARIES
+    environment |= {name: os.environ.get(name, value) for name, value in given.items()}
     if settings.mimalloc == "auto" and (library := preload.find_mimalloc()):
         # Last, so that a heap in our own LD_PRELOAD comes first.
         libraries = environment.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")

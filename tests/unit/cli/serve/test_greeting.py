@@ -2,60 +2,71 @@
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import logging
-import shlex
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from tests.unit.cli.screen import Terminal
 from vlm_server import settings
 from vlm_server.cli import log
 from vlm_server.cli.client.daemon import url_of
-from vlm_server.cli.client.questions import red_circle_url
 from vlm_server.cli.serve import greeting
-from vlm_server.protocol import ModelFacts
+from vlm_server.protocol import MemoryStats, ModelFacts, Stats
+from vlm_server.supervisor.engine_process.client import EngineStatus
 
 URL = "http://127.0.0.1:8000/v1"
 
 
-def words_of(command: str) -> list[str]:
-    return shlex.split(command)
+def status_of(**facts: Any) -> EngineStatus:
+    return EngineStatus("ready", "demo", model_facts=ModelFacts(**facts))
 
 
-def body_of(command: str) -> dict[str, Any]:
-    words = words_of(command)
-    return dict(json.loads(words[words.index("-d") + 1]))
-
-
-def test_example_request_is_one_curl_command_about_image() -> None:
-    command = greeting.example_request(URL, "demo", with_key=False)
-    assert words_of(command)[:2] == ["curl", f"{URL}/chat/completions"]
-    assert "\n" not in command
-    body = body_of(command)
-    assert body["model"] == "demo"
-    (message,) = body["messages"]
-    assert [part["type"] for part in message["content"]] == ["image_url", "text"]
+def ready(url: str = URL, out: io.StringIO | None = None, **facts: Any) -> str:
+    status = status_of(**facts)
+    return greeting.ready(url, 2.0, settings.Settings(), status, out or Terminal())
 
 
 def test_greetings_name_drafter() -> None:
-    facts = ModelFacts(drafter="qwen3_5_mtp")
-    assert "qwen3_5_mtp" in greeting.greeting(URL, "demo", settings.Settings(), facts)
-    assert "qwen3_5_mtp" in greeting.invitation(URL, 2.0, settings.Settings(), Terminal(), facts)
-    assert "drafter" not in greeting.greeting(URL, "demo", settings.Settings())
+    for out in (io.StringIO(), Terminal()):
+        assert "qwen3_5_mtp" in ready(out=out, drafter="qwen3_5_mtp")
+        assert "drafted" not in ready(out=out)
 
 
-def test_example_request_never_shows_api_key() -> None:
+def test_greetings_name_weights_and_memory_limit() -> None:
+    memory = MemoryStats(0, 0, 0, 10**9, 0, 0, 0, {}, 0.0)
+    status = EngineStatus("ready", "demo", model_facts=ModelFacts(size_bytes=31_000_000))
+    status = replace(status, stats=Stats({}, 0, {}, memory, 0))
+    for out in (io.StringIO(), Terminal()):
+        text = greeting.ready(URL, 2.0, settings.Settings(), status, out)
+        assert "with 31 MB of weights and a limit of 1.00 GB of memory." in text.split("\n")[0]
+
+
+def test_greeting_never_shows_api_key() -> None:
     with_key = settings.Settings(server=settings.Server(api_keys=("a-secret-key",)))
-    text = greeting.greeting(URL, "demo", with_key)
+    text = greeting.ready(URL, 2.0, with_key, status_of(), Terminal())
     assert "a-secret-key" not in text
-    assert "Authorization: Bearer YOUR_KEY" in text
-    assert "Authorization" not in greeting.greeting(URL, "demo", settings.Settings())
+    assert "--api-key-file FILE" in text
+    assert "--api-key-file" not in ready()
+
+
+def test_greeting_suggests_question_that_model_can_answer() -> None:
+    assert 'picture.png "What is this?"' in ready(capabilities=("completion", "vision"))
+    assert '"Why is the sky blue?"' in ready(capabilities=("completion",))
+    assert "vlm-server ask" not in ready(capabilities=("embedding",))
+
+
+def test_greeting_of_program_is_one_line() -> None:
+    assert ready(out=io.StringIO()) == f"Ready: demo is served at {URL}."
+
+
+def test_words_after_ctrl_c_count_requests() -> None:
+    assert greeting.stopping(0) == "Stopping."
+    assert greeting.stopping(1) == "Finishing 1 request; press Ctrl-C again to stop now."
+    assert greeting.stopping(2).startswith("Finishing 2 requests; ")
 
 
 @pytest.mark.parametrize("colours", [True, False])
@@ -66,16 +77,16 @@ def test_greeting_on_terminal_suggests_ask_command(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colours else "1")
     screen = Terminal()
-    shown = greeting.invitation("http://127.0.0.1:9/v1", 2.0, settings.Settings(), screen)
+    shown = ready("http://127.0.0.1:9/v1", screen)
     assert "vlm-server ask --url http://127.0.0.1:9/v1 picture.png" in shown
     assert ("\x1b[1m" in shown) is colours
-    assert "--url" not in greeting.invitation(URL, 2.0, settings.Settings(), screen)
+    assert "--url" not in ready(out=screen)
 
 
 def test_greeting_in_clone_names_full_program_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     program = f"{sys.prefix}/bin/vlm-server ask picture.png"
-    assert program in greeting.invitation(URL, 2.0, settings.Settings(), Terminal())
+    assert program in ready()
 
 
 @pytest.mark.parametrize("colours", [True, False])
@@ -84,13 +95,14 @@ def test_first_line_of_serve_depends_on_terminal(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colours else "1")
-    first = greeting.first_words(
-        URL, "demo", Terminal(), {"server.port": "/my.toml", "log.level": "command line"}
-    )
+    given, names = settings.Settings(), ("demo", "other")
+    sources = {"server.port": "/my.toml", "log.level": "command line"}
+    first = greeting.first_words(URL, names, given, Terminal(), sources)
     assert "demo" in first
+    assert "and other when asked for" in first
     assert "/my.toml" in first
     assert ("\x1b[1m" in first) is colours
-    assert greeting.first_words(URL, "demo", io.StringIO(), {}) == f"Listening on {URL}"
+    assert greeting.first_words(URL, names, given, io.StringIO(), {}) == f"Listening on {URL}"
 
 
 def test_log_level_defaults_to_warning_on_terminal(
@@ -101,17 +113,6 @@ def test_log_level_defaults_to_warning_on_terminal(
     monkeypatch.setattr("sys.stderr", Terminal())
     assert log.with_terminal_log(given, {}).log.level == "warning"
     assert log.with_terminal_log(given, {"log.level": "command line"}).log.level == "info"
-
-
-def test_example_image_is_small_red_circle_on_white() -> None:
-    kind, _, data = red_circle_url().partition(",")
-    assert kind == "data:image/png;base64"
-    assert len(data) <= 400
-    image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
-    red, white = (220, 30, 30), (255, 255, 255)
-    assert image.getpixel((48, 48)) == red
-    corners = [(0, 0), (95, 0), (0, 95), (95, 95), (20, 20)]
-    assert {image.getpixel(corner) for corner in corners} == {white}
 
 
 @pytest.mark.parametrize(
