@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from tests.docs.pages import ROOT
 from vlm_server.cli import exit_codes
 from vlm_server.cli.main import build_parser
-from vlm_server.cli.usage import Parser, commands_of
+from vlm_server.cli.usage import Parser, commands_of, invocation
 
 PATH = ROOT / "docs/vlm-server.1"
 
@@ -53,9 +53,9 @@ def _command(command: Parser) -> Iterator[str]:
         yield ".PP"
         yield _text(paragraph)
     for action in command._actions:
-        if action.dest not in ("help", "debug") and action.help != argparse.SUPPRESS:
+        if action.dest not in ("help", "help_all", "debug") and action.help != argparse.SUPPRESS:
             yield ".TP"
-            yield f".B {_text(_invocation(action))}"
+            yield f".B {_text(invocation(action))}"
             yield _text((action.help or "") % {"default": action.default})
     for text, line in command.manual.examples:
         yield ".PP"
@@ -64,18 +64,6 @@ def _command(command: Parser) -> Iterator[str]:
         yield ".nf"
         yield f"    {_text(line)}"
         yield ".fi"
-
-
-def _invocation(action: argparse.Action) -> str:
-    value = str(action.metavar or action.dest)
-    if not action.option_strings:
-        return value
-    names = ", ".join(action.option_strings)
-    if action.nargs == 0:
-        return names
-    if action.choices is not None and action.metavar is None:
-        value = "{" + ",".join(map(str, action.choices)) + "}"
-    return f"{names} {value if action.metavar or action.choices else value.upper()}"
 
 
 def _terms(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
     """
     parser = Parser(
         prog="vlm-server",
-        description="Serves a vision-language model over HTTP, and asks it questions.",
+        description="Serves vision-language models on this machine, and asks them questions.",
     )
     parser.manual = usage.OVERVIEW
     version = f"vlm-server {_version()}" if "--version" in (words or ()) else ""

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlm_server.cli.usage import rare
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
 
+_NO_MODEL = "; 'vlm-server models list' shows what is here, and ORG/NAME is downloaded"
 _SURPLUS = 1.25
 """Allowance for weights in files that the model does not use."""
 
@@ -51,37 +53,41 @@ def add_daemon_options(parser: argparse.ArgumentParser, purpose: str) -> None:
     """`--url`, `--api-key` and `--api-key-file`; `purpose` is what the daemon is for."""
     group = parser.add_argument_group("daemon")
     group.add_argument("--url", help=f"daemon {purpose}, such as http://127.0.0.1:8000/v1")
-    group.add_argument(
+    key = group.add_argument(
         "--api-key",
         metavar="KEY",
         help="API key to send (default for a daemon on this machine: the first of the settings')",
     )
-    group.add_argument(
+    key_file = group.add_argument(
         "--api-key-file",
         metavar="FILE",
         type=Path,
         help="file with the API key to send (other users can see a key on the command line)",
     )
+    rare(key)
+    rare(key_file)
 
 
 def add_template_option(group: argparse._ActionsContainer) -> None:
     """`--chat-template`."""
-    group.add_argument(
+    option = group.add_argument(
         "--chat-template",
         metavar="FILE",
         type=Path,
         help="chat template in place of the checkpoint's (model.chat_template)",
     )
+    rare(option)
 
 
 def add_unchecked_option(group: argparse._ActionsContainer) -> None:
     """`--allow-unchecked`."""
-    group.add_argument(
+    option = group.add_argument(
         "--allow-unchecked",
         action="store_true",
         default=None,
         help="serve a model family that no test covers (model.allow_unchecked)",
     )
+    rare(option)
 
 
 def parse_settings(words: Sequence[str]) -> argparse.Namespace:
@@ -206,7 +212,7 @@ def check_model(path: Path) -> None:
             return
         names = os.listdir(path)
     except FileNotFoundError:
-        close = did_you_mean(path.name, [checkpoint.name for checkpoint in find_all()])
+        close = did_you_mean(path.name, [checkpoint.name for checkpoint in find_all()]) or _NO_MODEL
         text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
         raise missing_path_error(path, text) from None
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Parser of the command line: errors of one line, and help with the sections of a manual page."""
+"""Parser of the command line: errors of one line, help of one screen, and full help.
+
+`--help` shows what most people use; `--help-all` has the sections of a manual page.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,20 @@ import argparse
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from vlm_server.cli import exit_codes
 from vlm_server.nearest import did_you_mean
+from vlm_server.platform.terminal import BOLD, styled
 
 _MAX_COLUMNS, _MIN_COLUMNS = 100, 40
-_HELP_COLUMN = 30
+_HELP_COLUMN = 28
+_NUM_EXAMPLES = 3
+"""Examples in the short help."""
 _NO_ACTION = re.compile(r"required: (COMMAND|ACTION)$")
+_NO_NUMBER = re.compile(r"invalid int value: (.*)")
 HUB = (
     ("HF_TOKEN", "Token for private and gated models; `hf auth login` stores one."),
     ("HF_ENDPOINT", "Another hub than https://huggingface.co."),
@@ -39,6 +47,7 @@ CONFIG_FILES = (
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+Rows = Sequence[tuple[str, str]]
 
 
 class Manual(NamedTuple):
@@ -47,17 +56,17 @@ class Manual(NamedTuple):
     `exit_codes` are set if they differ from those of other commands.
     """
 
-    examples: Sequence[tuple[str, str]] = ()
-    environment: Sequence[tuple[str, str]] = ()
-    files: Sequence[tuple[str, str]] = ()
+    examples: Rows = ()
+    environment: Rows = ()
+    files: Rows = ()
     exit_codes: Sequence[tuple[int, str]] = tuple(exit_codes.MEANINGS.items())
 
 
 OVERVIEW = Manual(
     examples=(
-        ("Serve the small model that comes with the program", "vlm-server serve"),
-        ("Ask about a picture", 'vlm-server ask picture.png "What shape is this?"'),
-        ("What a command takes", "vlm-server ask --help"),
+        ("Serve the small model that comes with the program, or your own", "vlm-server serve"),
+        ("Ask about a picture, from another terminal", 'vlm-server ask picture.png "What is it?"'),
+        ("Use it in Claude Code and other programs", "vlm-server connect claude-code"),
         (
             "Complete commands in bash, from now on",
             "vlm-server completions bash > ~/.local/share/bash-completion/completions/vlm-server",
@@ -68,15 +77,26 @@ OVERVIEW = Manual(
 )
 
 
+class _FullHelp(argparse.Action):
+    """`--help-all`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.format_full_help(), sys.stdout)
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """The parser of the program, and of each command. Options can't be shortened."""
 
     def __init__(self, **options: Any) -> None:
-        options |= {"formatter_class": _Formatter, "allow_abbrev": False, "add_help": False}
-        super().__init__(**options)
+        super().__init__(**options | {"allow_abbrev": False, "add_help": False})
         self.manual = Manual()
         self.others = self.add_argument_group("other options")
-        self.others.add_argument("-h", "--help", action="help", help="show this and exit")
+        self.others.add_argument("-h", "--help", action="help", help="show the short help")
+        self.others.add_argument(
+            "--help-all", action=_FullHelp, nargs=0, help="show all options, and what else counts"
+        )
         self.others.add_argument(
             "--debug",
             action="store_true",
@@ -108,7 +128,8 @@ class Parser(argparse.ArgumentParser):
         if _NO_ACTION.search(message):
             self.print_help(sys.stderr)
             self.exit(exit_codes.WRONG_SETTINGS)
-        text = message.removeprefix("argument ")
+        text = message.removeprefix("argument ").removeprefix("COMMAND: ").removeprefix("ACTION: ")
+        text = _NO_NUMBER.sub(r"\1 is no whole number", text)
         self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -121,38 +142,122 @@ class Parser(argparse.ArgumentParser):
             close = did_you_mean(str(value), names) or f"; there are: {', '.join(names)}"
             raise argparse.ArgumentError(action, f"there is no {value!r}{close}")
 
+    # ---- help ----------------------------------------------------------------------
+
+    def format_usage(self) -> str:
+        """One line: the arguments, without the names of options."""
+        arguments = [
+            invocation(action)
+            for action in self._actions
+            if not action.option_strings and not commands_of(self)
+        ]
+        words = ["COMMAND ..."] if commands_of(self) else ["[OPTION]...", *arguments]
+        return f"usage: {self.usage or ' '.join([self.prog, *words])}\n"
+
     def format_help(self) -> str:
-        """The help of argparse, and the sections of the manual."""
-        self._action_groups.sort(key=lambda group: group is self.others)
-        sections = self._get_formatter()
+        """The short help: what most people use, on one screen."""
+        options = [(invocation(action), _help_of(action)) for action in self._common_actions()]
+        examples = _section("examples", self.manual.examples[:_NUM_EXAMPLES], _example)
+        commands = _section("commands", _command_rows(self), _row)
+        end = "--help-all shows all options, files and exit codes.\n"
+        parts = (
+            self.format_usage(),
+            _paragraphs((self.description or "").split("\n\n")[:1]),
+            *((examples, commands) if commands else (_section("options", options, _row), examples)),
+            end if not commands else "COMMAND --help shows what a command takes.\n",
+        )
+        return "\n".join(part for part in parts if part)
+
+    def format_full_help(self) -> str:
+        """The full help, with the sections of a manual page."""
+        groups = sorted(self._action_groups, key=lambda group: group is self.others)
         codes = () if commands_of(self) else self.manual.exit_codes
-        for title, rows in (
-            ("environment", self.manual.environment),
-            ("files", self.manual.files),
-            ("exit codes", [(str(code), text) for code, text in codes]),
-        ):
-            sections.start_section(title)
-            sections.add_arguments(
-                argparse.Action((), name, metavar=name, help=text.replace("%", "%%"))
-                for name, text in rows
-            )
-            sections.end_section()
-        lines = "\n\n".join(f"  {text}:\n    {line}" for text, line in self.manual.examples)
-        examples = f"\nexamples:\n{lines}\n" if lines else ""
-        return f"{super().format_help()}{examples}\n{sections.format_help()}"
+        parts = (
+            self.format_usage(),
+            _paragraphs((self.description or "").split("\n\n")),
+            _section("commands", _command_rows(self), _row),
+            *(_section(str(group.title), _rows_of(group), _row) for group in groups),
+            _section("examples", self.manual.examples, _example),
+            _section("environment", self.manual.environment, _row),
+            _section("files", self.manual.files, _row),
+            _section("exit codes", [(str(code), text) for code, text in codes], _row),
+        )
+        return "\n".join(part for part in parts if part)
+
+    def _common_actions(self) -> list[argparse.Action]:
+        own = [action for action in self._actions if action not in self.others._group_actions]
+        return [action for action in own if not vars(action).get(_IS_RARE)]
 
 
-class _Formatter(argparse.HelpFormatter):
-    """The formatter of argparse in which an empty line begins a paragraph."""
+_IS_RARE = "is_rare"
 
-    def __init__(self, prog: str) -> None:
-        columns = shutil.get_terminal_size().columns - 2
-        width = max(_MIN_COLUMNS, min(columns, _MAX_COLUMNS))
-        super().__init__(prog, max_help_position=_HELP_COLUMN, width=width)
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
+def rare(action: argparse.Action) -> None:
+    """Leave an option out of the short help."""
+    vars(action)[_IS_RARE] = True
+
+
+def invocation(action: argparse.Action) -> str:
+    """How an option or an argument is written: `-n, --lines N`."""
+    value = str(action.metavar or action.dest)
+    if not action.option_strings:
+        return value
+    names = ", ".join(action.option_strings)
+    if action.nargs == 0:
+        return names
+    if action.choices is not None and action.metavar is None:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    return f"{names} {value if action.metavar or action.choices else value.upper()}"
+
+
+def _help_of(action: argparse.Action) -> str:
+    return (action.help or "") % {"default": action.default}
+
+
+def _rows_of(group: argparse._ArgumentGroup) -> Rows:
+    actions = [each for each in group._group_actions if not isinstance(each, _SUBPARSERS)]
+    return [(invocation(action), _help_of(action)) for action in actions]
+
+
+_SUBPARSERS = argparse._SubParsersAction
+
+
+def _command_rows(parser: Parser) -> Rows:
+    return [(command.prog.split()[-1], summary) for summary, command in commands_of(parser)]
+
+
+def _section(title: str, rows: Rows, write: Callable[[str, str, int], str]) -> str:
+    """The lines of `rows` below their title; empty without rows."""
+    if not rows:
+        return ""
+    column = min(_HELP_COLUMN, max(len(name) for name, _ in rows) + 4)
+    lines = (write(name, text, column) for name, text in rows)
+    return f"{styled(title, BOLD, sys.stdout)}:\n" + "".join(lines)
+
+
+def _row(name: str, text: str, column: int) -> str:
+    """A name, and its text from `column` on, which begins a line of its own if it must."""
+    indent, start = " " * column, f"  {name}"
+    lines = textwrap.wrap(text, _width() - column) or [""]
+    first = (
+        f"{start:<{column}}{lines[0]}"
+        if len(start) + 2 <= column
+        else f"{start}\n{indent}{lines[0]}"
+    )
+    return "\n".join([first.rstrip(), *(f"{indent}{line}" for line in lines[1:])]) + "\n"
+
+
+def _example(text: str, line: str, _: int) -> str:
+    return f"  # {text}\n  {line}\n"
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "\n".join(textwrap.fill(text, _width()) + "\n" for text in texts if text)
+
+
+def _width() -> int:
+    columns = shutil.get_terminal_size().columns
+    return max(_MIN_COLUMNS, min(columns, _MAX_COLUMNS))
 
 
 def commands_of(parser: Parser) -> list[tuple[str, Parser]]:

@@ -114,7 +114,7 @@ class EngineLoop:
         if plan.has_runner_work:
             self._record_step(plan, result)
         if time.monotonic() >= self._stats_due:
-            self._send_stats()
+            self.send_stats()
         return plan
 
     # ---- the device ----------------------------------------------------------------
@@ -208,7 +208,7 @@ class EngineLoop:
         is_busy = self._last_plan.has_runner_work or self.encoder.has_parts_left
         wait = not (is_busy or self._last_plan.refused)  # a refusal makes room for the next request
         if wait and self.inbox.empty():
-            self._send_stats()
+            self.send_stats()
             self._precompile()
         seconds = self._seconds_to_wait() if wait else None
         while True:
@@ -303,7 +303,8 @@ class EngineLoop:
         for event in events:
             self.send(event)
 
-    def _send_stats(self) -> None:
+    def send_stats(self) -> None:
+        """Send a reading of the engine, if it has changed or somebody waits for it."""
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
         if stats != self._last_stats or self._must_send_stats:

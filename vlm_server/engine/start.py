@@ -106,6 +106,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
         loaded_at - started_at,
         ready_at - loaded_at,
     )
+    loop.send_stats()  # before `Ready`, so that the greeting knows the memory limit
     facts = model_facts(loaded, Path(start.model.path))
     channel.send(Ready(loaded.family.name, device.name, spec.context_tokens, facts))
     return loop, caches

@@ -238,9 +238,9 @@ def fault_of_names(names: Collection[str], base: str = "") -> str | None:
 def missing_files_of(names: Collection[str]) -> str | None:
     """The missing files of a checkpoint, as the predicate of a sentence; None if all are there."""
     if CONFIG not in names:
-        return "is no checkpoint: it has no config.json"
+        return "is no checkpoint: it has no config.json; name the folder that has one"
     if not any("/" not in name and _is_weights(name) for name in names):
-        return "has no *.safetensors: the checkpoint is not complete"
+        return "has no *.safetensors: the checkpoint is not complete; download it again"
     return None
 
 

@@ -29,9 +29,10 @@ LIBRARIES = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNIN
 
 
 def set_up(level: str, style: str, process: str, *others: logging.Handler) -> None:
-    """Send this process's log to stderr, and to `others`. Below `debug`, libraries keep their advice to themselves.
+    """Send this process's log to stderr, and to `others`.
 
-    Python's warnings are for developers, and are shown with `debug` alone.
+    Below `debug`, libraries keep their advice to themselves. Python's warnings are for
+    developers, and are shown with `debug` alone.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(style, process))

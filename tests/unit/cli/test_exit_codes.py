@@ -35,10 +35,10 @@ def test_exit_codes_of_service_docs_exist() -> None:
     assert set(exit_codes.FINAL) <= CODES
 
 
-def test_help_of_every_command_lists_exit_codes() -> None:
+def test_full_help_of_every_command_lists_exit_codes() -> None:
     for parser in all_commands(main.build_parser()):
         if not commands_of(parser):
-            shown = parser.format_help()
+            shown = parser.format_full_help()
             is_status = parser.prog == "vlm-server service status"
             for code in exit_codes.SERVICE_MEANINGS if is_status else CODES:
                 assert re.search(rf"^ +{code}\b", shown, re.MULTILINE), (parser.prog, code)

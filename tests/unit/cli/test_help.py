@@ -126,7 +126,7 @@ def test_commands_in_cli_docs_parse() -> None:
 
 def test_help_has_sections_of_manual_page(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help-all"])
     shown = capsys.readouterr().out
     for section in ("usage:", "model:", "settings:", "examples:", "environment:", "files:"):
         assert section in shown
@@ -137,8 +137,36 @@ def test_help_has_sections_of_manual_page(capsys: pytest.CaptureFixture[str]) ->
 def test_help_fits_terminal_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     for parser in all_commands(build_parser()):
-        shown = parser.format_help().partition("\nexamples:")[0]
-        assert max(map(len, shown.splitlines())) <= columns
+        for shown in (parser.format_help(), parser.format_full_help()):
+            lines = re.sub(r"examples:\n(?:  .*\n)+", "", shown).splitlines()
+            assert max(map(len, lines)) <= columns
+
+
+def test_short_help_fits_one_screen_and_points_to_full_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for parser in all_commands(build_parser()):
+        shown = parser.format_help()
+        assert len(shown.splitlines()) <= 30, parser.prog
+        assert ("--help-all" in shown) is not bool(commands_of(parser))
+
+
+def test_full_help_names_every_option_once() -> None:
+    for parser in all_commands(build_parser()):
+        shown = parser.format_full_help().partition("\nexamples:")[0]
+        for action in parser._actions:
+            for name in action.option_strings[-1:]:
+                assert len(re.findall(rf"^  .*{name}\b(?!-)", shown, re.MULTILINE)) >= 1, name
+
+
+def test_overview_begins_with_first_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    steps = [shown.index(f"vlm-server {name}") for name in ("serve", "ask", "connect")]
+    assert steps == sorted(steps)
+    assert steps[-1] < shown.index("commands:")
 
 
 def test_manual_page_is_up_to_date() -> None:
@@ -152,5 +180,5 @@ def test_manual_page_names_every_option() -> None:
         if not commands_of(parser):
             assert parser.prog in text
             for action in parser._actions:
-                if action.dest not in ("help", "debug"):
+                if action.dest not in ("help", "help_all", "debug"):
                     assert (action.option_strings or [str(action.metavar)])[-1] in text

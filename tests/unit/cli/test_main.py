@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -58,7 +59,9 @@ def test_serve_reports_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
         port = other.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 75
     error = capsys.readouterr().err
-    assert f"can't listen on 127.0.0.1:{port}: Address already in use;" in error
+    assert f"can't listen on 127.0.0.1:{port}: " in error
+    assert f"(process {os.getpid()}, " in error
+    assert "choose another port with --port" in error
 
 
 def test_serve_reports_unavailable_address(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ MISTAKES = [
     ("serve --modle x", WRONG, "did you mean --model?"),
     ("serve --mod x", WRONG, "did you mean --model?"),
     ("serve --port", WRONG, "--port: expected one argument"),
-    ("serve --port x", WRONG, "'x'"),
+    ("serve --port x", WRONG, "--port: 'x' is no whole number"),
     ("serve extra", WRONG, "unknown argument extra"),
     ("serve --port 65536", WRONG, "`server.port`: expected `int` <= 65535"),
     ("serve --host 0.0.0.0", WRONG, "set server.api_key_file"),
@@ -185,7 +185,7 @@ def test_serve_on_taken_port_exits_with_not_available(capsys: pytest.CaptureFixt
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == LATER
-    assert "choose with --host and --port" in capsys.readouterr().err
+    assert "choose another port with --port" in capsys.readouterr().err
 
 
 def test_error_messages_contain_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from vlm_server.cli import usage
-from vlm_server.cli.usage import Manual, Parser
+from vlm_server.cli.usage import Manual, Parser, rare
 
 # The keys of `servers.KINDS` and `scenarios.SCENARIOS`: help imports neither.
 KINDS = ("ours", "mlx-vlm")
@@ -16,6 +16,7 @@ USUAL = (
 )
 """Scenarios that run unless others are named."""
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "small-mac", "day")
+_RARE = ("--drafts", "--minutes", "--size", "--seed", "--timeout", "--plot")
 _MANUAL = Manual(
     examples=(
         ("A daemon that runs", "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1"),
@@ -79,6 +80,9 @@ def add_to(parser: Parser) -> None:
         help="draw the times to the first token of the scenario day, as SVG",
     )
     parser.set_defaults(run="bench.run:run")
+    for action in parser._actions:
+        if action.option_strings and action.option_strings[0] in _RARE:
+            rare(action)
     parser.manual = _MANUAL
 
 

@@ -14,10 +14,8 @@ _MANUAL = Manual(
         ("What to enter in Open WebUI", "vlm-server connect open-webui"),
     ),
     environment=(
-        (
-            "CLAUDE_CONFIG_DIR, CODEX_HOME, CONTINUE_GLOBAL_DIR, OPENCODE_CONFIG",
-            "Where those clients' settings are.",
-        ),
+        ("CLAUDE_CONFIG_DIR, CODEX_HOME", "Where Claude Code's and Codex's settings are."),
+        ("CONTINUE_GLOBAL_DIR, OPENCODE_CONFIG", "Where Continue's and OpenCode's are."),
         ("XDG_CONFIG_HOME", "Where OpenCode's and Zed's are; default ~/.config."),
         ("XDG_STATE_HOME", "Where the settings as they were are kept; default ~/.local/state."),
     ),

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
-import pwd
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from vlm_server.api.http.access import key_file
 from vlm_server.cli.client.daemon import authorization, url_of
 from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
 from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.port_owner import owner
 from vlm_server.cli.serve.listener import bind
 from vlm_server.cli.service.manager import ServiceManager
 from vlm_server.errors import ConfigError
@@ -25,8 +22,6 @@ from vlm_server.settings import Server, is_loopback
 from vlm_server.settings.paths import expand_home
 
 _ANSWER_SECONDS = 5.0
-_LISTENS = "0A"
-"""State of a listening socket in Linux's tables."""
 _AGAIN = "install it again: vlm-server service install"
 
 
@@ -73,56 +68,12 @@ def host_header(server: Server) -> dict[str, str]:
     return {"Host": server.allowed_hosts[0]}
 
 
-def owner(port: int) -> str:
-    """The program that listens on `port`, if the system tells."""
-    if sys.platform == "darwin":
-        output = output_of(("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")) or ""
-        return owner_in_lsof(output)
-    sockets = dict(listening(port))
-    for link in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
-        with contextlib.suppress(OSError):  # closed since
-            inode = os.readlink(link).removeprefix("socket:[").removesuffix("]")
-            if inode in sockets:
-                pid = link.split("/")[2]
-                name = Path(f"/proc/{pid}/comm").read_text().strip()
-                return f"{name} (process {pid}, user {_user(sockets[inode])})"
-    return f"a program of user {_user(next(iter(sockets.values())))}" if sockets else "a program"
-
-
-def owner_in_lsof(output: str) -> str:
-    """The program in the output of `lsof -Fpc`: `p` is the process's id, `c` its command."""
-    fields = {line[0]: line[1:] for line in reversed(output.splitlines()) if line}
-    if "p" not in fields:
-        return "a program of another user"
-    return f"{fields.get('c', 'a program')} (process {fields['p']})"
-
-
-def listening(port: int, root: Path = Path("/")) -> Iterator[tuple[str, int]]:
-    """The inode and user of each socket that listens on `port` (Linux)."""
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = (root / "proc/net" / name).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            words = line.split()
-            if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
-                yield words[9], int(words[7])
-
-
 def _bindable(server: Server, where: str) -> Finding:
     try:
         bind(server).close()
     except ConfigError as error:
         return problem("port", str(error), "set server.host and server.port to what this user may")
     return ok("port", f"{where} is free")
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def look_at_daemon(situation: Situation) -> list[Finding]:

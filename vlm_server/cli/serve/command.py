@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlm_server.cli import options, usage
-from vlm_server.cli.usage import Manual, Parser
+from vlm_server.cli.usage import Manual, Parser, rare
 
 _MANUAL = Manual(
     examples=(
@@ -27,17 +27,17 @@ _MANUAL = Manual(
 def add_to(parser: Parser) -> None:
     """Add the options of the command."""
     parser.description = (
-        "Serves a model over HTTP until it is told to stop with Ctrl-C or SIGTERM: a "
-        "page for browsers at /, and the APIs of OpenAI, Anthropic and Ollama. Without --model it "
-        "is a small one that comes with the program. A model that is named and not on this "
-        "machine is downloaded."
+        "Serves a model until Ctrl-C: a page for browsers, and the APIs of OpenAI, Anthropic and "
+        "Ollama. Without --model it is a small one that comes with the program."
+        "\n\nA model that is named and not on this machine is downloaded. SIGTERM stops the "
+        "daemon like Ctrl-C: running answers are finished first, and a second signal ends it."
     )
     options.add_model_option(parser)
     options.add_config_options(parser)
     address = parser.add_argument_group("address")
     address.add_argument("--host", help="address to listen on (server.host)")
     address.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
-    address.add_argument(
+    hosts = address.add_argument(
         "--hostfile",
         metavar="FILE",
         type=Path,
@@ -69,5 +69,7 @@ def add_to(parser: Parser) -> None:
         metavar="NAME",
         help="take over the sockets of this name in the LaunchAgent's file",
     )
+    for option in (hosts, *managed._group_actions):
+        rare(option)
     parser.set_defaults(run="serve.front:run", keeps_log=True)
     parser.manual = _MANUAL

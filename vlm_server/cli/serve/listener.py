@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from vlm_server.cli.port_owner import owner
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server, is_loopback
 
@@ -144,12 +145,21 @@ def bind(server: Server) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        reason = str(error.strerror).partition(" (")[0]
         kind = NotAvailable if error.errno in _PASSING else ConfigError
-        raise kind(
-            f"can't listen on {server.host}:{server.port}: {reason}; choose with --host and --port"
-        ) from None
+        address = f"{server.host}:{server.port}"
+        raise kind(f"can't listen on {address}: {_explain(error, server)}") from None
     return listener
+
+
+def _explain(error: OSError, server: Server) -> str:
+    """Why `server` can't listen, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        name = owner(server.port)
+        ours = ", which 'vlm-server ps' shows" if name.startswith("vlm-server") else ""
+        return f"it is in use by {name}{ours}; end that, or choose another port with --port"
+    if error.errno == errno.EACCES:
+        return "this user may not; choose a port from 1024 on with --port"
+    return f"{str(error.strerror).partition(' (')[0]}; choose with --host and --port"
 
 
 def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:

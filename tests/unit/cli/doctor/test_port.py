@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from vlm_server.cli import port_owner
 from vlm_server.cli.doctor import daemon
 from vlm_server.settings import Server
 
@@ -94,10 +95,10 @@ def test_listening_sockets_are_read_from_proc(tmp_path: Path) -> None:
         "   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000 0 777\n"
         "   1: 0100007F:1F40 0100007F:C000 01 00000000:00000000 00:00000000 00000000  1000 0 778\n"
     )
-    assert list(daemon.listening(8000, tmp_path)) == [("777", 1000)]
-    assert list(daemon.listening(8001, tmp_path)) == []
+    assert list(port_owner.listening(8000, tmp_path)) == [("777", 1000)]
+    assert list(port_owner.listening(8001, tmp_path)) == []
 
 
 def test_socket_owner_is_read_from_lsof() -> None:
-    assert daemon.owner_in_lsof("p4711\ncollama\n") == "ollama (process 4711)"
-    assert daemon.owner_in_lsof("") == "a program of another user"
+    assert port_owner.owner_in_lsof("p4711\ncollama\n") == "ollama (process 4711)"
+    assert port_owner.owner_in_lsof("") == "a program of another user"

@@ -269,7 +269,7 @@ def test_stats_count_valid_and_broken_calls():
     engine = engine_saying(f"{CALL}<tool_call>")
     engine.add("a")
     engine.run()
-    engine.loop._send_stats()
+    engine.loop.send_stats()
     stats = engine.events[-1]
     assert isinstance(stats, Stats)
     assert (stats.tool_calls, stats.broken_tool_calls) == (1, 1)

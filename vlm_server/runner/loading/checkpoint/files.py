@@ -34,7 +34,9 @@ def check_files(folder: Path) -> None:
     if lack := missing_files_of([path.name for path in visible_files(folder) if path.is_file()]):
         raise ModelLoadError(f"{folder} {lack}")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise ModelLoadError(f"{folder} has no tokenizer.json: the checkpoint is not complete")
+        raise ModelLoadError(
+            f"{folder} has no tokenizer.json: the checkpoint is not complete; download it again"
+        )
     for path in visible_files(folder, "*.json"):
         if not is_adapters(path.name):
             read_json(path)
