@@ -122,7 +122,7 @@ def test_service_page_lists_install_options() -> None:
         if command.prog.endswith("service install")
     )
     taken = {name for name in install._option_string_actions if name.startswith("--")}
-    assert set(re.findall(r"--[a-z-]+", paragraph)) == taken - {"--help", "--debug"}
+    assert set(re.findall(r"--[a-z-]+", paragraph)) == taken - {"--help", "--help-all", "--debug"}
 
 
 def _tree() -> Iterator[Path]:

@@ -75,6 +75,6 @@ def test_ps_and_models_list_report_absent_daemon(
     address = f"127.0.0.1:{port}"
     for words in (["ps", "--url", address], ["models", "list", "--url", address]):
         assert main(words) == 1
-        assert f"no answer from http://{address}/v1" in capsys.readouterr().err
+        assert f"no daemon answers at http://{address}/v1" in capsys.readouterr().err
     assert main(["models", "list", "--set", f"server.port={port}"]) == 0
     assert "SERVED" not in capsys.readouterr().out

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.cli import options
+from vlm_server.cli import options, text
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
 from vlm_server.cli.client.questions import answer_to, questions_for
 from vlm_server.cli.client.ranking import rankings, writes
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import binary_size, table
+from vlm_server.cli.text import binary_size
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub import find, layout
 from vlm_server.hub.download import download, look_up
@@ -104,8 +104,17 @@ def list_models(arguments: argparse.Namespace) -> int:
         return 0
     served = ("SERVED",) if states else ()
     head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
-    print(table([head, *(_cells(row, with_state=bool(states)) for row in rows)]))
+    cells = [head, *(_cells(row, with_state=bool(states)) for row in rows)]
+    print(_table_of(cells, text.columns_of(sys.stdout)))
     return 0
+
+
+def _table_of(rows: list[tuple[str, ...]], columns: int | None) -> str:
+    """The table, without families where it would be wider than the terminal."""
+    whole = text.table(rows)
+    if columns is None or max(map(len, whole.splitlines())) <= columns:
+        return whole
+    return text.table([(*row[:2], *row[3:]) for row in rows], columns)
 
 
 def _served_states(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
@@ -146,11 +155,10 @@ def _download_row(checkpoint: find.LocalCheckpoint) -> _ModelRow:
 
 
 def _cells(model_row: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
-    where = (
-        model_row.place if model_row.place == "hub cache" else model_row.folder
-    ) or "the daemon"
+    in_cache = model_row.place == "hub cache"
+    where = "hub cache" if in_cache else text.from_home(model_row.folder or "the daemon")
     if not model_row.complete:
-        where = f"{model_row.place} (not complete: vlm-server pull {model_row.name})"
+        where = "not complete: pull it again"
     size = "?" if model_row.bytes is None else size_text(model_row.bytes)
     state = (model_row.state or "",) if with_state else ()
     return (model_row.name, size, model_row.family or "?", model_row.weights or "?", *state, where)
@@ -185,11 +193,11 @@ def remove(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _hub_name(text: str) -> HubName:
-    if (name := HubName.parse(text)) is None:
-        close = did_you_mean(text, [checkpoint.name for checkpoint in find.find_all()])
+def _hub_name(word: str) -> HubName:
+    if (name := HubName.parse(word)) is None:
+        close = did_you_mean(word, [checkpoint.name for checkpoint in find.find_all()])
         raise ConfigError(
-            f"{text!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
+            f"{word!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
         )
     return name
 
@@ -200,8 +208,7 @@ def check(arguments: argparse.Namespace) -> int:
     is_here = Path(settings.model.path).is_dir()
     hub_name = None if is_here else to_download(settings.model.path)
     examination, plan = asyncio.run(_examine_model(settings, hub_name))
-    for name, text in facts(settings, examination, plan):
-        print(f"{name:<13} {text}")
+    print(text.facts(facts(settings, examination, plan), text.columns_of(sys.stdout)))
     if examination.refusal:
         raise ModelLoadError(examination.refusal)
     if plan is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from vlm_server.cli import options, usage
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     import json
 
     from vlm_server.cli.client.daemon import Daemon, address_of
-    from vlm_server.cli.text import table
+    from vlm_server.cli.text import columns_of, table
 
     settings = options.load_settings(arguments)
     with Daemon(*address_of(arguments, settings)) as daemon:
@@ -45,10 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"models": status["models"], "requests": requests}, indent=2))
         return 0
     models = [_model_row(model, requests, status["time"]) for model in status["models"]]
-    print(table([("MODEL", "STATE", "MEMORY", "REQUESTS", "UNLOADED"), *models]))
+    columns = columns_of(sys.stdout)
+    print(table([("MODEL", "STATE", "MEMORY", "REQUESTS", "UNLOADED"), *models], columns))
     if requests:
         head = ("REQUEST", "MODEL", "STATE", "TOKENS", "SECONDS")
-        print(f"\n{table([head, *map(_request_row, requests)])}")
+        print(f"\n{table([head, *map(_request_row, requests)], columns)}")
     return 0
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TextIO
 
+_MIN_CELL, _UNBOUNDED = 16, 1 << 20
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\ufffd")
 
 
@@ -12,10 +17,44 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """The lines of `rows`, the first of which is the head, in columns as wide as their cells."""
+def table(rows: Sequence[Sequence[str]], columns: int | None = None) -> str:
+    """The lines of `rows`, the first of which is the head, in columns as wide as their cells.
+
+    In more than `columns`, the last cell is cut at its start: of a path, the end tells most.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    room = max(_MIN_CELL, (columns or _UNBOUNDED) - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    cut = [
+        [*row[:-1], row[-1] if len(row[-1]) <= room else f"…{row[-1][1 - room :]}"] for row in rows
+    ]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cut)
+
+
+def facts(rows: Iterable[tuple[str, str]], columns: int | None = None) -> str:
+    """Names and texts in two columns; a text in more than `columns` goes on below itself."""
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(hanging(f"{name:<{width}}", text, columns) for name, text in rows)
+
+
+def hanging(start: str, text: str, columns: int | None = None) -> str:
+    """`start` and `text`, whose further lines are indented below its first."""
+    if columns is None:
+        return f"{start}{text}"
+    room = max(_MIN_CELL, columns - len(start))
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return f"\n{' ' * len(start)}".join([f"{start}{lines[0]}", *lines[1:]])
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """The width of a terminal; None for a file or a pipe, whose lines are not cut or wrapped."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def from_home(path: str) -> str:
+    """`path` with `~` for the user's folder."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if path.startswith(f"{home}/") else path
 
 
 def shorten_stage(stage: str, columns: int) -> str:

@@ -70,6 +70,12 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
+    def _no_answer(self, error: Exception) -> CommandFailed:
+        if isinstance(error, httpx.ConnectError):
+            advice = "'vlm-server serve' starts one, and --url names another"
+            return CommandFailed(f"no daemon answers at {self.url}: {advice}")
+        return CommandFailed(f"no answer from {self.url}: {error}")
+
     def is_there(self) -> bool:
         """Whether a daemon answers, even if its model is not loaded yet."""
         try:
@@ -137,7 +143,7 @@ class Daemon:
         try:
             response = self._http.post(f"{self.url}/{name}", json=body, timeout=_ANSWER_SECONDS)
         except _FAILURES as error:
-            raise CommandFailed(f"no answer from {self.url}: {error}") from None
+            raise self._no_answer(error) from None
         if not response.is_success:
             raise CommandFailed(refusal(response.status_code, response.content))
         return _object(response)
@@ -152,7 +158,7 @@ class Daemon:
         try:
             return self._http.get(url)
         except _FAILURES as error:
-            raise CommandFailed(f"no answer from {self.url}: {error}") from None
+            raise self._no_answer(error) from None
 
 
 def url_of(host: str, port: int) -> str:

@@ -14,11 +14,14 @@ from vlm_server.cli import exit_codes
 from vlm_server.cli.doctor import daemon, device, machine, report, self_test, settings, situation
 from vlm_server.cli.doctor.findings import Check, Finding, within
 from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.text import columns_of, hanging
+from vlm_server.platform.terminal import GREEN, RED, YELLOW, styled
 
 _READ_SECONDS = 10.0
 """Time limit for reading the settings, and files named in them."""
 _REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
+_STYLES = {"ok": GREEN, "warning": YELLOW, "problem": RED}
 CHECKS = (
     Check("machine", machine.look_at_machine),
     Check("device", device.look_at_device, device.EXAMINATION_SECONDS + 60),
@@ -73,9 +76,11 @@ def checks(arguments: argparse.Namespace, examined_situation: situation.Situatio
 
 def print_finding(finding: Finding) -> None:
     """Print a line, and one with advice."""
-    print(f"{_MARKS[finding.level]}  {finding.check}: {finding.text}", flush=True)
+    columns, mark = columns_of(sys.stdout), _MARKS[finding.level]
+    line = hanging(f"{mark}  ", f"{finding.check}: {finding.text}", columns)
+    print(styled(mark, _STYLES[finding.level], sys.stdout) + line.removeprefix(mark), flush=True)
     if finding.advice:
-        print(f"         → {finding.advice}", flush=True)
+        print(hanging("         → ", finding.advice, columns), flush=True)
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
 from vlm_server.settings import Server, Settings, settings_in, variable_of
 
+_HOW_TO_INSTALL = "'vlm-server service install' installs and starts it"
 _LAST_LINES = 20
 """Lines of the log that are shown after a failure."""
 
@@ -97,7 +99,8 @@ def uninstall(_: argparse.Namespace, manager: ServiceManager) -> int:
 def status(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Print the service's state. Returns one of `exit_codes.SERVICE_MEANINGS`."""
     if not manager.path.exists():
-        print("not installed")
+        state = "not installed"
+        print(json.dumps({"state": state}) if arguments.json else f"{state}: {_HOW_TO_INSTALL}")
         return exit_codes.SERVICE_NOT_INSTALLED
     settings, fault = None, ""
     try:
@@ -169,7 +172,7 @@ def _check_address(manager: ServiceManager, server: Server) -> None:
 
 def _check_installed(manager: ServiceManager) -> None:
     if not manager.path.exists():
-        raise CommandFailed("the service is not installed: 'vlm-server service install'")
+        raise CommandFailed(f"the service is not installed: {_HOW_TO_INSTALL}")
 
 
 def _settings_of(manager: ServiceManager) -> Settings:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vlm_server.cli import exit_codes
+from vlm_server.cli import exit_codes, text
 from vlm_server.cli.client.chat import DaemonBusy
 from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
 from vlm_server.cli.client.questions import answer_to, questions_for
@@ -31,10 +31,15 @@ def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_j
         json.dump(facts, sys.stdout, indent=2)
         print()
     else:
-        for name, value in facts.items():
-            if value is not None:
-                text = f"{value / MIB:,.0f} MiB" if name == "memory_bytes" else value
-                print(f"{name.removesuffix('_bytes').replace('_', ' '):<10} {text}")
+        rows = [
+            (
+                name.removesuffix("_bytes").replace("_", " "),
+                f"{value / MIB:,.0f} MiB" if name == "memory_bytes" else str(value),
+            )
+            for name, value in facts.items()
+            if value is not None
+        ]
+        print(text.facts(rows, text.columns_of(sys.stdout)))
     if facts["state"] not in ("running", "stopping"):
         return exit_codes.SERVICE_NOT_RUNNING
     return exit_codes.SERVICE_READY if facts["health"] == "ready" else exit_codes.SERVICE_NOT_READY

@@ -316,7 +316,9 @@ def test_service_status_reports_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert act(SystemdUser(tmp_path, CommandRecorder()), "status") == 4
-    assert capsys.readouterr().out == "not installed\n"
+    assert capsys.readouterr().out.startswith("not installed: 'vlm-server service install'")
+    assert act(SystemdUser(tmp_path, CommandRecorder()), "status", "--json") == 4
+    assert json.loads(capsys.readouterr().out) == {"state": "not installed"}
 
 
 def test_service_status_reports_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,51 @@
+"""Tables and texts fit a terminal, and are whole in a file."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from tests.unit.cli.screen import Terminal
+from vlm_server.cli import text
+from vlm_server.cli.model_actions import _table_of
+
+PATH = "/a/long/folder/of/many/models/that/never/ends/model"
+HEAD = ("NAME", "SIZE", "FAMILY", "WHERE")
+ROWS = [HEAD, ("org/name", "15 MB", "qwen3_vl", PATH)]
+
+
+def test_table_cuts_start_of_last_cell_at_terminal_only() -> None:
+    assert PATH in text.table(ROWS)
+    shown = text.table(ROWS, 60)
+    assert max(map(len, shown.splitlines())) <= 60
+    assert "…" in shown
+    assert shown.endswith("ends/model")
+
+
+def test_list_of_models_leaves_out_families_where_they_do_not_fit() -> None:
+    assert "qwen3_vl" in _table_of(ROWS, None)
+    assert "qwen3_vl" in _table_of(ROWS, 120)
+    assert "FAMILY" not in _table_of(ROWS, 60)
+
+
+def test_facts_go_on_below_themselves() -> None:
+    rows = [("memory", "23.5 GiB on cpu, of which 11.8 GiB may be used"), ("model", "demo")]
+    assert text.facts(rows) == f"memory  {rows[0][1]}\nmodel   demo"
+    shown = text.facts(rows, 40).splitlines()
+    assert shown[1].startswith("        ")
+    assert max(map(len, shown)) <= 40
+    assert " ".join(" ".join(shown[:2]).split()) == f"memory {rows[0][1]}"
+
+
+def test_only_terminals_have_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    assert text.columns_of(Terminal()) == 72
+    assert text.columns_of(io.StringIO()) is None
+
+
+def test_home_folder_is_tilde() -> None:
+    home = os.path.expanduser("~")
+    assert text.from_home(f"{home}/models/x") == "~/models/x"
+    assert text.from_home(f"{home}x") == f"{home}x"
