@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from vlm_server.engine.inbox import FrontCommand, Inbox
 from vlm_server.platform import log_tail
+from vlm_server.platform.log_lines import PlainFormatter
 from vlm_server.protocol import (
     MESSAGE_HEADER,
     Command,
@@ -33,7 +34,7 @@ class LogToFront(logging.Handler):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(logging.INFO)
-        self.setFormatter(logging.Formatter())  # the text alone
+        self.setFormatter(PlainFormatter())
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -58,6 +58,13 @@ def log_fields(logger: logging.Logger, level: int, fields: Fields, summary: str)
     logger.log(level, _AsText(fields), extra={_FIELDS: fields, _SUMMARY: summary})
 
 
+class PlainFormatter(logging.Formatter):
+    """The text alone; of a line of fields its summary."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return getattr(record, _SUMMARY, None) or super().format(record)
+
+
 class _AsText:
     """The fields, made into text only if the line is logged. The first two have no name."""
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from vlm_server.platform.log_lines import PlainFormatter
+
 MAX_LINES = 500
 MAX_CHARS = 2000
 """The longest kept text of a line; the rest is cut off."""
@@ -36,7 +38,7 @@ class LogTail(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter())  # the text alone
+        self.setFormatter(PlainFormatter())
         self._lines: deque[KeptLine] = deque(maxlen=MAX_LINES)
         self.num_lines = 0
         """The number of all lines since the start."""

@@ -62,18 +62,20 @@ class CurrentSettings:
         return sections
 
     def _effective(self) -> dict[str, int]:
-        """What automatic settings came to, as far as the default model's engine has told."""
-        shared = self._shared
-        known = {"limits.max_waiting_bytes": shared.queue_slots.waiting_bytes.limit}
-        stats = shared.models.status(shared.models.names[0]).stats
-        return known if stats is None else known | effective_in(stats)
+        """What automatic settings came to, as far as engines have told; the default model's."""
+        models, slots = self._shared.models, self._shared.queue_slots
+        known = {"limits.max_waiting_bytes": slots.waiting_bytes.limit}
+        all_stats = [stats for name in models.names if (stats := models.status(name).stats)]
+        if all_stats:
+            known |= effective_in(all_stats[0])
+            known["memory.max_bytes"] = sum(stats.memory.limit_bytes for stats in all_stats)
+        return known
 
 
 def effective_in(stats: Stats) -> dict[str, int]:
     """The values of settings that may be automatic, by name, as an engine uses them."""
     caches = {cache.name: cache.limit_bytes for cache in stats.caches}
     return {
-        "memory.max_bytes": stats.memory.limit_bytes,
         "scheduler.max_num_seqs": stats.max_num_seqs,
         **{f"cache.max_{name}_bytes": caches[name] for name in _CACHES if name in caches},
     }

@@ -66,5 +66,5 @@ function bar({ phases, seconds: all }) {
   const parts = Object.entries(PHASES)
     .filter(([name]) => phases[name])
     .map(([name, text]) => [name, phases[name], `${text}: ${seconds(phases[name])}`]);
-  return parts.length ? stack(parts, all, parts.map(([, , title]) => title).join(", ")) : "–";
+  return parts.length ? stack(parts, all, parts.map(([, , title]) => title).join(", ")) : h("span.none", "–");
 }

@@ -33,6 +33,8 @@ const CACHES = {
   encoder: "Encoded pictures",
   pixel: "Pixels",
   token_layout: "Layouts",
+  tile: "Picture tiles",
+  vector: "Vectors",
   disk: "Disk",
 };
 

@@ -32,12 +32,13 @@ function frame() {
       h("label.check", h("input", { type: "checkbox", id: "all-settings", onchange: update }), "Show all"),
       button,
     ),
-    h("p.muted", { role: "status", id: "settings-found" }),
+    h("p.muted.small", { role: "status", id: "settings-found" }),
     h("div.cards.one", { id: "settings-list" }),
   );
 }
 
-const isChanged = ({ source }) => source !== "default";
+const isChanged = ({ source, value, default: usual }) =>
+  source !== "default" && JSON.stringify(value) !== JSON.stringify(usual);
 const cameTo = ({ effective, value }) => effective !== null && effective !== value;
 
 function update() {
