@@ -17,6 +17,12 @@ from tests.support.daemons import Daemon, running_daemon
 from vlm_server.models import EMBEDDED
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+FAKE_CAMERA = (
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+    "--auto-select-desktop-capture-source=Entire screen",
+)
+"""A camera that shows a moving picture."""
 VIEWPORTS = {"desktop": (1280, 800), "phone": (390, 844)}
 Open = Callable[..., Any]
 
@@ -93,7 +99,9 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        launched = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", *FAKE_CAMERA]
+        )
         yield launched
         launched.close()
 
@@ -120,7 +128,7 @@ def open_page(browser: Any) -> Iterator[Open]:
                 has_touch=is_phone,
                 is_mobile=is_phone,
                 reduced_motion="reduce",
-                permissions=["clipboard-read", "clipboard-write"],
+                permissions=["clipboard-read", "clipboard-write", "camera"],
             )
             stack.callback(context.close)
             page = context.new_page()

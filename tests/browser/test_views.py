@@ -13,7 +13,7 @@ from tests.browser.files import ask, attach
 from tests.browser.test_ask import SQUARE
 from tests.support.daemons import Daemon
 
-VIEWS = ("ask", "now", "models", "settings")
+VIEWS = ("ask", "watch", "now", "models", "settings")
 OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)")].filter((one) => {
   const inner = one.getBoundingClientRect();
   const outer = one.closest(".card").getBoundingClientRect();

@@ -38,7 +38,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Permissions-Policy": "camera=(self), display-capture=(self), microphone=(), geolocation=()",
     "Cache-Control": "no-cache",  # cached, but revalidated by the ETag
     "Vary": "Accept",
 }

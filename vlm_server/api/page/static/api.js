@@ -31,14 +31,15 @@ export const get = async (path, options) => (await ask(path, options)).json();
 async function send(path, { body, method, signal }, key) {
   const headers = {};
   if (key) headers.Authorization = `Bearer ${key}`;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const isFile = body instanceof Blob;
+  if (body !== undefined) headers["Content-Type"] = isFile ? body.type : "application/json";
   try {
     return await fetch(path, {
       method: method ?? (body === undefined ? "GET" : "POST"),
       headers,
       signal,
       cache: "no-store",
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: body === undefined || isFile ? body : JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;

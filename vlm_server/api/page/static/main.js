@@ -7,8 +7,9 @@ import { showModels } from "./models.js";
 import { showNow } from "./now.js";
 import { isBusy, stateWords } from "./serving.js";
 import { showSettings } from "./settings.js";
+import { setWatchModels, showWatch } from "./watch.js";
 
-const VIEWS = ["ask", "now", "models", "settings"];
+const VIEWS = ["ask", "watch", "now", "models", "settings"];
 
 function route() {
   const name = VIEWS.find((view) => `#${view}` === location.hash) ?? VIEWS[0];
@@ -18,6 +19,7 @@ function route() {
       ? link.setAttribute("aria-current", "page")
       : link.removeAttribute("aria-current");
   document.body.dataset.view = name;
+  if (name === "watch") showWatch();
   if (name === "now") showNow();
   if (name === "models") showModels();
   if (name === "settings") showSettings();
@@ -61,6 +63,7 @@ async function readModels() {
   try {
     const { data } = await get("v1/models");
     setModels(data);
+    setWatchModels(data);
     const name = data.length > 1 ? `${data.length} models` : data[0].id;
     $("model-name").textContent = name;
     document.title = `${name} – vlm_server`;
