@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.hub.server import Hub, running_hub
-from tests.support.daemons import Daemon, running_daemon
+from tests.support.daemons import SCRIPTED, Daemon, running_daemon
 from vlm_server.models import EMBEDDED
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -85,6 +85,13 @@ max_bytes = 1_000_000_000
         environment = {"HOME": str(folder), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": hub.url}
         with running_daemon(folder, "--config", str(settings), environment=environment) as running:
             yield ModelsDaemon(running, hub, disk)
+
+
+@pytest.fixture(scope="session")
+def scripted_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon whose engine says what questions ask for: `tests.support.scripted_worker`."""
+    with running_daemon(tmp_path_factory.mktemp("scripted"), program=SCRIPTED) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,17 @@ def attach(page: Any, how: str, *files: File) -> None:
 
 
 def ask(page: Any, question: str) -> Any:
-    """Send a question; return the complete answer's element."""
+    """Send a question; return the element of its complete answer, or of the first of two."""
     number = page.locator(".answer").count()
     page.get_by_role("textbox", name="Question", exact=True).fill(question)
     page.keyboard.press("Enter")
     answer = page.locator(".answer").nth(number)
     answer.wait_for()
-    page.locator(".answer[aria-busy=true]").wait_for(state="detached")
+    wait_until_answered(page)
     return answer
+
+
+def wait_until_answered(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.locator(".answer[aria-busy=true]")).to_have_count(0, timeout=20_000)

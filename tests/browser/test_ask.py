@@ -49,7 +49,7 @@ def test_image_question_streams_true_answer_and_follow_up(
     cached = re.match(r"(\d+) of (\d+) tokens", figures_of(follow_up)["From cache"])
     assert cached
     assert 0 < int(cached[1]) < int(cached[2])
-    page.get_by_role("button", name="New").click()
+    page.get_by_role("button", name="New", exact=True).click()
     assert page.locator(".answer").count() == 0
     assert page.get_by_role("heading", name="Ask about a picture").is_visible()
 
@@ -59,7 +59,7 @@ def test_document_question_gets_true_answer(daemon: Daemon, open_page: Open, how
     page = open_page(daemon)
     data = pdf.write([pdf.Page((300, 300)).text(60, 130, 70, "CUP")])
     attach(page, how, (data, "report.pdf", "application/pdf"))
-    assert page.locator("#attachments").inner_text().strip() == "report.pdf"
+    assert "report.pdf" in page.locator("#attachments").inner_text()
     with page.expect_request("**/v1/chat/completions") as request:
         answer = ask(page, "What does it say?")
     part = request.value.post_data_json["messages"][0]["content"][0]
@@ -68,10 +68,8 @@ def test_document_question_gets_true_answer(daemon: Daemon, open_page: Open, how
         "file": {"filename": "report.pdf", "file_data": pdf.data_url(data)},
     }
     assert text_of(answer) == "cup"
-    assert page.locator(".asked").inner_text().split() == [
-        "report.pdf",
-        *["What", "does", "it", "say?"],
-    ]
+    assert "report.pdf" in page.locator(".asked .media").inner_text()
+    assert page.locator(".asked .said").inner_text() == "What does it say?"
 
 
 def test_page_sends_images_in_their_order(daemon: Daemon, open_page: Open) -> None:
@@ -209,16 +207,3 @@ def test_copied_request_gives_pages_answer(
     pieces = re.findall(r'"content":"(\w*)"', ran.stdout)
     assert text_of(answer) == "square"
     assert ("".join(pieces) if name == "curl" else ran.stdout.strip()) == "square"
-
-
-def test_page_never_renders_answers_as_html(daemon: Daemon, open_page: Open) -> None:
-    shown = open_page(daemon).evaluate(
-        """async () => {
-          const {rich} = await import("/page/rich.js");
-          const box = document.createElement("div");
-          const code = "```\\n<b>\\n```";
-          box.append(...rich(`<img src=x onerror=alert(1)>\\n\\n${code}\\n- **a** \\`b\\`\\n- c`));
-          return [box.querySelectorAll("img, b").length, box.textContent, box.children.length];
-        }"""
-    )
-    assert shown == [0, "<img src=x onerror=alert(1)><b>a bc", 3]

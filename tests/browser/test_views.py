@@ -122,6 +122,8 @@ def test_keyboard_moves_through_navigation(daemon: Daemon, open_page: Open) -> N
     page = open_page(daemon)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.title") == "Conversations"
     for name in VIEWS:
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.hash") == f"#{name}"

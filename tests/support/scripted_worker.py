@@ -8,6 +8,9 @@ Each request's text is the script of its answer:
     die stop hang cut                       SIGABRT, SIGSTOP, silence, an end of the socket alone
     hang-encoder hang-preparer              a piece of work without an end; the rest goes on
     deaf                                    reads no more
+    say SECONDS TEXT                        the text, in pieces with that pause between them
+
+The last two messages count for `say`: an answer that is continued gets the rest of the text.
 
 A text that begins with none of these is a question: all choices of its answer get a token in each
 step, up to their limit.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import select
 import signal
 import socket
@@ -78,6 +82,10 @@ class Answer:
     limit: int
     logprobs: tuple[TokenLogprob, ...]
     done: int = 0
+    pieces: tuple[str, ...] = ()
+    """What it says, if not `TEXT` up to the limit."""
+    pause_seconds: float = 0.0
+    next_at: float = 0.0
 
 
 class Worker:
@@ -122,6 +130,9 @@ class Worker:
         match command:
             case Submit():
                 self.requests.add(command.request_id)
+                if speech := speech_of(command):
+                    self.begin(command, *speech)
+                    return
                 words = script_of(command).split()
                 if not WORDS.intersection(words[:1]):
                     self.begin(command)
@@ -165,13 +176,17 @@ class Worker:
             case "hang-preparer":
                 self.at_work[PREPARERS] = 1
 
-    def begin(self, command: Submit) -> None:
+    def begin(
+        self, command: Submit, pieces: tuple[str, ...] = (), pause_seconds: float = 0.0
+    ) -> None:
         name, sampling = command.request_id, command.sampling
         token = TokenText(TEXT, -1.0)
         entry = TokenLogprob(token, (token,) * (sampling.logprobs or 0))
         entries = () if sampling.logprobs is None else (entry,)
         limit = sampling.max_tokens or CONTEXT_TOKENS
-        self.answers[name] = Answer(sampling.n, limit, entries)
+        self.answers[name] = Answer(
+            sampling.n, limit, entries, pieces=pieces, pause_seconds=pause_seconds
+        )
         self.send(Accepted(name))
         if command.images:
             self.send(OnDevice((name,), (name,)))
@@ -184,16 +199,23 @@ class Worker:
         deltas = []
         ended = []
         for name, answer in self.answers.items():
+            if answer.next_at > time.monotonic():
+                continue
+            answer.next_at = time.monotonic() + answer.pause_seconds
             answer.done += 1
-            is_last = answer.done == answer.limit
+            text = answer.pieces[answer.done - 1] if answer.pieces else TEXT
+            is_whole = answer.done == len(answer.pieces)
+            is_last = is_whole or answer.done == answer.limit
+            reason = None if not is_last else "stop" if is_whole else "length"
             deltas += [
-                Delta(name, TEXT, answer.logprobs, choice, "length" if is_last else None)
+                Delta(name, text, answer.logprobs, choice, reason)
                 for choice in range(answer.num_choices)
             ]
             if is_last:
                 ended.append((name, Usage(1, answer.num_choices * answer.done)))
         self.num_tokens += len(deltas)
-        self.send(Tokens(tuple(deltas)))
+        if deltas:
+            self.send(Tokens(tuple(deltas)))
         for name, usage in ended:
             self.end(name, usage)
 
@@ -237,6 +259,23 @@ def script_of(command: Submit) -> str:
         return command.prompt
     parts = command.messages[0].content if command.messages else ()
     return next((part.text for part in reversed(parts) if isinstance(part, TextPart)), "")
+
+
+def speech_of(command: Submit) -> tuple[tuple[str, ...], float] | None:
+    """The pieces that a `say` asks for, and the pause between them in seconds."""
+    texts = [
+        "".join(part.text for part in message.content if isinstance(part, TextPart))
+        for message in command.messages[-2:]
+    ]
+    said, begun = texts[-1] if texts else "", ""
+    if len(texts) == 2 and not said.startswith("say "):
+        said, begun = texts
+    match = re.fullmatch(r"say ([\d.]+) (.*)", said, re.DOTALL)
+    if match is None:
+        return None
+    pause_seconds, text = float(match[1]), match[2].removeprefix(begun)
+    pieces = re.findall(r"\s*\S+\s*$|\s*\S+" if pause_seconds else r"(?s).{1,400}", text)
+    return tuple(pieces) or ("",), pause_seconds
 
 
 if __name__ == "__main__":

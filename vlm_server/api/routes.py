@@ -349,7 +349,7 @@ def _operations(generation: Generation, settings: Settings, sources: Sources) ->
         Route("/api/v0/models/{model:path}", models.lm_studio_retrieve),
         Route("/version", models.version),
         Route("/", start.show),
-        Route(f"{gate.PAGE_FOLDER}/{{name}}", start.file, include_in_schema=False),
+        Route(f"{gate.PAGE_FOLDER}/{{name:path}}", start.file, include_in_schema=False),
         _admin("/v1/settings", current.show),
         _admin("/v1/settings", current.change, "PATCH"),
     ]

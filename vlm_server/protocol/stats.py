@@ -48,8 +48,8 @@ class MemoryStats(msgspec.Struct, frozen=True):
 class RequestProgress(msgspec.Struct, frozen=True):
     """The progress of one request: `state` is the name of an `engine.request.states.State`.
 
-    `done` and `total` count tokens: in `prefill` those of the prompt, in `decode` those of all
-    answers and their maximum. Both are 0 in other states.
+    `done` and `total` count tokens: in `encoding` those of its uncached media, in `prefill` those
+    of the prompt, in `decode` those of all answers and their maximum. Both are 0 in other states.
     """
 
     request_id: str

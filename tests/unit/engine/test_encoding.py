@@ -157,6 +157,23 @@ def test_encode_parts_run_between_decode_steps():
     assert engine.ended == ["b", "a"]
 
 
+def test_progress_of_encoding_request_counts_tokens_of_its_media():
+    engine, _ = engine_in_turns(num_parts=2)
+    engine.add("a", images=2)
+    reports = []
+
+    def is_over() -> bool:
+        reports.extend(engine.scheduler.stats().progress)
+        return engine.ended == ["a"]
+
+    engine.step_until(is_over)
+    (total,) = {one.total for one in reports if one.state == "encoding"}
+    done = [one.done for one in reports if one.state == "encoding"]
+    assert total > 0
+    assert done == sorted(done)
+    assert set(done) == {0, total // 2}
+
+
 def test_loop_continues_with_only_encode_to_do():
     engine, model = engine_in_turns(num_parts=4)
     engine.add("a", images=2)

@@ -234,7 +234,14 @@ class Endpoint:
     ) -> None:
         """Send the answer as events; those of a `log` go there by `send`."""
         entry, shared = access_log.entry_of(scope), self._shared
-        signs = KeepAlives(shared.models, self._dialect, render, entry, self._request_id(scope))
+        signs = KeepAlives(
+            shared.models,
+            shared.in_flight,
+            self._dialect,
+            render,
+            entry,
+            self._request_id(scope),
+        )
         keep_alive, seconds = signs.of(Headers(scope=scope), shared.server)
         stream = EventStream(send, self._dialect.content_type, keep_alive, seconds)
         async with stream.kept_alive():

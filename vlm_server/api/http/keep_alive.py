@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from vlm_server.api.http import sse
-from vlm_server.api.http.access_log import Entry
+from vlm_server.api.http.access_log import Entry, entry_of
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.settings import Server
 from vlm_server.supervisor.engine_process.client import ModelClient
@@ -26,9 +27,16 @@ class KeepAlives:
     """What the stream of one request may send while it is silent; `request_id` is the engine's."""
 
     def __init__(
-        self, models: ModelClient, dialect: Dialect, render: Renderer, entry: Entry, request_id: str
+        self,
+        models: ModelClient,
+        in_flight: Mapping[str, Scope],
+        dialect: Dialect,
+        render: Renderer,
+        entry: Entry,
+        request_id: str,
     ) -> None:
         self._models = models
+        self._in_flight = in_flight
         self._is_sse = dialect.content_type == sse.CONTENT_TYPE
         self._render = render
         self._entry = entry
@@ -57,9 +65,20 @@ class KeepAlives:
             return {"state": "waiting_for_model", "stage": stage, "fraction": fraction}
         reports = () if status.stats is None else status.stats.progress
         report = next((one for one in reports if one.request_id == self._request_id), None)
+        ahead = {"ahead": self._num_ahead()}
         if report is None:
-            return {"state": self._entry.state}
-        return {"state": report.state, "done": report.done, "total": report.total}
+            return {"state": self._entry.state} | ahead
+        return {"state": report.state, "done": report.done, "total": report.total} | ahead
+
+    def _num_ahead(self) -> int:
+        """How many requests to the same model came earlier and have no token yet."""
+        mine = self._entry
+        return sum(
+            other.model == mine.model
+            and other.received_at < mine.received_at
+            and (other.answer is None or other.answer.first_at is None)
+            for other in map(entry_of, self._in_flight.values())
+        )
 
     def _comment(self) -> bytes:
         """A keep-alive; in an SSE stream with a comment on the progress of loading the model."""

@@ -47,6 +47,8 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".txt": "text/plain; charset=utf-8",
 }
 _INDEX = "index.html"
 _STATIC = Path(__file__).with_name("static")
@@ -62,8 +64,9 @@ class PageFile:
 
 
 def read_files() -> dict[str, PageFile]:
-    """The files of the page, by name."""
-    return {path.name: _read(path) for path in sorted(_STATIC.iterdir()) if path.suffix in _TYPES}
+    """The files of the page, by their path in its folder."""
+    paths = sorted(path for path in _STATIC.rglob("*") if path.suffix in _TYPES)
+    return {path.relative_to(_STATIC).as_posix(): _read(path) for path in paths}
 
 
 class StartPage:

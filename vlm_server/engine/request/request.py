@@ -152,6 +152,9 @@ class Request:
         num_done, total = 0, 0
         if self.state is State.PREFILL:
             num_done, total = self.num_prefilled, self.prompt.num_tokens
+        elif self.state is State.ENCODING:
+            total = self.num_media_tokens
+            num_done = total - sum(self.encode_lengths)
         elif self.state is State.DECODE:
             num_done = sum(choice.num_generated for choice in self.choices)
             total = self.max_tokens * len(self.choices)

@@ -6,7 +6,9 @@ import re
 
 import httpx
 import pytest
+from PIL import Image
 
+from tests.support import sample_picture
 from tests.unit.api.conftest import Connect
 from vlm_server.api.page.page import read_files
 from vlm_server.settings import Server, Settings
@@ -14,7 +16,16 @@ from vlm_server.settings import Server, Settings
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 FILES = read_files()
 KEY = "correct-horse-battery"
-MAX_BYTES = 300_000
+MAX_FIRST_BYTES = 300_000
+"""What a browser loads before anything is asked."""
+MAX_BYTES = 700_000
+"""With libraries that are loaded when an answer needs them."""
+OWN = {
+    name: file.content.decode() for name, file in FILES.items() if not re.search("vendor|png", name)
+}
+_IMPORT = re.compile(
+    r'^(?:import|export) .*?from "\./([\w.]+)";|^\} from "\./([\w.]+)";', re.MULTILINE
+)
 
 
 async def test_browser_gets_page(client: httpx.AsyncClient) -> None:
@@ -47,6 +58,7 @@ async def test_every_file_is_sent_with_its_type_and_policy(
     answer = await client.get(f"/page/{name}")
     assert answer.content == FILES[name].content
     kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg"}
+    kinds |= {"png": "image/png", "txt": "text/plain"}
     assert answer.headers["content-type"].startswith(kinds[name.rpartition(".")[2]])
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
@@ -90,24 +102,51 @@ async def test_page_refuses_foreign_host_names(client: httpx.AsyncClient) -> Non
     assert answer.status_code == 403
 
 
+def first_modules() -> set[str]:
+    """The modules that `main.js` imports, directly or not, and itself."""
+    wanted, modules = ["main.js"], {"main.js"}
+    while wanted:
+        imported = {one or other for one, other in _IMPORT.findall(OWN[wanted.pop()])}
+        wanted += imported - modules
+        modules |= imported
+    return modules
+
+
 def test_page_files_stay_small() -> None:
+    shown = set(re.findall(r'(?:src|href)="page/([\w.]+)"', OWN["index.html"])) | {"index.html"}
+    first = shown | first_modules() | {"sample.png"}
+    assert sum(len(FILES[name].content) for name in first) < MAX_FIRST_BYTES
     assert sum(len(file.content) for file in FILES.values()) < MAX_BYTES
 
 
 def test_page_has_no_inline_code_and_no_foreign_urls() -> None:
     """The content policy would block both, and the page would break silently."""
-    page = FILES["index.html"].content.decode()
-    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", page)
-    for name, file in FILES.items():
-        text = file.content.decode().replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", OWN["index.html"])
+    for name, content in OWN.items():
+        text = content.replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//[a-z]+\.[a-z]|\burl\(", text), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function", text)
 
 
-def test_page_preloads_every_module() -> None:
-    page = FILES["index.html"].content.decode()
-    modules = {name for name in FILES if name.endswith(".js")}
-    assert set(re.findall(r'(?:src|href)="page/(\w+\.js)"', page)) == modules
-    for name in modules:
-        imported = re.findall(r'from "\./(\w+\.js)"', FILES[name].content.decode())
-        assert set(imported) <= modules
+def test_page_preloads_first_modules_and_imports_others_later() -> None:
+    preloaded = set(re.findall(r'(?:src|href)="page/(\w+\.js)"', OWN["index.html"]))
+    assert preloaded == first_modules()
+    later = {
+        name for text in OWN.values() for name in re.findall(r'import\("\./([\w./-]+)"\)', text)
+    }
+    assert later <= set(FILES)
+    assert {name for name in OWN if name.endswith(".js")} == preloaded | (later & set(OWN))
+
+
+def test_every_vendored_file_has_its_licence() -> None:
+    licences = FILES["vendor/LICENSES.txt"].content.decode()
+    vendored = {name.removeprefix("vendor/") for name in FILES if name.startswith("vendor/")}
+    for name in vendored - {"LICENSES.txt"}:
+        assert (name.split("/")[0] + "/" if "/" in name else name) in licences, name
+
+
+def test_sample_picture_is_drawn_by_project() -> None:
+    with Image.open(sample_picture.PATH) as kept:
+        assert (
+            kept.convert("RGB").tobytes() == sample_picture.draw_sample().convert("RGB").tobytes()
+        )

@@ -1,169 +1,151 @@
-// One answer: its text as it comes, thoughts folded away, tool calls, marks on the picture, figures.
+// One answer on the screen: its text as it comes, thoughts folded away, tool calls, marks on the picture, figures.
 
+import { canContinue } from "./conversation.js";
+import { codeBlock } from "./code.js";
 import { copy, count, h, pairs, percent, seconds } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
+import { marked } from "./marked.js";
 import { findRegions } from "./regions.js";
-import { rich } from "./rich.js";
-import { progressBar } from "./serving.js";
 import { asCurl, asPython } from "./snippets.js";
+import { Waiting } from "./waiting.js";
 
-export class Answer {
-  /** `media` are those of the whole request, in order; `coordinates` as the model's facts say. */
-  constructor(body, media, coordinates) {
-    Object.assign(this, { body, media, coordinates });
-    this.text = "";
-    this.thoughts = "";
-    this.calls = [];
-    this.usage = null;
-    this.finish = null;
-    this.started = performance.now();
-    this.first = this.last = null;
-    this.numNews = 0;
-    this.textElement = h("div.text");
+const BUSY_SHARE = 8; // drawing takes at most an eighth of the time
+
+export class AnswerView {
+  /** `media` are those of the whole request, in order; `actions` what a reader can do: see thread.js. */
+  constructor(answer, media, coordinates, actions) {
+    Object.assign(this, { answer, media, coordinates, actions });
+    this.heading = h("h2.hidden", "Answer");
+    this.label = answer.label ? h("p.label", answer.label) : "";
+    this.thinking = null;
+    this.text = h("div.text");
     this.extras = h("div.extras");
-    this.waiting = h("div.waiting");
-    this.wait({ state: "ready" });
-    this.element = h(
-      "article.answer",
-      { "aria-label": "Answer", "aria-busy": "true" },
-      this.waiting,
-      this.textElement,
-      this.extras,
-    );
+    this.element = h("article.answer", { "aria-label": "Answer" }, this.heading, this.label, this.text, this.extras);
+    if (answer.isOpen) this.begin();
+    else this.end();
   }
 
-  /** Says what the answer waits for. `progress` is that of its model while it loads. */
-  wait({ id, state, progress }) {
-    const text = state !== "ready" ? `Waiting for ${id}` : this.media.length ? "Looking" : "Reading";
-    if (this.waiting.textContent !== text || progress)
-      this.waiting.replaceChildren(
-        h("p", h("span.pulse"), text),
-        ...(progress ? [progressBar(progress)] : []),
-      );
+  /** The answer is being written from here on. */
+  begin() {
+    this.element.setAttribute("aria-busy", "true");
+    this.extras.replaceChildren();
+    this.waiting?.end();
+    this.waiting = new Waiting(this.media.length > 0, this.answer.model);
+    this.element.append(this.waiting.element);
+    this.drawNow();
   }
 
-  /** Takes one event of the stream. */
-  take(event) {
-    if (event.usage) this.usage = event.usage;
-    const choice = event.choices[0];
-    if (!choice) return;
-    const { content, reasoning_content: thought, tool_calls: calls } = choice.delta;
-    if (content || thought || calls) {
-      this.last = performance.now();
-      this.first ??= this.last;
-      this.numNews++;
-    }
-    this.text += content ?? "";
-    this.thoughts += thought ?? "";
-    for (const call of calls ?? []) this.takeCall(call);
-    if (choice.finish_reason) this.finish = choice.finish_reason;
-    this.draw();
+  /** Says what the answer waits for. */
+  wait(told) {
+    this.waiting ??= new Waiting(this.media.length > 0, this.answer.model);
+    if (!this.waiting.element.isConnected) this.element.append(this.waiting.element);
+    this.waiting.tell(told);
   }
 
-  takeCall({ index, id, function: { name, arguments: more } }) {
-    const call = (this.calls[index] ??= { id, name, arguments: "", result: null });
-    call.arguments += more ?? "";
-  }
-
-  /** Draws at most once a frame. */
+  /** Something was written. */
   draw() {
-    this.frame ??= requestAnimationFrame(() => {
-      this.frame = null;
-      this.drawNow();
-    });
+    if (this.waiting && (this.answer.text || this.answer.thoughts || this.answer.calls.length)) {
+      this.waiting.end();
+      this.waiting = null;
+    }
+    if (this.isDue) return;
+    this.isDue = true;
+    setTimeout(() => requestAnimationFrame(() => this.isDue && this.drawNow()), this.pause ?? 0);
   }
 
   drawNow() {
-    if (this.first) this.waiting.remove();
-    if (this.thoughts && !this.thinking) this.element.prepend((this.thinking = thoughts()));
-    if (this.thinking) {
-      this.thinking.lastChild.textContent = this.thoughts;
-      this.thinking.firstChild.textContent =
-        this.text || this.calls.length || this.finish ? "Thoughts" : "Thinking…";
+    this.isDue = false;
+    const start = performance.now();
+    const { text, thoughts, calls, finish, isOpen } = this.answer;
+    if (thoughts && !this.thinking) {
+      this.thinking = h("details.thoughts", h("summary"), h("div"));
+      this.text.before(this.thinking);
     }
-    this.textElement.replaceChildren(...rich(this.text));
+    if (this.thinking) {
+      this.thinking.lastChild.textContent = thoughts;
+      this.thinking.firstChild.textContent = text || calls.length || finish || !isOpen ? "Thoughts" : "Thinking…";
+    }
+    if (this.answer.fields.response_format) this.text.replaceChildren(...(text ? [codeBlock(text, "json", !isOpen)] : []));
+    else showMarkdown(this.text, text, !isOpen);
+    this.pause = Math.min((performance.now() - start) * BUSY_SHARE, 1000);
   }
 
-  /** The answer is over: shows all that needs to be whole. `error` if it did not end well. */
-  end({ stopped = false, error = null, retry = null } = {}) {
-    if (this.frame) cancelAnimationFrame(this.frame);
-    this.frame = null;
+  /** The answer is over: shows all that needs to be whole. */
+  end() {
+    const { answer } = this;
+    this.waiting?.end();
+    this.waiting = null;
     this.drawNow();
-    this.waiting.remove();
     this.element.setAttribute("aria-busy", "false");
-    this.extras.append(...this.calls.map((call) => callElement(call)), ...this.figures());
-    if (error) this.extras.append(problem(error, retry));
-    else if (!this.text && !this.calls.length && !stopped)
-      this.extras.append(note("The model answered nothing."));
-    if (stopped) this.extras.append(note("Stopped."));
-    else if (this.finish === "length")
-      this.extras.append(note("Cut off at the longest answer allowed. You can raise it in the options."));
-    if (!error) this.extras.append(this.footer());
+    this.extras.replaceChildren(
+      ...answer.calls.map((call) => callElement(call, this.actions.changed)),
+      ...this.figures(),
+      ...this.notes(),
+      this.footer(),
+    );
   }
 
-  /** What the next request has in its place; null if there is nothing to go on from. */
-  messages() {
-    if (!this.text && !this.calls.length) return null;
-    const answer = { role: "assistant", content: this.text || null };
-    if (this.thoughts) answer.reasoning_content = this.thoughts;
-    if (!this.calls.length) return [answer];
-    answer.tool_calls = this.calls.map(({ id, name, arguments: args }) => ({
-      id,
-      type: "function",
-      function: { name, arguments: args },
-    }));
-    return [
-      answer,
-      ...this.calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result.value })),
-    ];
+  notes() {
+    const { text, calls, stopped, error, finish } = this.answer;
+    if (error) return [this.problem(error)];
+    if (stopped) return [note("Stopped.")];
+    if (finish === "length")
+      return [note("Cut off at the longest answer allowed. Continue it, or raise the limit in the options.")];
+    return text || calls.length ? [] : [note("The model answered nothing.")];
+  }
+
+  problem({ message, code }) {
+    const retry = h("button", { type: "button", class: "link retry", onclick: this.actions.retry }, "Try again");
+    return h("div.error", { role: "alert" }, h("p", message, ADVICE[code] && ` ${ADVICE[code]}`), retry);
   }
 
   /** The picture with what the answer points at, if it does. */
   figures() {
+    const { text, calls, usage } = this.answer;
     const images = this.media.filter(({ kind }) => kind === "image");
     const picture = images.at(-1);
     if (!picture) return [];
-    const seen = this.usage?.images?.at(-1);
-    const texts = [this.text, ...this.calls.map((call) => call.arguments)];
-    const regions = texts.flatMap((text) => findRegions(text, seen, this.coordinates));
+    const seen = usage?.images?.at(-1);
+    const texts = [text, ...calls.map((call) => call.arguments)];
+    const regions = texts.flatMap((one) => findRegions(one, seen, this.coordinates));
     return regions.length ? [marked(picture, regions)] : [];
   }
 
   footer() {
-    const { body, media } = this;
-    const names = media.map(({ name }) => name);
-    const button = (label, text) =>
-      h("button", { class: "link", onclick: (event) => copy(event.currentTarget, text()) }, label);
+    const { answer, actions } = this;
+    const button = (label, act, title) => h("button", { type: "button", class: "link", title, onclick: act }, label);
+    const copied = (label, make) =>
+      button(label, async ({ currentTarget }) => copy(currentTarget, await make()));
+    const names = this.media.map(({ name }) => name);
     return h(
       "footer",
-      body.model !== "default" && h("p.note", body.model),
       pairs("figures", this.measured()),
       h(
         "p.copies",
-        button("Copy", () => this.text),
-        button("Copy as curl", () => asCurl(body, names)),
-        button("Copy as Python", () => asPython(body, names)),
+        canContinue(answer) && button("Continue", actions.goOn, "Go on where it ended"),
+        actions.again && button("Again", actions.again, "Ask for another answer"),
+        actions.choose && button("Go on with this one", actions.choose),
+        answer.text && copied("Copy", () => answer.text),
+        copied("Copy as curl", () => asCurl(actions.body(), names)),
+        copied("Copy as Python", () => asPython(actions.body(), names)),
       ),
     );
   }
 
   measured() {
-    const shown = [];
-    if (this.first)
-      shown.push([
-        "First token",
-        seconds((this.first - this.started) / 1000),
-        "From sending the question to the first token",
-      ]);
-    const { usage } = this;
+    const { answer } = this;
+    const shown = answer.model && answer.model !== "default" && !answer.label ? [["Model", answer.model]] : [];
+    if (answer.first !== null)
+      shown.push(["First token", seconds(answer.first), "From sending the question to the first token"]);
+    const { usage } = answer;
     if (!usage) return shown;
     const tokens = usage.completion_tokens;
-    const elapsed = (this.last - this.first) / 1000;
-    const isSteady = this.numNews > 1 && !this.calls.length; // a call comes when it is complete
-    if (isSteady && elapsed > 0.02)
+    const isSteady = answer.news > 1 && !answer.isPieced && !answer.calls.length; // a call comes when it is complete
+    if (isSteady && answer.spent > 0.02)
       shown.push([
         "Speed",
-        `${count((tokens - 1) / elapsed)} tokens/s`,
-        `${count(tokens)} tokens in ${seconds(elapsed)} after the first`,
+        `${count((tokens - 1) / answer.spent)} tokens/s`,
+        `${count(tokens)} tokens in ${seconds(answer.spent)} after the first`,
       ]);
     const cached = usage.prompt_tokens_details.cached_tokens;
     shown.push([
@@ -182,31 +164,37 @@ export class Answer {
   }
 }
 
+/** What a person can do about an error, where the message does not say it. */
+const ADVICE = {
+  out_of_memory: "Fewer or smaller pictures, or a shorter answer, need less.",
+  queue_timeout: "Other requests took too long. Later it may be quicker.",
+  forbidden: "Ask whoever runs this server.",
+};
+
 /** The sizes of the pictures; of many, those of the first two. */
 function sizes(images) {
   const all = [...new Set(images.map(({ width, height }) => `${width} × ${height}`))];
   return all.slice(0, 2).join(", ") + (all.length > 2 ? ` and ${all.length - 2} more` : "");
 }
 
-const thoughts = () => h("details.thoughts", h("summary", "Thinking…"), h("div"));
 const note = (text) => h("p.note", text);
 
-function problem(error, retry) {
-  const again = retry && h("button", { class: "link retry", onclick: retry }, "Try again");
-  return h("div.error", { role: "alert" }, h("p", error.message), again);
-}
-
 /** A call, and a field for what is told of its result. */
-function callElement(call) {
-  call.result = h("input", {
+function callElement(call, changed) {
+  const result = h("input", {
     placeholder: "Sent with your next question",
     "aria-label": `Result of ${call.name}`,
+    oninput: () => {
+      call.result = result.value;
+      changed();
+    },
   });
+  result.value = call.result;
   return h(
     "div.call",
     h("p", h("span.kind", "Tool call"), h("code", call.name)),
     h("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, h("code", pretty(call.arguments))),
-    h("label", "Result", call.result),
+    h("label", "Result", result),
   );
 }
 
@@ -218,28 +206,4 @@ function pretty(json) {
   } catch {
     return json;
   }
-}
-
-/** The picture, and over it boxes and points: positions are set as properties, which the policy allows. */
-function marked(picture, regions) {
-  const share = (value) => `${100 * value}%`;
-  const marks = regions.map(({ kind, x, y, width, height, label }, index) => {
-    const name = label || (regions.length > 1 ? String(index + 1) : "");
-    const mark = h("span", { class: `mark ${kind}` }, name && h("span", name));
-    Object.assign(mark.style, { left: share(x), top: share(y) });
-    if (kind === "box") Object.assign(mark.style, { width: share(width), height: share(height) });
-    return mark;
-  });
-  const places = regions.map(({ kind, x, y, width, height, label }) => {
-    const at = `${Math.round(100 * (x + width / 2))} % across, ${Math.round(100 * (y + height / 2))} % down`;
-    return `${label || (kind === "box" ? "Box" : "Point")} at ${at}`;
-  });
-  return h(
-    "figure.marked",
-    h("div", h("img", { src: picture.url, alt: `Your picture with marks: ${places.join("; ")}` }), marks),
-    h(
-      "figcaption",
-      places.slice(0, 3).join(" · ") + (places.length > 3 ? ` · and ${places.length - 3} more` : ""),
-    ),
-  );
 }

@@ -28,8 +28,8 @@ export async function ask(path, options = {}) {
 
 export const get = async (path, options) => (await ask(path, options)).json();
 
-async function send(path, { body, method, signal }, key) {
-  const headers = {};
+async function send(path, { body, method, signal, headers: more }, key) {
+  const headers = { ...more };
   if (key) headers.Authorization = `Bearer ${key}`;
   const isFile = body instanceof Blob;
   if (body !== undefined) headers["Content-Type"] = isFile ? body.type : "application/json";
@@ -48,12 +48,12 @@ async function send(path, { body, method, signal }, key) {
 }
 
 async function readError(response) {
-  try {
-    const { error } = await response.json();
-    return new ApiError(response.status, error.message, error.code);
-  } catch {
-    return new ApiError(response.status, `The server answered with status ${response.status}.`, "");
-  }
+  const made = await response
+    .json()
+    .then(({ error }) => new ApiError(response.status, error.message, error.code))
+    .catch(() => new ApiError(response.status, `The server answered with status ${response.status}.`, ""));
+  made.retryAfter = Number(response.headers.get("Retry-After")) || 0;
+  return made;
 }
 
 /** What a person is told who may not see something, or of what went wrong. */
@@ -79,14 +79,18 @@ export async function* jsonLines(response) {
   for await (const line of lines(response)) yield JSON.parse(line);
 }
 
-/** The events of a stream, as objects. Throws ApiError for one that is an error. */
-export async function* events(response) {
+/** The parts of a stream of events as they come: {data, id} for an event, {comment} for a comment. */
+export async function* parts(response) {
+  let data = [];
+  let id = null;
   for await (const line of lines(response)) {
-    if (!line.startsWith("data: ")) continue;
-    if (line === "data: [DONE]") return;
-    const event = JSON.parse(line.slice(6));
-    if (event.error) throw new ApiError(0, event.error.message, event.error.code);
-    yield event;
+    if (line.startsWith(":")) yield { comment: line.slice(1).trim() };
+    else if (line.startsWith("data: ")) data.push(line.slice(6));
+    else if (line.startsWith("id: ")) id = line.slice(4);
+    else if (!line && data.length) {
+      yield { data: data.join("\n"), id };
+      data = [];
+    }
   }
 }
 

@@ -1,77 +1,43 @@
-// The conversation: what is attached and asked, and the answers to it.
+// The composer: what is attached and asked, and the keys.
 
-import { Answer } from "./answer.js";
-import { ask, events, get } from "./api.js";
-import { attachment, isMedia, part } from "./attachments.js";
-import { $, h, icon } from "./dom.js";
-import { offer } from "./serving.js";
+import { attachment, isMedia, preview } from "./attachments.js";
+import { $, count, h, icon } from "./dom.js";
+import { closeOptions, imageLimits, pictureTokens, setModels, startOptions, ways } from "./options.js";
+import { offerSample } from "./sample.js";
+import * as session from "./session.js";
+import { closeHistory, startHistory } from "./sidebar.js";
 
-const CLICK_TOOL = [
-  {
-    type: "function",
-    function: {
-      name: "click",
-      parameters: {
-        type: "object",
-        properties: { x: { type: "integer" }, y: { type: "integer" } },
-        required: ["x", "y"],
-      },
-    },
-  },
-];
+export { setModels };
 
-/** What `/v1/models` says of all models, and of the chosen one. */
-let models = [];
-let model = null;
 let attached = [];
-let turns = [];
-let running = null;
-
-export function setModels(told) {
-  models = told;
-  choose();
-}
-
-function choose() {
-  const name = offer(
-    $("ask-model"),
-    models.map(({ id }) => id),
-  );
-  model = models.find(({ id }) => id === name);
-  const can = model.capabilities;
-  $("think-field").hidden = !can?.includes("thinking");
-  document.body.classList.toggle("blind", can?.includes("vision") === false);
-}
+let recalled = -1;
 
 export function startAsk() {
-  const question = $("question");
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
-    running ? running.abort() : submit();
+    session.isRunning() ? session.stop() : submit();
   });
-  question.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    if (!running) submit();
+  const question = $("question");
+  question.addEventListener("input", () => {
+    recalled = -1;
+    grow();
   });
-  question.addEventListener("input", grow);
+  question.addEventListener("keydown", questionKey);
+  document.addEventListener("keydown", pageKey);
   for (const id of ["choose", "well"]) $(id).addEventListener("click", () => $("files").click());
-  $("photograph").addEventListener("click", () => $("photo").click());
   for (const id of ["files", "photo"])
     $(id).addEventListener("change", ({ target }) => {
       attach([...target.files]);
       target.value = "";
     });
+  $("photograph").addEventListener("click", takePhotograph);
+  $("capture").addEventListener("click", () => capture("screen"));
+  $("capture").hidden = !navigator.mediaDevices?.getDisplayMedia;
   document.addEventListener("paste", (event) => {
     const files = [...event.clipboardData.files].filter(isMedia);
     if (!files.length) return;
     event.preventDefault();
     attach(files);
-  });
-  $("show-options").addEventListener("click", toggleOptions);
-  $("click-tool").addEventListener("click", () => {
-    $("tools").value = JSON.stringify(CLICK_TOOL, null, 1);
-    $("tools").rows = 6;
   });
   $("suggestions").addEventListener("click", ({ target }) => {
     if (target.localName !== "button") return;
@@ -79,10 +45,65 @@ export function startAsk() {
     submit();
   });
   $("new").addEventListener("click", startAnew);
-  $("ask-model").addEventListener("change", choose);
+  for (const name of ["run", "opened", "options"]) addEventListener(name, showAll);
+  addEventListener("written", followEnd);
+  session.onTrouble((text) => ($("trouble").textContent = text));
   takeDrops();
-  showSend();
+  startOptions();
+  startHistory({ startAnew });
+  offerSample((file, text) => attach([file]).then(() => ((question.value = text), submit())));
+  session.reopen().then(showAll);
+  showAll();
 }
+
+function startAnew() {
+  discard();
+  session.startAnew();
+  location.hash = "#ask";
+  $("question").value = "";
+  grow();
+  $("question").focus();
+}
+
+// ---- keys -----------------------------------------------------------------------------------
+
+function questionKey(event) {
+  const box = $("question");
+  if (event.isComposing) return;
+  if (event.key === "Enter" && !event.shiftKey && !event.altKey) {
+    event.preventDefault();
+    if (!session.isRunning()) submit();
+  } else if (["ArrowUp", "ArrowDown"].includes(event.key)) {
+    const asked = session.lastQuestions();
+    const isOwn = recalled >= 0 && box.value === asked[recalled];
+    if (box.value && !isOwn) return;
+    const next = recalled + (event.key === "ArrowUp" ? 1 : -1);
+    if (next >= asked.length || next < -1) return;
+    event.preventDefault();
+    recalled = next;
+    box.value = asked[next] ?? "";
+    grow();
+  }
+}
+
+function pageKey(event) {
+  if (document.querySelector("dialog[open]") || $("question").closest(".view").hidden || event.defaultPrevented) return;
+  const isCommand = event.ctrlKey || event.metaKey;
+  const isField = event.target.closest?.("input, textarea, select");
+  if (event.key === "Escape") {
+    if (closeHistory() || closeOptions()) event.preventDefault();
+    else if (session.isRunning()) session.stop();
+  } else if (event.key === "Enter" && isCommand && event.target !== $("question")) {
+    if (event.target.closest(".edit") || session.isRunning()) return;
+    event.preventDefault();
+    submit();
+  } else if (event.key === "/" && !isField && !isCommand) {
+    event.preventDefault();
+    $("question").focus();
+  }
+}
+
+// ---- what is attached -------------------------------------------------------------------------
 
 function takeDrops() {
   let depth = 0;
@@ -103,17 +124,41 @@ function takeDrops() {
   });
 }
 
+/** A touch screen has a camera's own app; elsewhere the page shows what the camera sees. */
+function takePhotograph() {
+  if (matchMedia("(pointer: coarse)").matches || !navigator.mediaDevices?.getUserMedia) $("photo").click();
+  else capture("camera");
+}
+
+async function capture(kind) {
+  try {
+    const file = await (await import("./capture.js"))[kind]();
+    if (file) await attach([file]);
+  } catch (error) {
+    showAttached([error.message]);
+  }
+}
+
 async function attach(files) {
   const problems = [];
   for (const file of files) {
     try {
-      attached.push(await attachment(file, models.find((one) => one.image_limits)?.image_limits));
+      attached.push(await attachment(file, imageLimits()));
     } catch (error) {
       problems.push(error.message);
     }
   }
+  const most = imageLimits()?.max_images;
+  if (most && attached.filter(({ kind }) => kind === "image").length > most)
+    problems.push(`The server takes at most ${count(most)} pictures with a conversation.`);
   showAttached(problems);
   $("question").focus();
+}
+
+function discard() {
+  for (const { url } of attached) URL.revokeObjectURL(url);
+  attached = [];
+  showAttached();
 }
 
 function showAttached(problems = []) {
@@ -125,172 +170,77 @@ function showAttached(problems = []) {
         showAttached();
         $("question").focus();
       };
-      return h(
-        "li",
-        preview(one),
-        h(
-          "button",
-          { type: "button", class: "remove", "aria-label": `Remove ${one.name}`, onclick: remove },
-          icon("close"),
-        ),
-      );
+      const button = { type: "button", class: "remove", "aria-label": `Remove ${one.name}`, onclick: remove };
+      return h(`li.${one.kind}`, preview(one), one.kind === "document" && pagesField(one), h("button", button, icon("close")));
     }),
     ...problems.map((problem) => h("li.problem", { role: "alert" }, problem)),
   );
-  list.hidden = !list.children.length;
-  for (const id of ["invitation", "well"]) $(id).hidden = Boolean(attached.length);
-  $("stage").hidden = !attached.length;
-  $("stage").replaceChildren(...(turns.length ? [] : attached.map((one) => preview(one))));
-  $("question").placeholder = attached.length ? "Ask about it" : turns.length ? "Ask more" : "Ask a question";
-  showSend();
+  showAll();
 }
 
-const preview = (one, controls = false) =>
-  one.kind === "document"
-    ? h("p.paper", one.name)
-    : one.kind === "video"
-    ? h("video", { src: one.url, muted: true, playsinline: true, controls, "aria-label": one.name })
-    : h("img", { src: one.url, alt: one.name, width: one.width, height: one.height });
+/** Which pages of a document are shown to the model. */
+function pagesField(one) {
+  const field = h("input", {
+    "aria-label": `Pages of ${one.name}`,
+    placeholder: "All pages",
+    title: "Such as 1-3, 7 or 5-",
+    pattern: "\\s*\\d+(\\s*-\\s*\\d*)?(\\s*,\\s*\\d+(\\s*-\\s*\\d*)?)*\\s*",
+    oninput: () => {
+      one.pages = field.validity.valid ? field.value.replace(/\s/g, "") : "";
+      field.setAttribute("aria-invalid", String(!field.validity.valid));
+    },
+  });
+  field.value = one.pages ?? "";
+  return field;
+}
+
+// ---- asking -----------------------------------------------------------------------------------
 
 /** Sends what is attached and asked. */
 function submit() {
   const text = $("question").value.trim();
-  if (!text && !attached.length) return;
-  const options = readOptions();
-  if (!options) return;
-  const turn = { text: text || "What is in this picture?", media: attached, answer: null };
+  if (session.isRunning() || (!text && !attached.length)) return;
+  const invalid = document.querySelector("#attachments [aria-invalid=true]");
+  if (invalid) return invalid.focus();
+  const asked = ways();
+  if (!asked) return;
+  const media = attached;
   attached = [];
+  recalled = -1;
   $("question").value = "";
-  for (const old of document.querySelectorAll(".retry")) old.remove();
-  turns.push(turn);
+  session.submit(text || "What is in this picture?", media, asked);
   grow();
   showAttached();
-  $("welcome").hidden = true;
-  $("new").hidden = false;
-  $("thread").append(questionElement(turn));
-  answer(turn, options);
-}
-
-async function answer(turn, options) {
-  turn.answer = null; // one that failed is no part of the conversation
-  const body = {
-    model: models.length > 1 ? model.id : "default",
-    messages: conversation(options.system),
-    stream: true,
-    stream_options: { include_usage: true },
-    ...options.fields,
-  };
-  const shown = new Answer(
-    body,
-    turns.flatMap(({ media }) => media),
-    model?.coordinates,
-  );
-  turn.answer = shown;
-  $("thread").append(shown.element);
   toEnd(true);
-  running = new AbortController();
-  showSend();
-  if (models.length > 1) showLoad(shown, body.model);
-  const ending = {};
-  try {
-    const response = await ask("v1/chat/completions", { body, signal: running.signal });
-    for await (const event of events(response)) {
-      const isAtEnd = nearEnd();
-      shown.take(event);
-      if (isAtEnd) requestAnimationFrame(() => toEnd());
-    }
-  } catch (error) {
-    ending.stopped = error.name === "AbortError";
-    ending.error = ending.stopped ? null : error;
-    if (ending.error) dispatchEvent(new Event("trouble")); // whoever shows the server's state looks again
-    ending.retry = () => {
-      if (running) return;
-      shown.element.remove();
-      answer(turn, options);
-    };
-  }
-  running = null;
-  const isAtEnd = nearEnd();
-  shown.end(ending);
-  if (isAtEnd) toEnd();
-  showSend();
 }
 
-/** Tells how far the model is while it is loaded for the answer. */
-async function showLoad(shown, name) {
-  const mine = running;
-  for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-    if (shown.first || running !== mine) return;
-    const told = await get("v1/models", { quiet: true }).catch(() => null);
-    const one = told?.data.find(({ id }) => id === name);
-    if (one) shown.wait(one);
-    if (one?.state === "ready") return dispatchEvent(new Event("trouble"));
-  }
-}
-
-/** The messages of all turns. One without an answer is asked along with the next. */
-function conversation(system) {
-  const messages = system ? [{ role: "system", content: system }] : [];
-  for (const { text, media, answer: given } of turns) {
-    messages.push({ role: "user", content: [...media.map(part), { type: "text", text }] });
-    messages.push(...(given?.messages() ?? []));
-  }
-  return messages;
-}
-
-function questionElement({ text, media }) {
-  return h(
-    "article.asked",
-    { "aria-label": "Question" },
-    media.length
-      ? h(
-          "div",
-          { class: media.length > 1 ? "media several" : "media" },
-          media.map((one) => preview(one, true)),
-        )
-      : null,
-    h("p", text),
-  );
-}
-
-/** {system, fields}; null if they can't be sent, which is said. */
-function readOptions() {
-  const fields = {};
-  const number = (id) => ($(id).value === "" ? undefined : Number($(id).value));
-  if (number("max-tokens")) fields.max_tokens = number("max-tokens");
-  if (number("temperature") !== undefined) fields.temperature = number("temperature");
-  if (!$("think-field").hidden) fields.chat_template_kwargs = { enable_thinking: $("think").checked };
-  $("tools-problem").textContent = "";
-  if ($("tools").value.trim()) {
-    try {
-      fields.tools = JSON.parse($("tools").value);
-    } catch (error) {
-      $("tools-problem").textContent = `The tools are not valid JSON: ${error.message}`;
-      toggleOptions(null, true);
-      return null;
-    }
-  }
-  return { system: $("system").value.trim(), fields };
-}
-
-function toggleOptions(_, open = $("options").hidden) {
-  $("options").hidden = !open;
-  $("show-options").setAttribute("aria-expanded", String(open));
+/** Shows what can be done now. */
+function showAll() {
+  const hasTurns = session.numTurns() > 0;
+  $("attachments").hidden = !$("attachments").children.length;
+  $("welcome").hidden = hasTurns;
+  for (const id of ["invitation", "well", "sample"]) $(id).hidden = attached.length > 0;
+  $("stage").hidden = !attached.length;
+  $("stage").replaceChildren(...(hasTurns ? [] : attached.map((one) => preview(one))));
+  $("question").placeholder = attached.length ? "Ask about it" : hasTurns ? "Ask more" : "Ask a question";
+  const tokens = pictureTokens(attached);
+  $("cost").textContent = tokens === null ? "" : `About ${count(tokens)} tokens`;
+  $("new").hidden = !hasTurns;
   showSend();
 }
 
 function showSend() {
   const button = $("send");
-  const label = running ? "Stop" : "Send";
+  const isRunning = session.isRunning();
+  const label = isRunning ? "Stop" : "Send";
   if (button.getAttribute("aria-label") !== label) {
     button.setAttribute("aria-label", label);
-    button.replaceChildren(icon(running ? "stop" : "send"));
+    button.replaceChildren(icon(isRunning ? "stop" : "send"));
   }
-  button.title = label;
+  button.title = isRunning ? "Stop (Esc)" : "Send (Enter)";
   const isEmpty = !$("question").value.trim();
-  $("suggestions").hidden = !attached.length || !isEmpty || Boolean(turns.length) || !$("options").hidden;
-  button.disabled = !running && !attached.length && isEmpty;
+  $("suggestions").hidden = !attached.length || !isEmpty || session.numTurns() > 0 || !$("options").hidden;
+  button.disabled = !isRunning && !attached.length && isEmpty;
 }
 
 function grow() {
@@ -300,21 +250,16 @@ function grow() {
   showSend();
 }
 
-function startAnew() {
-  running?.abort();
-  for (const { media } of turns) for (const { url } of media) URL.revokeObjectURL(url);
-  turns = [];
-  $("thread").replaceChildren();
-  $("welcome").hidden = false;
-  $("new").hidden = true;
-  showAttached();
-  location.hash = "#ask";
-  $("question").focus();
+const page = document.scrollingElement;
+let wasAtEnd = true;
+addEventListener("scroll", () => (wasAtEnd = page.scrollHeight - page.scrollTop - innerHeight < 120), { passive: true });
+
+/** Stays at the end while an answer is written, unless the reader has scrolled away. */
+function followEnd() {
+  if (wasAtEnd) requestAnimationFrame(() => requestAnimationFrame(() => toEnd()));
 }
 
-const page = document.scrollingElement;
-const nearEnd = () => page.scrollHeight - page.scrollTop - innerHeight < 120;
-const toEnd = (smooth = false) => {
+function toEnd(smooth = false) {
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   page.scrollTo({ top: page.scrollHeight, behavior: smooth && !calm ? "smooth" : "auto" });
-};
+}

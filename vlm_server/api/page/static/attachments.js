@@ -1,11 +1,17 @@
-// Pictures, videos and documents on their way to the server: what can't be sent as it is, is made so that it can.
+// Pictures, clips and documents on their way to the server: what can't be sent as it is, is made so that it can.
+
+import { h } from "./dom.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const VIDEOS = ["video/mp4", "video/webm"];
 const DOCUMENTS = ["application/pdf"];
 const MAX_SIDE = 4096;
+const NUM_FRAMES = 6;
+const FRAME_HEIGHT = 120;
 
-/** {name, kind, url to show, dataUrl to send, width, height}. Throws an Error that says what is wrong. */
+export const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map((one) => one.toString(36)).join("");
+
+/** A medium of a conversation, with its `blob` and `url`. Throws an Error that says what is wrong. */
 export async function attachment(file, limits) {
   if (VIDEOS.includes(file.type)) return made(file, file, "video");
   if (DOCUMENTS.includes(file.type)) return made(file, file, "document");
@@ -14,27 +20,21 @@ export async function attachment(file, limits) {
   const size = await sizeOf(file);
   const isLarge =
     limits && (file.size > limits.max_image_bytes || size.width * size.height > limits.max_image_pixels);
-  const sent = IMAGES.includes(file.type) && !isLarge ? file : await drawn(file, size);
-  return { ...(await made(file, sent, "image")), ...size };
+  if (IMAGES.includes(file.type) && !isLarge) return { ...made(file, file, "image"), ...size };
+  const drawn = await redrawn(file, size);
+  return { ...made(file, drawn.blob, "image"), width: drawn.width, height: drawn.height };
 }
 
 export const isMedia = (file) => file.type.startsWith("image/") || [...VIDEOS, ...DOCUMENTS].includes(file.type);
 
-/** The part of a message that stands for it. */
-export function part({ name, kind, dataUrl }) {
-  if (kind === "document") return { type: "file", file: { filename: name, file_data: dataUrl } };
-  return kind === "video"
-    ? { type: "video_url", video_url: { url: dataUrl } }
-    : { type: "image_url", image_url: { url: dataUrl } };
-}
+const made = (file, blob, kind) => ({ id: newId(), name: name(file), kind, type: blob.type, bytes: blob.size, ...withUrl(blob) });
 
-async function made(file, sent, kind) {
-  return { name: name(file), kind, url: URL.createObjectURL(sent), dataUrl: await dataUrl(sent) };
-}
+/** What a medium has while it is shown. */
+export const withUrl = (blob) => ({ blob, url: URL.createObjectURL(blob) });
 
 const name = (file) => file.name || "pasted picture";
 
-function dataUrl(blob) {
+export function dataUrl({ blob }) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
@@ -59,14 +59,60 @@ async function decoded(file) {
 }
 
 /** As PNG or, if it has to be smaller, as JPEG. */
-async function drawn(file, { width, height }) {
+async function redrawn(file, { width, height }) {
   const scale = Math.min(1, MAX_SIDE / Math.max(width, height));
-  const canvas = document.createElement("canvas");
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
   const bitmap = await decoded(file);
-  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  bitmap.close();
   const type = scale < 1 || file.type === "image/jpeg" ? "image/jpeg" : "image/png";
+  const blob = await picture(bitmap, Math.round(width * scale), Math.round(height * scale), type);
+  bitmap.close();
+  return { blob, width: Math.round(width * scale), height: Math.round(height * scale) };
+}
+
+/** What `source` shows, as a file. */
+export function picture(source, width, height, type = "image/png") {
+  const canvas = h("canvas", { width, height });
+  canvas.getContext("2d").drawImage(source, 0, 0, width, height);
   return new Promise((resolve) => canvas.toBlob(resolve, type, 0.92));
+}
+
+/** Fills `strip` with frames of a clip, evenly spaced; it stays as it is if the browser can't show the clip. */
+export async function drawFrames(strip, { url }) {
+  const video = h("video", { src: url, muted: true, preload: "auto", playsinline: true });
+  try {
+    await happened(video, "loadeddata");
+    const seconds = Number.isFinite(video.duration) ? video.duration : 0;
+    const frames = [];
+    for (let index = 0; index < NUM_FRAMES; index++) {
+      const at = (seconds * (index + 0.5)) / NUM_FRAMES;
+      video.currentTime = at;
+      await happened(video, "seeked");
+      const width = Math.round((FRAME_HEIGHT * video.videoWidth) / video.videoHeight);
+      const canvas = h("canvas", { width, height: FRAME_HEIGHT, title: `${at.toFixed(1)} s` });
+      canvas.getContext("2d").drawImage(video, 0, 0, width, FRAME_HEIGHT);
+      frames.push(canvas);
+    }
+    strip.replaceChildren(...frames);
+  } catch {
+    // a format that this browser does not know, and the server may
+  }
+  video.removeAttribute("src");
+  video.load();
+}
+
+function happened(target, event) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Error(`no ${event}`)), 5000);
+    target.addEventListener("error", () => reject(new Error("unreadable")), { once: true });
+    target.addEventListener(event, () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}
+
+/** How a medium is shown in a list: a picture, a strip of frames, or a sheet of paper. */
+export function preview(one) {
+  if (one.kind === "document")
+    return h("div.paper", h("span", one.name), one.pages && h("span.muted", `Pages ${one.pages}`));
+  if (one.kind === "image") return h("img", { src: one.url, alt: one.name, width: one.width, height: one.height });
+  const strip = h("div.frames", { role: "img", "aria-label": `Frames of ${one.name}` }, h("span", one.name));
+  drawFrames(strip, one);
+  return strip;
 }

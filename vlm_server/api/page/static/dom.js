@@ -87,14 +87,34 @@ const digits = (value) => (value >= 100 ? Math.round(value) : +value.toPrecision
 
 /** Copies `text` and says so on `button` for a moment. */
 export async function copy(button, text) {
-  const label = button.textContent;
+  const label = (button.label ??= button.textContent);
+  button.textContent = (await toClipboard(text)) ? "Copied" : "Could not copy";
+  clearTimeout(button.timer);
+  button.timer = setTimeout(() => (button.textContent = label), 1600);
+}
+
+/** Whether `text` is on the clipboard now. Pages at other addresses than localhost have no `clipboard`. */
+async function toClipboard(text) {
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
+    return true;
   } catch {
-    button.textContent = "Could not copy";
+    const box = h("textarea", { class: "hidden", "aria-hidden": "true", tabindex: "-1" }, text);
+    (document.querySelector("dialog[open]") ?? document.body).append(box);
+    const focused = document.activeElement;
+    box.select();
+    const isCopied = document.execCommand("copy");
+    box.remove();
+    focused?.focus();
+    return isCopied;
   }
-  setTimeout(() => (button.textContent = label), 1600);
+}
+
+/** Gives the reader a file. */
+export function save(name, blob) {
+  const url = URL.createObjectURL(blob);
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
 /** A small button, of what `name` names. One that `waits` does nothing, but keeps the focus. */

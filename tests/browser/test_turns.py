@@ -1,0 +1,209 @@
+"""Again, edit, continue, stop; and answers that outlive broken lines and engines."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Open
+from tests.browser.files import ask, wait_until_answered
+from tests.support.daemons import Daemon
+
+LETTERS = "a b c d e f g h i j k l m n o p"
+
+
+@pytest.fixture
+def page(scripted_daemon: Daemon, open_page: Open) -> Any:
+    return open_page(scripted_daemon)
+
+
+def begin(page: Any, question: str) -> Any:
+    """Send a question; return its answer's text once it has begun."""
+    number = page.locator(".answer").count()
+    page.get_by_role("textbox", name="Question", exact=True).fill(question)
+    page.keyboard.press("Enter")
+    text = page.locator(".answer").nth(number).locator(".text")
+    text.locator("p").wait_for()
+    return text
+
+
+def texts(page: Any) -> list[str]:
+    return list(page.locator(".answer .text").all_inner_texts())
+
+
+def test_second_answer_is_asked_for_and_both_stay(page: Any) -> None:
+    answer = ask(page, "say 0 one")
+    answer.get_by_role("button", name="Again").click()
+    page.get_by_text("2 of 2").wait_for()
+    wait_until_answered(page)
+    page.get_by_role("button", name="Answer before").click()
+    page.get_by_text("1 of 2").wait_for()
+    assert texts(page) == ["one"]
+
+
+def test_edited_question_replaces_what_followed(page: Any) -> None:
+    ask(page, "say 0 one")
+    ask(page, "say 0 two")
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_text("The turn after it will be removed.").wait_for()
+    page.get_by_label("Edit the question").fill("say 0 three")
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.keyboard.press("Enter")
+    assert len(request.value.post_data_json["messages"]) == 1
+    page.locator(".answer .figures").wait_for()
+    assert texts(page) == ["three"]
+
+
+def test_escape_leaves_edited_question_as_it_was(page: Any) -> None:
+    ask(page, "say 0 one")
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the question").fill("something else")
+    page.keyboard.press("Escape")
+    assert page.locator(".asked .said").inner_text() == "say 0 one"
+
+
+def test_stopped_answer_is_continued(page: Any) -> None:
+    text = begin(page, f"say 0.1 {LETTERS}")
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").wait_for()
+    begun = text.inner_text()
+    assert begun != LETTERS
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.get_by_role("button", name="Continue").click()
+    assert request.value.post_data_json["continue_final_message"] is True
+    page.locator(".answer .figures", has_text="From cache").wait_for()
+    assert text.inner_text() == LETTERS
+    assert page.get_by_role("button", name="Continue").count() == 0
+
+
+def test_answer_that_was_cut_off_is_continued(page: Any) -> None:
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Longest answer").fill("3")
+    answer = ask(page, f"say 0.01 {LETTERS}")
+    answer.get_by_text("Cut off at the longest answer allowed").wait_for()
+    page.get_by_label("Longest answer").fill("")
+    answer.get_by_role("button", name="Continue").click()
+    answer.get_by_text("Cut off").wait_for(state="detached")
+    page.wait_for_timeout(100)
+    wait_until_answered(page)
+    assert answer.locator(".text").inner_text().startswith("a b c d e f")
+
+
+def test_answer_goes_on_after_engine_dies(scripted_daemon: Daemon, page: Any) -> None:
+    text = begin(page, f"say 0.15 {LETTERS}")
+    os.kill(scripted_daemon.engine_pid(), signal.SIGKILL)
+    page.locator(".answer .waiting", has_text="started again").wait_for()
+    assert text.inner_text(), "what was written stays"
+    page.locator(".answer .figures").wait_for()
+    assert text.inner_text() == LETTERS
+    assert page.get_by_role("alert").count() == 0
+
+
+def test_answer_goes_on_after_page_is_loaded_again(page: Any) -> None:
+    text = begin(page, f"say 0.15 {LETTERS}")
+    page.wait_for_timeout(500)  # until its id is kept
+    with page.expect_request(
+        lambda request: "last-event-id" in request.headers, timeout=10_000
+    ) as resumed:
+        page.reload()
+    assert resumed.value.post_data_json == {}
+    page.locator(".answer .figures").wait_for()
+    assert text.inner_text() == LETTERS
+
+
+def test_answer_goes_on_after_line_breaks(page: Any) -> None:
+    """The line breaks in mid-answer, and for a second nothing can be reached."""
+    page.evaluate(
+        """() => {
+          const real = window.fetch;
+          window.cut = null;
+          window.fetch = async (path, options) => {
+            if (window.cut === "down") throw new TypeError("network");
+            const response = await real(path, options);
+            if (!String(path).includes("chat/completions")) return response;
+            const reader = response.body.getReader();
+            const body = new ReadableStream({
+              async pull(controller) {
+                const {value, done} = await reader.read();
+                if (window.cut === "now") {
+                  window.cut = "down";
+                  setTimeout(() => (window.cut = null), 1000);
+                  reader.cancel();
+                  controller.error(new TypeError("network"));
+                } else if (done) controller.close();
+                else controller.enqueue(value);
+              },
+            });
+            return new Response(body, {status: response.status, headers: response.headers});
+          };
+        }"""
+    )
+    text = begin(page, f"say 0.15 {LETTERS}")
+    page.evaluate("window.cut = 'now'")
+    page.get_by_text(re.compile("The server can.t be reached")).first.wait_for()
+    assert text.inner_text()
+    page.locator(".answer .figures").wait_for()
+    assert text.inner_text() == LETTERS
+
+
+def test_question_waits_while_server_is_full(page: Any) -> None:
+    """A busy server is asked again, after the time that it says."""
+    refused = []
+
+    def refuse(route: Any) -> None:
+        if len(refused) == 2:
+            route.continue_()
+            return
+        refused.append(route.request)
+        error = {"message": "Too many requests.", "code": "queue_full"}
+        route.fulfill(status=429, json={"error": error}, headers={"Retry-After": "1"})
+
+    page.route("**/v1/chat/completions", refuse)
+    page.get_by_role("textbox", name="Question", exact=True).fill("say 0 at last")
+    page.keyboard.press("Enter")
+    page.get_by_text("as many requests as it takes. Trying again in 1 s").wait_for()
+    page.locator(".answer .figures").wait_for()
+    assert texts(page) == ["at last"]
+    assert len(refused) == 2
+
+
+def test_error_has_servers_reason_and_can_be_tried_again(page: Any) -> None:
+    def refuse(route: Any) -> None:
+        error = {"message": "The picture has too many pixels.", "code": "invalid_image"}
+        route.fulfill(status=400, json={"error": error})
+
+    page.route("**/v1/chat/completions", refuse)
+    answer = ask(page, "say 0 after all")
+    alert = answer.get_by_role("alert")
+    assert "The picture has too many pixels." in alert.inner_text()
+    page.unroute("**/v1/chat/completions")
+    alert.get_by_role("button", name="Try again").click()
+    page.locator(".answer .figures", has_text="From cache").wait_for()
+    assert texts(page) == ["after all"]
+
+
+def test_keys_send_recall_and_find_question(page: Any) -> None:
+    ask(page, "say 0 one")
+    ask(page, "say 0 two")
+    question = page.get_by_role("textbox", name="Question", exact=True)
+    page.keyboard.press("ArrowUp")
+    assert question.input_value() == "say 0 two"
+    page.keyboard.press("ArrowUp")
+    assert question.input_value() == "say 0 one"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert question.input_value() == ""
+    page.get_by_role("button", name="Options").focus()
+    page.keyboard.press("/")
+    assert question.evaluate("box => document.activeElement === box")
+    question.fill("say 0 three")
+    page.get_by_role("button", name="Options").focus()
+    page.keyboard.press("Control+Enter")
+    page.locator(".answer").nth(2).wait_for()
+    question.fill("line")
+    page.keyboard.press("Shift+Enter")
+    assert question.input_value() == "line\n"

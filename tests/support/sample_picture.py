@@ -1,0 +1,34 @@
+"""The sample picture of the page: `.venv/bin/python -m tests.support.sample_picture` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tests.support.images import canvas, draw_shape
+
+PATH = Path(__file__).parents[2] / "vlm_server/api/page/static/sample.png"
+SIZE = (640, 400)
+SHAPES = (
+    ("star", "purple", (130, 200), 90),
+    ("circle", "red", (320, 110), 70),
+    ("square", "blue", (510, 110), 66),
+    ("square", "blue", (510, 295), 66),
+)
+"""Shape, colour, middle and radius of each, in pixels."""
+_FINER = 4
+
+
+def draw_sample() -> Any:
+    """The picture, with smooth edges."""
+    width, height = SIZE
+    image = canvas((width * _FINER, height * _FINER))
+    for shape, color, (x, y), radius in SHAPES:
+        draw_shape(image, shape, color, (x * _FINER, y * _FINER), radius * _FINER)
+    return image.resize(SIZE, Image.Resampling.LANCZOS).quantize(64, dither=Image.Dither.NONE)
+
+
+if __name__ == "__main__":
+    draw_sample().save(PATH, optimize=True)
