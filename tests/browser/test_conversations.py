@@ -60,7 +60,7 @@ def test_conversation_with_picture_is_there_after_reload(page: Any) -> None:
     assert answered["content"] == "a blue square"
 
 
-def test_other_tab_begins_empty_and_opens_kept_conversation(page: Any) -> None:
+def test_new_tab_begins_empty_and_opens_kept_conversation(page: Any) -> None:
     attach(page, "drop", SQUARE)
     ask(page, "say 0 kept text")
     page.locator("#history-list .name").wait_for()

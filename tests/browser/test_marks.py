@@ -31,7 +31,7 @@ def answered(daemon: Daemon, open_page: Open, device: str = "desktop") -> Any:
 
 
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_numbered_marks_stand_beside_what_they_mark(
+def test_numbered_marks_have_legend_with_pixels(
     scripted_daemon: Daemon, open_page: Open, device: str
 ) -> None:
     page = answered(scripted_daemon, open_page, device)

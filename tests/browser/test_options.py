@@ -104,9 +104,7 @@ def test_answer_follows_schema(daemon: Daemon, open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("detail", ["", "low"])
-def test_cost_of_pictures_is_what_server_counts(
-    daemon: Daemon, open_page: Open, detail: str
-) -> None:
+def test_cost_of_pictures_equals_server_count(daemon: Daemon, open_page: Open, detail: str) -> None:
     page = open_options(open_page(daemon))
     page.get_by_label("Size of pictures").select_option(detail)
     attach(page, "drop", SQUARE, SQUARE)

@@ -45,7 +45,7 @@ def test_second_answer_is_asked_for_and_both_stay(page: Any) -> None:
     assert texts(page) == ["one"]
 
 
-def test_edited_question_replaces_what_followed(page: Any) -> None:
+def test_edited_question_replaces_later_turns(page: Any) -> None:
     ask(page, "say 0 one")
     ask(page, "say 0 two")
     page.get_by_role("button", name="Edit").first.click()
@@ -150,7 +150,7 @@ def test_answer_goes_on_after_line_breaks(page: Any) -> None:
     assert text.inner_text() == LETTERS
 
 
-def test_question_waits_while_server_is_full(page: Any) -> None:
+def test_question_waits_for_full_server(page: Any) -> None:
     """A busy server is asked again, after the time that it says."""
     refused = []
 

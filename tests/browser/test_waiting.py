@@ -69,7 +69,7 @@ def test_page_tells_place_in_queue_and_seconds(scripted_daemon: Daemon, open_pag
         ),
     ],
 )
-def test_page_says_what_engine_does(
+def test_page_says_state_of_request(
     scripted_daemon: Daemon, open_page: Open, told: dict[str, Any], line: str, measure: str
 ) -> None:
     wait = {"ahead": 0, "done": 0, "total": 0, "seconds": 1} | told

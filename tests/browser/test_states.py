@@ -1,0 +1,143 @@
+"""Every state of a conversation, in light and dark, on desktops and phones: accessible, and fits.
+
+The photographs lie in pytest's folder of the test, or where `PHOTOGRAPHS` says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import VIEWPORTS, Open
+from tests.browser.files import ask, attach
+from tests.browser.test_ask import SQUARE
+from tests.browser.test_inputs import CLIP, report
+from tests.browser.test_markdown import TEXT
+from tests.browser.test_marks import BOXES, picture
+from tests.browser.test_views import accessibility_problems, check_that_it_fits
+from tests.support.daemons import Daemon
+
+TWO = (picture(), "two.png", "image/png")
+
+
+def begin(page: Any, question: str) -> None:
+    page.get_by_role("textbox", name="Question", exact=True).fill(question)
+    page.keyboard.press("Enter")
+
+
+def empty(page: Any) -> None:
+    page.locator("#composer").wait_for()
+
+
+def attached(page: Any) -> None:
+    attach(page, "drop", SQUARE, CLIP, report("CUP"))
+    page.locator("#attachments .frames canvas").nth(5).wait_for()
+
+
+def waiting(page: Any) -> None:
+    begin(page, "wait")
+    page.get_by_text("Waiting for its turn").wait_for()
+
+
+def written(page: Any) -> None:
+    ask(page, f"say 0 {TEXT}")
+    page.locator(".text math").nth(2).wait_for()
+
+
+def stopped(page: Any) -> None:
+    begin(page, "say 0.2 one two three four five six seven eight")
+    page.locator(".answer .text p").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").wait_for()
+
+
+def failed(page: Any) -> None:
+    error = {"message": "The picture has 400,000,000 pixels; 100,000,000 are allowed.", "code": "x"}
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": error})
+    )
+    ask(page, "What is in it?")
+
+
+def edited(page: Any) -> None:
+    ask(page, "say 0 one")
+    ask(page, "say 0 two")
+    page.get_by_role("button", name="Edit").first.click()
+
+
+def versions(page: Any) -> None:
+    ask(page, "say 0 one").get_by_role("button", name="Again").click()
+    page.get_by_text("2 of 2").wait_for()
+    page.locator(".answer .figures", has_text="From cache").wait_for()
+
+
+def marked(page: Any) -> None:
+    attach(page, "drop", TWO)
+    ask(page, f"say 0 {BOXES}")
+
+
+def enlarged(page: Any) -> None:
+    marked(page)
+    page.get_by_role("button", name="Enlarge the picture").click()
+
+
+def wrong_options(page: Any) -> None:
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Temperature").fill("9")
+    page.get_by_label("Answer as JSON").fill('{"type": "objekt"}')
+
+
+def compared(page: Any) -> None:
+    attach(page, "drop", SQUARE)
+    page.get_by_role("button", name="Compare two answers").click()
+    ask(page, "say 0 A **blue** square.")
+
+
+def history(page: Any) -> None:
+    for word in ("apples", "pears"):
+        if page.get_by_role("button", name="New", exact=True).is_visible():
+            page.get_by_role("button", name="New", exact=True).click()
+        ask(page, f"say 0 {word}")
+    if page.locator("#history").is_hidden():
+        page.get_by_role("button", name="Conversations", exact=True).click()
+    page.get_by_label("More about say 0 pears").click()
+
+
+def camera(page: Any) -> None:
+    page.evaluate("import('/page/capture.js').then(({camera}) => void camera())")
+    page.get_by_role("button", name="Take picture").wait_for()
+
+
+STATES: dict[str, Callable[[Any], None]] = {
+    state.__name__: state
+    for state in (
+        *(empty, attached, waiting, written, stopped, failed, edited, versions, marked, enlarged),
+        *(wrong_options, compared, history, camera),
+    )
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", list(VIEWPORTS))
+def test_every_state_is_accessible_and_fits(
+    scripted_daemon: Daemon,
+    open_page: Open,
+    tmp_path: Path,
+    state: str,
+    scheme: str,
+    device: str,
+) -> None:
+    page = open_page(scripted_daemon, device=device, scheme=scheme)
+    STATES[state](page)
+    folder = Path(os.environ.get("PHOTOGRAPHS", tmp_path))
+    page.screenshot(path=folder / f"{state}-{scheme}-{device}.png")
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+    page.set_viewport_size({"width": 320, "height": 640})
+    check_that_it_fits(page)
