@@ -1,4 +1,4 @@
-"""The sample picture of the page: `.venv/bin/python -m tests.support.sample_picture` writes it."""
+"""The sample picture of the page and of README: this module writes both files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from PIL import Image
 
 from tests.support.images import canvas, draw_shape
 
-PATH = Path(__file__).parents[2] / "vlm_server/api/page/static/sample.png"
+_ROOT = Path(__file__).parents[2]
+PATHS = (_ROOT / "vlm_server/api/page/static/sample.png", _ROOT / "docs/images/sample.png")
 SIZE = (640, 400)
 SHAPES = (
     ("star", "purple", (130, 200), 90),
@@ -31,4 +32,5 @@ def draw_sample() -> Any:
 
 
 if __name__ == "__main__":
-    draw_sample().save(PATH, optimize=True)
+    for path in PATHS:
+        draw_sample().save(path, optimize=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import httpx
@@ -47,9 +48,28 @@ async def test_silent_stream_tells_progress_of_its_own_request(
     shown = await streamed(connect(), engine, PROGRESS, "/v1/chat/completions")
     comments = [line for line in shown.splitlines() if line.startswith(": ")]
     told = [json.loads(comment.removeprefix(": progress ")) for comment in comments]
-    assert {"state": "prefill", "done": 512, "total": 2048} in told
+    assert {"state": "prefill", "done": 512, "total": 2048, "ahead": 0} in told
     assert all(one.get("state") in ("sent", "prefill") for one in told)
     assert shown.endswith("data: [DONE]\n\n")
+
+
+async def test_silent_stream_tells_number_of_earlier_requests(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect()
+    engine.script = (wait := asyncio.Event(), text("Hello"), ended(), finished())
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    asking = []
+    for _ in range(3):
+        engine.waiting.clear()
+        post = client.post("/v1/chat/completions", json=body, headers=PROGRESS)
+        asking.append(asyncio.create_task(post))
+        await asyncio.wait_for(engine.waiting.wait(), 5)
+    await asyncio.sleep(0.2)
+    wait.set()
+    answers = await asyncio.gather(*asking)
+    ahead = [re.search(r'"ahead":(\d)', answer.text) for answer in answers]
+    assert [match and match[1] for match in ahead] == ["0", "1", "2"]
 
 
 async def test_silent_stream_tells_stage_of_loading(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import httpx
 import pytest
@@ -145,8 +146,8 @@ def test_every_vendored_file_has_its_licence() -> None:
         assert (name.split("/")[0] + "/" if "/" in name else name) in licences, name
 
 
-def test_sample_picture_is_drawn_by_project() -> None:
-    with Image.open(sample_picture.PATH) as kept:
-        assert (
-            kept.convert("RGB").tobytes() == sample_picture.draw_sample().convert("RGB").tobytes()
-        )
+@pytest.mark.parametrize("path", sample_picture.PATHS, ids=lambda path: path.parent.name)
+def test_sample_picture_is_drawn_by_project(path: Path) -> None:
+    drawn = sample_picture.draw_sample().convert("RGB")
+    with Image.open(path) as kept:
+        assert kept.convert("RGB").tobytes() == drawn.tobytes()
