@@ -2,7 +2,8 @@
 
 Parsing large bodies (JSON, base64, hashes, image headers) is work on hostile bytes that holds the
 GIL, so none of it is done in the front. A process is killed when its client leaves, and when it
-takes too long. Text never waits for media; media wait for at most one large body.
+takes too long. Text never waits for media; media wait for at most one large body, and API keys
+take turns.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
+from vlm_server.api.fair_turns import FairTurns
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.parsed_request import (
     Context,
@@ -55,8 +57,8 @@ class BodyParser:
     def __init__(self, pool: ChildPool, limits: Limits) -> None:
         self._pool = pool
         self._seconds = limits.parsing_timeout_seconds
-        self._turns = asyncio.Semaphore(limits.max_parsing_processes)
-        self._large_turns = asyncio.Semaphore(max(1, limits.max_parsing_processes - 1))
+        self._turns = FairTurns(limits.max_parsing_processes)
+        self._large_turns = FairTurns(max(1, limits.max_parsing_processes - 1))
         self._text_threads = anyio.CapacityLimiter(_TEXT_THREADS)
         self._waiting_threads = anyio.CapacityLimiter(limits.max_parsing_processes)
 
@@ -73,7 +75,8 @@ class BodyParser:
             if outcome is not None:
                 return encode_request(outcome)
         is_large = len(body) + context.num_bytes > LARGE_BYTES
-        async with self._large_turns if is_large else contextlib.nullcontext(), self._turns:
+        large_turn = self._large_turns.turn(context.owner) if is_large else contextlib.nullcontext()
+        async with large_turn, self._turns.turn(context.owner):
             return await self._in_process(ParsingJob(dialect, context), body)
 
     async def _in_process(self, job: ParsingJob, body: bytearray) -> EncodedRequest:

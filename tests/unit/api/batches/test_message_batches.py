@@ -195,6 +195,14 @@ async def test_wrong_requests_are_refused_at_once(
     assert (await daemon.client.get("/v1/files")).json()["data"] == []
 
 
+async def test_refused_batch_leaves_no_file(start: Start, engine: ScriptedEngine) -> None:
+    daemon = start(structs.replace(FAST, max_batches=1))
+    engine.script = (asyncio.Event(),)
+    answers = [await daemon.client.post(PATH, json={"requests": [request("a")]}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert len((await daemon.client.get("/v1/files")).json()["data"]) == 1
+
+
 async def test_body_that_is_no_json_is_refused(start: Start) -> None:
     daemon = start()
     headers = {"Content-Type": "application/json"}

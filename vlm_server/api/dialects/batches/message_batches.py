@@ -22,13 +22,13 @@ from vlm_server.api.batches.lane import Lane
 from vlm_server.api.batches.split_process import SplitLines
 from vlm_server.api.dialects.batches import message_render
 from vlm_server.api.dialects.batches.endpoints import Batches, limit_of, owner_of
+from vlm_server.api.fair_turns import FairTurns
 from vlm_server.api.files import stored_file
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.files.stored_file import StoredFile
 from vlm_server.api.http import body
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.connection.exchange import wait_until_read
-from vlm_server.api.http.fair_turns import FairTurns
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.parsing.media.external import SentError
 from vlm_server.errors import (
@@ -83,7 +83,11 @@ class MessageBatches(Batches):
             save = partial(_save, shared.files, owner, lines.data, f"{batch_id}_input.jsonl")
             file = await anyio.to_thread.run_sync(save)
         batch = _batch(batch_id, file, lines.number)
-        await self._add(store, batch)
+        try:
+            await self._add(store, batch)
+        except RequestError:
+            await anyio.to_thread.run_sync(shared.files.delete, file)
+            raise
         self._store(request)  # tells the lane
         return self._json(batch)
 

@@ -11,10 +11,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from vlm_server.api.fair_turns import FairTurns
 from vlm_server.api.http.documents import messages, page_ranges
 from vlm_server.api.http.documents.messages import DrawJob, Drawn, PageSize
 from vlm_server.api.http.documents.page_cache import PageCache
-from vlm_server.api.http.fair_turns import FairTurns
 from vlm_server.api.parsing.media.documents import Detail, Document, PageImage, Pages
 from vlm_server.api.parsing.media.external import SentError
 from vlm_server.errors import (

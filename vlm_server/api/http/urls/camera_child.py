@@ -36,13 +36,13 @@ async def follow(job: CameraJob, fetcher: Fetcher) -> None:
         _write(_line(CameraHead("", f"did not answer within {job.seconds:g} seconds")))
 
 
-def main(job_json: str, fetcher: Fetcher | None = None) -> None:
-    """Follow the camera of `job_json`. `fetcher` is for tests."""
+def main(fetcher: Fetcher | None = None) -> None:
+    """Follow the camera of the job in the first line of the input. `fetcher` is for tests."""
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     be_killed_first()
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CameraJob)
     threading.Thread(target=_end_with_front, daemon=True).start()
-    job = msgspec.json.decode(job_json, type=CameraJob)
     asyncio.run(follow(job, fetcher or Fetcher(job.hosts, context=default_context())))
 
 
@@ -64,4 +64,4 @@ def _write(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

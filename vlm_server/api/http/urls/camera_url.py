@@ -54,10 +54,13 @@ class CameraUrls:
         """
         self.check()
         job = CameraJob(url, self._urls.https_hosts, self._urls.timeout_seconds)
-        words = launch.command(self._module, msgspec.json.encode(job).decode(), *self._arguments)
+        words = launch.command(self._module, *self._arguments)
         async with launch.run_process(words, launch.environment()) as process:
+            assert process.stdin is not None
             output = process.stdout
             assert output is not None
+            # No argument, which is short, and which every user of the machine can read.
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
             try:
                 async with asyncio.timeout(job.seconds + _GRACE_SECONDS):
                     line = await output.readline()

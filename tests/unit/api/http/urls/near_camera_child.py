@@ -1,6 +1,6 @@
 """The process that follows cameras, with 127.0.0.1 as the internet.
 
-Arguments: its job, the port of all URLs, and the file of a trusted certificate."""
+Arguments: the port of all URLs, and the file of a trusted certificate."""
 
 import ssl
 import sys
@@ -11,6 +11,6 @@ from vlm_server.api.http.urls.camera_child import main
 from vlm_server.api.http.urls.fetch import Fetcher
 
 if __name__ == "__main__":
-    job, port, certificate = sys.argv[1:]
+    port, certificate = sys.argv[1:]
     context = ssl.create_default_context(cadata=Path(certificate).read_text())
-    main(job, Fetcher(("*",), int(port), Resolver(), is_ours, context))
+    main(Fetcher(("*",), int(port), Resolver(), is_ours, context))

@@ -7,6 +7,7 @@ from functools import partial
 import anyio.to_thread
 import msgspec
 
+from vlm_server.api.fair_turns import FairTurns
 from vlm_server.api.parsing.media.external import SentError
 from vlm_server.api.parsing.media.frame import FrameFacts
 from vlm_server.errors import EngineUnavailable, InvalidImage, RequestError
@@ -26,24 +27,26 @@ class FrameReader:
     def __init__(self, settings: Settings) -> None:
         limits = settings.limits
         self._seconds = limits.parsing_timeout_seconds
-        self._turns = anyio.CapacityLimiter(limits.max_parsing_processes)
+        self._threads = anyio.CapacityLimiter(limits.max_parsing_processes)
+        self._turns = FairTurns(limits.max_parsing_processes)
         memory_bytes = settings.image.max_decode_memory_bytes
         arguments = str(memory_bytes), str(self._seconds), str(limits.max_image_pixels)
         self._pool = ChildPool(
             _MODULE, limits.max_parsing_processes, *arguments, memory_bytes=memory_bytes
         )
 
-    async def read(self, data: bytes | bytearray) -> FrameFacts:
-        """The facts of the frame in `data`. Cancelling kills the process.
+    async def read(self, data: bytes | bytearray, owner: str) -> FrameFacts:
+        """The facts of the frame of `owner` in `data`. Cancelling kills the process.
 
         Raises InvalidImage, or EngineUnavailable if the machine is short of processes.
         """
         cancellation = Cancellation()
         run = partial(self._pool.run, data, self._seconds, cancellation)
         try:
-            answer = await anyio.to_thread.run_sync(
-                run, abandon_on_cancel=True, limiter=self._turns
-            )
+            async with self._turns.turn(owner):
+                answer = await anyio.to_thread.run_sync(
+                    run, abandon_on_cancel=True, limiter=self._threads
+                )
         except ChildNotStarted:
             raise EngineUnavailable("The server is short of processes; try again later.") from None
         except (ChildTimeout, ChildFailed):

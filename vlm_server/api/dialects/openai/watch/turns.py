@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from vlm_server.api.http.fair_turns import FairTurns
+from vlm_server.api.fair_turns import FairTurns
 
 _LOOK_SECONDS = 0.02
 

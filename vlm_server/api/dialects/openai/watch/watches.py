@@ -82,13 +82,23 @@ class Watches:
             if count >= limit:
                 raise QueueFull(f"{count} of {limit} watches are open (watch.{name}).")
 
+    def _check_cameras(self, owner: str) -> None:
+        """Raises QueueFull if no camera more may be followed: a key has at most half of them."""
+        limit = self.settings.max_cameras
+        owners = [watch.owner for watch in self._by_id.values() if watch.plan.url]
+        own_limit = (limit + 1) // 2 if self._shared.server.needs_key else limit
+        if len(owners) >= limit or owners.count(owner) >= own_limit:
+            raise QueueFull(
+                f"{len(owners)} cameras are being watched, {owners.count(owner)} of this key, of "
+                f"which there may be {limit} and {own_limit} (watch.max_cameras)."
+            )
+
     @contextmanager
     def opened(self, owner: str, plan: WatchPlan) -> Iterator[Watch]:
         """A watch, for the `with` block. Raises QueueFull."""
         self.check_room(owner)
-        num_cameras = sum(bool(watch.plan.url) for watch in self._by_id.values())
-        if plan.url and num_cameras >= self.settings.max_cameras:
-            raise QueueFull(f"{num_cameras} cameras are being watched (watch.max_cameras).")
+        if plan.url:
+            self._check_cameras(owner)
         watch = Watch(owner, plan, self._turns, self.settings)
         self._by_id[watch.id] = watch
         try:
@@ -136,7 +146,7 @@ class Watches:
         try:
             self._check_bytes(watch, len(data))
             with self._shared.queue_slots.hold(client, len(data)):
-                facts = await self._reader.read(data)
+                facts = await self._reader.read(data, watch.owner)
         except (RequestError, asyncio.CancelledError):
             counts.failed += 1
             raise

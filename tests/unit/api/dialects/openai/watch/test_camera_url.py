@@ -16,13 +16,13 @@ import pytest
 from tests.support.child_pids import children_of
 from tests.support.watching import plain, watching
 from tests.unit.api.conftest import listening
-from tests.unit.api.dialects.openai.watch.test_watch import client_of, says, until
+from tests.unit.api.dialects.openai.watch.test_watch import KEYS, client_of, says, until
 from tests.unit.api.http.urls.test_fetch import NAMES
 from tests.unit.api.http.urls.tls_server import Serve, TlsServer, page, redirect, tls_server
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai.watch import watches
 from vlm_server.api.http.urls.camera_url import CameraUrls
-from vlm_server.settings import Settings, Urls, WatchSettings
+from vlm_server.settings import Server, Settings, Urls, WatchSettings
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=cam\r\n"
@@ -54,7 +54,11 @@ async def camera(tmp_path: Path) -> AsyncIterator[TlsServer]:
 
 @asynccontextmanager
 async def serving(
-    camera: TlsServer, monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...] = ("*",)
+    camera: TlsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: tuple[str, ...] = ("*",),
+    max_cameras: int = 1,
+    keys: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedEngine]]:
     """A server whose cameras are at loopback, and its engine."""
     engine = ScriptedEngine(*says("x"))
@@ -62,9 +66,12 @@ async def serving(
     make: Callable[[Urls], CameraUrls] = lambda urls: CameraUrls(urls, *child)  # noqa: E731
     monkeypatch.setattr(watches, "CameraUrls", make)
     settings = Settings(
-        urls=Urls(https_hosts=hosts, timeout_seconds=3), watch=WatchSettings(max_cameras=1)
+        urls=Urls(https_hosts=hosts, timeout_seconds=3),
+        watch=WatchSettings(max_cameras=max_cameras),
+        server=Server(api_keys=keys),
     )
-    async with listening(engine, settings) as port, client_of(port) as client:
+    key = keys[0] if keys else ""
+    async with listening(engine, settings) as port, client_of(port, key) as client:
         yield client, engine
 
 
@@ -129,6 +136,8 @@ async def test_urls_that_may_not_or_can_not_be_followed_are_refused(
             (body_of(camera, "/silent")["url"], "3 seconds"),
             (f"http://pictures.example:{camera.port}/live", "plain `https:`"),
             ("file:///etc/passwd", "plain `https:`"),
+            ("https://pictures.example/\0", "The camera at `url`"),
+            ("https://pictures.example:1/" + "x" * 200_000, "The camera at `url`"),
             (f"https://unknown.example:{camera.port}/", "without a public address"),
         ):
             answer = await client.post("/v1/watch", json={"question": "?", "url": url})
@@ -139,3 +148,18 @@ async def test_urls_that_may_not_or_can_not_be_followed_are_refused(
     async with serving(camera, monkeypatch, hosts=()) as (client, _):
         answer = await client.post("/v1/watch", json=body_of(camera))
         assert "urls.https_hosts" in answer.json()["error"]["message"]
+
+
+async def test_key_follows_at_most_half_of_cameras(
+    camera: TlsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    camera.pages["/live"] = shows(plain("red"), ends=False)
+    async with serving(camera, monkeypatch, max_cameras=2, keys=KEYS) as (client, _):
+        other = {"Authorization": f"Bearer {KEYS[1]}"}
+        async with watching(client, **body_of(camera)):
+            answer = await client.post("/v1/watch", json=body_of(camera))
+            assert (answer.status_code, "watch.max_cameras" in answer.text) == (429, True)
+            async with client.stream(
+                "POST", "/v1/watch", json=body_of(camera), headers=other
+            ) as stream:
+                assert stream.status_code == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from vlm_server.api.http.fair_turns import FairOrder, FairTurns
+from vlm_server.api.fair_turns import FairOrder, FairTurns
 
 
 def served(order: FairOrder, owners: str, times: int) -> str:
