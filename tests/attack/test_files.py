@@ -233,7 +233,7 @@ def test_hostile_forms_delay_no_health_check(daemon: Daemon) -> None:
     def send(kind: str) -> Counter[int]:
         statuses: Counter[int] = Counter()
         with client_of(daemon, GREEDY) as client:
-            for _ in range(12):
+            for _ in range(40):
                 headers = {"content-type": FORM}
                 answer = client.post("/v1/files", content=FORMS[kind], headers=headers)
                 statuses[answer.status_code] += 1

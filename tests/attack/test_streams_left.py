@@ -81,10 +81,10 @@ def request(body: dict[str, Any], key: str, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
 
 
-async def abandon(daemon: Daemon, key: str) -> int:
+async def abandon(daemon: Daemon, key: str, **fields: Any) -> int:
     """Begin a long resumable stream, and leave it; returns its status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
-    body = chat(stream=True, max_tokens=LONG)
+    body = chat(stream=True, max_tokens=LONG, **fields)
     writer.write(request(body, key, "X-VLM-Resumable: true"))
     head = await reader.read(400)
     writer.transport.abort()
@@ -103,9 +103,17 @@ def until_empty(daemon: Daemon) -> None:
     wait_until(is_empty, 30, daemon.log)
 
 
-@pytest.mark.parametrize("num_streams", [300, pytest.param(3000, marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    ("num_streams", "fields"),
+    [
+        (300, {}),
+        pytest.param(300, {"logprobs": True, "top_logprobs": 20}, marks=pytest.mark.whole),
+        pytest.param(3000, {}, marks=pytest.mark.whole),
+    ],
+    ids=["some", "heavy", "many"],
+)
 def test_abandoned_streams_leave_slots_memory_and_answers_to_others(
-    daemon: Daemon, num_streams: int
+    daemon: Daemon, num_streams: int, fields: dict[str, Any]
 ) -> None:
     before_bytes, sizes, times = footprint_bytes(daemon.process.pid), [0.0], list[float]()
     statuses = Counter[int]()
@@ -116,7 +124,7 @@ def test_abandoned_streams_leave_slots_memory_and_answers_to_others(
 
             async def one() -> None:
                 async with left:
-                    statuses[await abandon(daemon, ADMIN_KEY)] += 1
+                    statuses[await abandon(daemon, ADMIN_KEY, **fields)] += 1
 
             async def watch() -> None:
                 while True:
