@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vlm_server.interfaces import DraftCounts
 from vlm_server.runner.decode import speculation
+from vlm_server.runner.decode.drafts import Drafter
 from vlm_server.runner.decode.speculation import (
     Speculation,
     StepTimes,
@@ -221,3 +227,50 @@ def test_head_without_widths_never_drafts(new_head: NewHead):
     head, model = new_head(1.0, 0.0), Speculation(has_head=True)
     assert run_steps(head, model, 0.0, 10) == (0, 0)
     assert head.num_drafted == 0
+
+
+# ---- text that repeats little --------------------------------------------------------------
+
+PAGES = Path(__file__).parents[4] / "docs" / "decisions"
+ANSWER_TOKENS, PROMPT_TOKENS = 300, 200
+
+
+def prose() -> Iterator[tuple[list[int], list[int]]]:
+    """Prompts, and the answers that continue them: the words of our decisions."""
+    text = " ".join(path.read_text(encoding="utf-8") for path in sorted(PAGES.glob("00*.md")))
+    tokens = [zlib.crc32(word.encode()) % 50_000 for word in re.findall(r"\w+|[^\w\s]", text)]
+    for start in range(0, 40 * ANSWER_TOKENS, ANSWER_TOKENS):
+        answer = tokens[start + PROMPT_TOKENS : start + PROMPT_TOKENS + ANSWER_TOKENS]
+        yield tokens[start : start + PROMPT_TOKENS], answer
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.3, 0.6, 1.0, 2.0])
+def test_drafts_of_prose_cost_less_than_one_percent(slope: float):
+    """Each further token of a wide step takes `slope` plain steps, which is learned on the way."""
+    model, seconds, num_tokens = Speculation(WIDTHS), 0.0, 0
+    for prompt, answer in prose():
+        drafter = Drafter(np.array(prompt, dtype=np.int32))
+        done = 0
+        while done < len(answer):
+            left = len(answer) - done
+            seq: Any = SimpleNamespace(
+                sampler=SimpleNamespace(matcher=None),
+                newest_token_followed=True,
+                drafter=drafter,
+                num_useful_drafts=lambda most, left=left: min(most, left - 1),
+            )
+            choice = model.drafts([seq], frozenset()) if model.can_gain([seq]) else None
+            drafts = [] if choice is None else choice.token_ids[0]
+            rights = takewhile(
+                lambda pair: pair[0] == pair[1], zip(drafts, answer[done:], strict=False)
+            )
+            new = answer[done : done + 1 + len(list(rights))]
+            width = 1 if choice is None else choice.width
+            seconds += (step := 1 + slope * (width - 1))
+            model._times.record(1, width, step)
+            for token_id in new:
+                drafter.append(token_id)
+            done += len(new)
+        num_tokens += len(answer)
+    assert num_tokens == 40 * ANSWER_TOKENS
+    assert seconds < 1.01 * num_tokens
