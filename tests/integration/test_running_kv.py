@@ -91,7 +91,7 @@ def test_packed_kv_changes_answers_slightly(alone: EngineHarness, served: Served
     run_all(exact, 0)
     firsts = [(logprobs(alone, name)[0], logprobs(exact, name)[0]) for name in PROMPTS]
     errors = [abs(packed - plain) for packed, plain in firsts]
-    assert 0 < max(errors) < (0.5 if alone.loaded.kv_storage.bits == 8 else 4)
+    assert 0 < max(errors) < (1 if alone.loaded.kv_storage.bits == 8 else 8)
 
 
 @pytest.mark.parametrize(("stagger", "chunk"), [(0, 512), (3, 512), (3, 7)])
