@@ -180,6 +180,20 @@ def test_two_ranks_continue_conversation_from_prefix_cache(
     assert next(cache for cache in caches if cache["name"] == "prefix")["hits"] >= 4
 
 
+@pytest.mark.whole
+def test_two_ranks_hold_quantized_kv_as_one_process(tmp_path: Path) -> None:
+    packing = ["--set", "cache.kv_bits=8", "--set", "cache.quantize_running=true"]
+    options = ["--model", str(checkpoint("qwen3_vl")), *packing]
+    answers = []
+    for name, more in (("one", []), ("two", two_hosts(tmp_path))):
+        folder = tmp_path / name
+        folder.mkdir()
+        with running_daemon(folder, *options, *more) as daemon:
+            answers.append([WORK[work](daemon) for work in ("long", "image", "long")])
+    assert answers[0] == answers[1]
+    assert answers[0][0] == answers[0][2], "a hit"
+
+
 def test_disconnected_client_leaves_two_ranks_working(
     one_and_two_ranks: tuple[Daemon, Daemon],
 ) -> None:
