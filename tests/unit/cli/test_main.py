@@ -29,7 +29,8 @@ def test_main_without_command_shows_usage(capsys: pytest.CaptureFixture[str]) ->
 
 def test_check_config_accepts_valid_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--set", "server.port=9000"]) == 0
-    assert capsys.readouterr().out == "The settings are valid.\n"
+    shown = "command line\n  server.port = 9000  (default 8000)\nThe settings are valid.\n"
+    assert capsys.readouterr().out == shown
 
 
 def test_check_config_names_unknown_setting_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
