@@ -7,6 +7,7 @@ import base64
 import io
 import json
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from PIL import Image, ImageDraw
 
 from tests.e2e.test_json_answers import SCHEMA, STRICT
 from tests.e2e.test_tokenize import post
-from tests.support.daemons import Daemon
+from tests.support.daemons import Daemon, running_daemon, with_settings
 from tests.support.images import canvas, draw_shape, encoded, image_part, one_shape, user, word
 from tests.support.whole_run import few_of
 
@@ -141,6 +142,18 @@ def test_tokenized_prompt_is_detokenized_to_itself(daemon: Daemon) -> None:
     assert counted["count"] == len(counted["tokens"]) > 0
     read = post(daemon, "/v1/detokenize", tokens=counted["tokens"])
     assert read == {"prompt": "How many red circles?"}
+
+
+def test_embedded_model_refuses_what_it_was_not_trained_for(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, *with_settings("model.max_context_tokens=auto")) as running:
+        model = httpx.get(f"{running.url}/v1/models").json()["data"][0]
+        assert model["max_model_len"] == 1024
+        messages = [{"role": "user", "content": "How many? " * 200}]
+        body = {"model": "demo", "messages": messages}
+        refused = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "1024" in error["message"]
 
 
 def test_model_list_shows_family_length_and_vision(daemon: Daemon) -> None:

@@ -261,10 +261,20 @@ def test_missing_generation_config_defaults_to_plain_sampling(checkpoint: Path):
     assert (default.min_p, default.repetition_penalty) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(0, 8192), (100, 100), (10**9, 8192)])
-def test_context_is_smaller_of_model_and_settings(checkpoint: Path, limit: int, expected: int):
+@pytest.mark.parametrize(("limit", "expected"), [(None, 8192), (100, 100), (10**9, 8192)])
+def test_context_is_smaller_of_model_and_settings(
+    checkpoint: Path, limit: int | None, expected: int
+):
     loaded = load_model(checkpoint, max_context_tokens=limit)
     assert loaded.spec.context_tokens == expected
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 600), (100, 100), (7000, 7000)])
+def test_context_is_what_model_was_trained_for(checkpoint: Path, limit: int | None, expected: int):
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text()) | {"trained_context_tokens": 600}
+    path.write_text(json.dumps(config))
+    assert load_model(checkpoint, max_context_tokens=limit).spec.context_tokens == expected
 
 
 def test_vocabulary_size_equals_width_of_logits(served: tuple[LoadedModel, MultimodalPreparer]):

@@ -158,6 +158,10 @@ def with_settings(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
+_ROOM = with_settings("model.max_context_tokens=8192")
+"""Long prompts and endless answers of tests fit; by default, the embedded model refuses them."""
+
+
 @contextmanager
 def running_daemon(
     folder: Path,
@@ -177,7 +181,7 @@ def running_daemon(
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", program, "serve", "--port", str(port), *arguments],
+            [sys.executable, "-m", program, "serve", "--port", str(port), *_ROOM, *arguments],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
