@@ -54,6 +54,8 @@ class ScriptedServer:
     """Decisions of the memory governor, as the server's status reports them."""
     keys: list[str | None] = field(default_factory=list)
     """The routing key of each request."""
+    authorizations: list[str | None] = field(default_factory=list)
+    """The header `Authorization` of each request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/v1/models":
@@ -71,6 +73,7 @@ class ScriptedServer:
             more = message.get("more_body", False)
         self.requests.append(json.loads(body))
         self.keys.append(Headers(scope=scope).get("x-smg-routing-key"))
+        self.authorizations.append(Headers(scope=scope).get("authorization"))
         await self._answer(send, self.script(self.requests[-1]), self.status)
 
     async def _answer(self, send: Send, pieces: list[tuple[float, bytes]], status: int) -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from vlm_server.cli import usage
+from vlm_server.cli.bench.words import SCENARIOS as SCENARIO_WORDS
 from vlm_server.cli.usage import Manual, Parser, rare
 
 # The keys of `servers.KINDS` and `scenarios.SCENARIOS`: help imports neither.
@@ -17,38 +18,41 @@ USUAL = (
 """Scenarios that run unless others are named."""
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "small-mac", "day")
 _RARE = ("--drafts", "--minutes", "--size", "--seed", "--timeout", "--plot")
+_DESCRIPTION = """\
+Measures how fast a server answers: it plays what people and agents do, and prints one table, with \
+what is good and what is bad in each row. Without a server, it measures the daemon that runs here. \
+Several servers get the same requests in turn, and are compared with the first one."""
 _MANUAL = Manual(
     examples=(
-        ("A daemon that runs", "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1"),
+        ("How fast is the daemon that runs here?", "vlm-server bench"),
         (
-            "Next to mlx-vlm's server, with the same model",
-            "vlm-server bench --start mlx-vlm --start ours --model ORG/NAME",
-        ),
-        (
-            "Does it stay fast? A day's mix of requests in an hour",
-            "vlm-server bench --start ours --model ORG/NAME --scenarios day --rounds 1 "
-            "--plot day.svg",
+            "How fast is it next to mlx-vlm's server, with the same model?",
+            "vlm-server bench --start mlx-vlm --start ours --model ORG/NAME --json all.json",
         ),
     ),
     environment=usage.TERMINAL,
-    files=usage.HUB_FILES,
+    files=(*usage.CONFIG_FILES, *usage.HUB_FILES),
 )
 
 
 def add_to(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.description = (
-        "Sends the same requests to several servers in turn and compares their times. "
-        "The first server is the baseline."
-    )
+    lines = "; ".join(f"{name}: {SCENARIO_WORDS[name].title}" for name in SCENARIOS)
+    parser.description = f"{_DESCRIPTION}\n\nThe scenarios are {lines}."
     _add_servers(parser.add_argument_group("servers"))
     work = parser.add_argument_group("work")
     work.add_argument(
         "--scenarios",
         default=",".join(USUAL),
         metavar="A,B",
-        help=f"scenarios to run, in this order, of {', '.join(SCENARIOS)} "
-        f"(default: all up to {USUAL[-1]})",
+        help=f"scenarios to run, in this order (default: all up to {USUAL[-1]})",
+    )
+    work.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="how often each is run; from two on, the table shows how much figures vary "
+        "(default: %(default)s)",
     )
     work.add_argument(
         "--minutes",
@@ -57,12 +61,11 @@ def add_to(parser: Parser) -> None:
         metavar="N",
         help="how long the scenario day is (default: %(default)s)",
     )
-    work.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     work.add_argument(
-        "--size", default="560x420", metavar="WxH", help="image size (default: %(default)s)"
+        "--size", default="560x420", metavar="WxH", help="size of pictures (default: %(default)s)"
     )
     work.add_argument(
-        "--seed", type=int, help="of images and words (default: a new one, unknown to caches)"
+        "--seed", type=int, help="of pictures and words (default: a new one, unknown to caches)"
     )
     work.add_argument(
         "--timeout",
@@ -72,7 +75,12 @@ def add_to(parser: Parser) -> None:
         help="per request, in seconds or as 5m (default: %(default)g)",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    output.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write all measurements; -: print them in place of the table",
+    )
     output.add_argument(
         "--plot",
         type=Path,
@@ -116,6 +124,13 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="NAME=URL[,MODEL]",
         help="a running server, such as ours=http://127.0.0.1:8000/v1; may be repeated",
+    )
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the API key of running servers (default for the daemon that runs here: "
+        "the first of the settings')",
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import textwrap
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 import msgspec
 
+from vlm_server.cli.bench import words
 from vlm_server.cli.bench.day import DaySample
 from vlm_server.cli.bench.figures import Figure, Unit, known_values, median, quotient
 from vlm_server.cli.bench.servers import BenchTarget
@@ -19,12 +21,12 @@ from vlm_server.cli.text import table
 
 _NOTHING = "-"
 _VERSIONS = ("vlm-server", "mlx-vlm", "mlx")
-
-_WORDS = {Unit.EQUAL: ("equal", "different"), Unit.MET: ("met", "missed")}
-"""Words for a figure that is 1.0 or 0.0 in every round."""
-
-_COMPARED = set(Unit) - {*_WORDS, Unit.PERCENT}
+_YES_OR_NO = (Unit.EQUAL, Unit.MET)
+"""Units of figures that are 1.0 or 0.0 in every round."""
+_COMPARED = set(Unit) - {*_YES_OR_NO, Unit.PERCENT}
 """Units of figures that are compared by their ratio."""
+_UNITS = {Unit.RATIO: "times", **dict.fromkeys(_YES_OR_NO, "")}
+"""Units that are printed otherwise than they are stored."""
 
 Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
@@ -57,24 +59,53 @@ class BenchRun(msgspec.Struct, frozen=True):
     """The samples of a day; empty for other scenarios."""
 
 
-def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:
-    """The table of each figure's median [min - max] by server, and its ratio to the first one's."""
+def comparison(
+    targets: Sequence[BenchTarget],
+    plan: BenchPlan,
+    runs: Sequence[BenchRun],
+    columns: int | None = None,
+) -> str:
+    """The table of each figure's median [lowest - highest] by server, under each scenario's words.
+
+    Other servers are compared with the first one. Words are wrapped at `columns`.
+    """
     names = [target.name for target in targets]
-    rows = [["scenario", "figure", "", names[0]]]
+    by_figure = {
+        key: values
+        for key, values in _by_figure(runs).items()
+        if not words.is_detail(key[0], key[1])
+    }
+    head = ["", "", names[0]]
     for name in names[1:]:
-        rows[0] += [name, f"/ {names[0]}"]
-    scenario = ""
-    for (of, figure, unit), values in _by_figure(runs).items():
-        cells = _cells(unit, [values.get(name, []) for name in names])
-        unit_text = "" if unit in _WORDS else unit.value
-        rows.append([of if of != scenario else "", figure, unit_text, *cells])
-        scenario = of
+        head += [name, f"/ {names[0]}"]
+    rows = [head, *(_row(key, values, names) for key, values in by_figure.items())]
+    first_line, *lines = table(rows).splitlines()
     width, height = plan.image_size
-    head = (
-        f"median [min - max] of {max((run.round for run in runs), default=0)} rounds; "
-        f"pictures of {width}x{height}; seed {plan.seed}"
-    )
-    return "\n".join([head, "", table(rows), "", *_troubles(names, runs)])
+    rounds = max((run.round for run in runs), default=0)
+    of_rounds = f"of {rounds} rounds, [lowest - highest]" if rounds > 1 else "of one round"
+    told = [f"Medians {of_rounds}.", f"{words.LEGEND}.", f"Pictures: {width}x{height}."]
+    told.append(f"Seed: {plan.seed}; --seed repeats it, from caches, too.")
+    told += ["", first_line] if lines else [""]
+    scenario = ""
+    for (of, _, _), line in zip(by_figure, lines, strict=True):
+        if of != scenario:
+            title, good = words.SCENARIOS[of]
+            told += ["", f"{of}: {title}", *_wrapped(good, columns)]
+            scenario = of
+        told.append(line)
+    return "\n".join([*told, "", *_troubles(names, runs)])
+
+
+def _wrapped(text: str, columns: int | None) -> list[str]:
+    width = 2 + len(text) if columns is None else max(20, columns)
+    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
+
+
+def _row(key: Key, values: dict[str, list[float | None]], names: Sequence[str]) -> list[str]:
+    _, name, unit = key
+    unit_text = f"{words.better(name, unit)} {_UNITS.get(unit, unit.value)}"
+    cells = _cells(key, [values.get(server, []) for server in names])
+    return [f"    {words.plain_name(name)}", unit_text.strip(), *cells]
 
 
 def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> bytes:
@@ -91,7 +122,13 @@ def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[Ben
             target.name: {"url": target.base_url, "model": target.model} for target in targets
         },
         "figures": [
-            {"scenario": scenario, "name": name, "unit": unit, "rounds": values}
+            {
+                "scenario": scenario,
+                "name": name,
+                "means": words.plain_name(name),
+                "unit": unit,
+                "rounds": values,
+            }
             for (scenario, name, unit), values in _by_figure(runs).items()
         ],
         "runs": runs,
@@ -99,12 +136,21 @@ def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[Ben
     return msgspec.json.format(msgspec.json.encode(content), indent=1)
 
 
-def progress(run: BenchRun) -> str:
+def progress(run: BenchRun, plan: BenchPlan) -> str:
     """The line for a run that has ended."""
     failures = sum(answer.error is not None for answer in run.answers)
     trouble = f", {failures} of {len(run.answers)} requests failed" if failures else ""
-    name = f"round {run.round} {run.scenario}" if run.round else run.scenario
-    return f"{name}: {run.server} took {run.seconds:.1f} s{trouble}"
+    return (
+        f"{run_name(run.scenario, run.round, plan)}: {run.server} took {run.seconds:.1f} s{trouble}"
+    )
+
+
+def run_name(scenario: str, round_: int, plan: BenchPlan) -> str:
+    """What a run does, in words."""
+    if not round_:
+        return scenario
+    of_rounds = f"round {round_} of {plan.rounds}, " if plan.rounds > 1 else ""
+    return f"{of_rounds}{scenario} ({words.SCENARIOS[scenario].title})"
 
 
 def _by_figure(runs: Sequence[BenchRun]) -> dict[Key, dict[str, list[float | None]]]:
@@ -117,23 +163,37 @@ def _by_figure(runs: Sequence[BenchRun]) -> dict[Key, dict[str, list[float | Non
     return values
 
 
-def _cells(unit: Unit, by_server: Sequence[Sequence[float | None]]) -> list[str]:
+def _cells(key: Key, by_server: Sequence[Sequence[float | None]]) -> list[str]:
+    """The cells of each server, and of its ratio to the first one."""
+    _, name, unit = key
     first_median = median(by_server[0])
-    cells = [_cell(unit, by_server[0])]
+    cells = [_cell(name, unit, by_server[0])]
     for values in by_server[1:]:
         ratio = quotient(median(values), first_median) if unit in _COMPARED else None
-        cells += [_cell(unit, values), _NOTHING if ratio is None else f"{ratio:.2f}"]
+        verdict = _verdict(words.better(name, unit), by_server[0], values)
+        cells.append(_cell(name, unit, values))
+        cells.append(_NOTHING if ratio is None else f"{ratio:.2f}{verdict}")
     return cells
 
 
-def _cell(unit: Unit, values: Sequence[float | None]) -> str:
+def _verdict(better: str, first: Sequence[float | None], values: Sequence[float | None]) -> str:
+    """Whether `values` are better or worse than those of the first server, or within its spread."""
+    ours, others = known_values(values), known_values(first)
+    if not better or min(len(ours), len(others)) < 2:
+        return ""
+    if min(ours) <= max(others) and min(others) <= max(ours):
+        return " even"
+    is_lower = max(ours) < min(others)
+    return " better" if is_lower == (better == words.LOWER) else " worse"
+
+
+def _cell(name: str, unit: Unit, values: Sequence[float | None]) -> str:
     present = known_values(values)
     if not present:
         return _NOTHING
-    if unit in _WORDS:
-        yes, no = _WORDS[unit]
-        true, count = int(sum(present)), len(present)
-        return {count: yes, 0: no}.get(true, f"{yes} in {true} of {count}")
+    if unit in _YES_OR_NO:
+        good, count = present.count(words.wanted(name)), len(present)
+        return {count: "yes", 0: "no"}.get(good, f"yes in {good} of {count}")
     middle, low, high = map(_number, (statistics.median(present), min(present), max(present)))
     return middle if len(present) == 1 else f"{middle} [{low} - {high}]"
 

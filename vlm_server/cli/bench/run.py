@@ -8,13 +8,15 @@ import contextlib
 import gc
 import os
 import secrets
+import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from vlm_server import settings
 from vlm_server.cli.bench import day, plot, report, scenarios
 from vlm_server.cli.bench.command import SCENARIOS
 from vlm_server.cli.bench.day import DaySample
@@ -29,6 +31,7 @@ from vlm_server.cli.bench.servers import (
     server_kind,
     start_server,
 )
+from vlm_server.cli.client.daemon import own_key, read_key, url_of
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
@@ -36,6 +39,12 @@ from vlm_server.hub.names import to_download
 from vlm_server.nearest import did_you_mean
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.supervisor.engine_process.start import for_any_server
+
+_STDOUT = Path("-")
+_RUNNING = "daemon"
+"""Name of the server that is measured if none is named."""
+OnBegin = Callable[[str, int, str], None]
+"""Callback for a run that begins: scenario, round, server."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,19 +72,21 @@ async def bench(args: argparse.Namespace) -> int:
     async with contextlib.AsyncExitStack() as stack:
         targets = await _targets(args, stack)
         clients = [await stack.enter_async_context(Client(t, args.timeout)) for t in targets]
-        progress = ProgressLine(sys.stderr)
+        progress, total = ProgressLine(sys.stderr), plan.num_runs(len(clients))
+
+        def begin(scenario: str, round_: int, server: str) -> None:
+            if sys.stderr.isatty():
+                name = report.run_name(scenario, round_, plan)
+                progress.show(f"{server}: {name}", len(runs) / total)
+
         try:
-            async for run in measure(clients, plan):
+            async for run in measure(clients, plan, begin):
                 runs.append(run)
                 progress.clear()
-                _say(report.progress(run))
-                total = plan.num_runs(len(clients))
-                progress.show(f"{len(runs)} of {total} runs", len(runs) / total)
+                _say(report.progress(run, plan))
         finally:
             progress.clear()
-            print(report.comparison(targets, plan, runs))
-            if args.json is not None:
-                args.json.write_bytes(report.document(targets, plan, runs))
+            _write(args.json, targets, plan, runs)
             if args.plot is not None:
                 args.plot.write_text(plot.svg(runs))
     answering_servers = {
@@ -84,14 +95,31 @@ async def bench(args: argparse.Namespace) -> int:
     return 0 if all(target.name in answering_servers for target in targets) else 1
 
 
-async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
+def _write(
+    file: Path | None, targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]
+) -> None:
+    """Print the table, or the JSON if `file` is `-`; write the JSON into another `file`."""
+    if file == _STDOUT:
+        print(report.document(targets, plan, runs).decode())
+        return
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(report.comparison(targets, plan, runs, columns))
+    if file is not None:
+        file.write_bytes(report.document(targets, plan, runs))
+
+
+async def measure(
+    clients: Sequence[Client], plan: BenchPlan, on_begin: OnBegin = lambda *_: None
+) -> AsyncIterator[BenchRun]:
     """The runs of `plan`. Servers alternate within each scenario, in a rotating order."""
     for client in clients:
+        on_begin("warm-up", 0, client.target.name)
         yield await _run("warm-up", 0, client, plan)
     for round_ in range(1, plan.rounds + 1):
         for scenario in plan.scenarios:
             for turn in range(len(clients)):
                 client = clients[(round_ - 1 + turn) % len(clients)]
+                on_begin(scenario, round_, client.target.name)
                 yield await _run(scenario, round_, client, plan)
 
 
@@ -119,7 +147,7 @@ async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> B
 
 def _check_target(option: str, file: Path | None) -> None:
     """Raises ConfigError if `file` could not be written after the measurements."""
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+    if file not in (None, _STDOUT) and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(f"{option} {file}: it is a folder, or there is no folder for it")
 
 
@@ -139,7 +167,10 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
 
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[BenchTarget]:
-    targets = [parse_url(text) for text in args.url]
+    key = read_key(args.api_key_file) if args.api_key_file else None
+    targets = [parse_url(text, key) for text in args.url]
+    if not targets and not args.start:
+        targets = [running_target(key)]
     names = [*_number_names(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
     folder = checkpoint(args.model) if args.start else Path()
@@ -158,14 +189,18 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
 
 
 def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget]) -> None:
-    if not names:
-        raise ConfigError("name a server: --start ours --model NAME, or --url NAME=URL")
     if len(set(names)) < len(names):
         raise ConfigError("two servers have the same name")
     if len({(target.base_url, target.model) for target in targets}) < len(targets):
         raise ConfigError("the same server twice: its second run would find the images cached")
     if args.start and args.model is None:
         raise ConfigError("--start needs --model, a checkpoint's folder or name")
+
+
+def running_target(key: str | None) -> BenchTarget:
+    """The daemon that the settings of this machine say. Raises ConfigError."""
+    server = settings.load().server
+    return BenchTarget(_RUNNING, url_of(server.host, server.port), "", key or own_key(server))
 
 
 def checkpoint(text: str) -> Path:

@@ -24,7 +24,7 @@ import msgspec
 from vlm_server.cli.bench.material import ChatMessage
 from vlm_server.cli.client.answer import TimedAnswer, failed_answer, read_answer
 from vlm_server.cli.client.chat import ChatClient, routing_key
-from vlm_server.cli.client.daemon import api_url
+from vlm_server.cli.client.daemon import api_url, authorization, why_silent
 from vlm_server.errors import ConfigError, VlmServerError
 from vlm_server.platform.child import launch
 
@@ -84,22 +84,24 @@ class BenchTarget(msgspec.Struct, frozen=True):
     name: str
     base_url: str
     model: str
+    api_key: str | None = None
 
 
-def parse_url(text: str) -> BenchTarget:
+def parse_url(text: str, api_key: str | None = None) -> BenchTarget:
     """`NAME=http://host:port/v1[,model]`; without a model, `BenchTarget.model` is empty."""
     name, equals, rest = text.partition("=")
     typed, _, model = rest.partition(",")
     url = api_url(typed.strip())
     if not (name and equals and typed and url.startswith(("http://", "https://"))):
         raise ConfigError(f"expected NAME=http://host:port/v1[,model], not {text!r}")
-    return BenchTarget(name.strip(), url, model.strip())
+    return BenchTarget(name.strip(), url, model.strip(), api_key)
 
 
 async def find_model(target: BenchTarget) -> BenchTarget:
     """`target` with the first model that its server lists, unless it names one itself."""
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+        headers = authorization(target.api_key)
+        async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as http:
             response = await http.get(f"{target.base_url}/models")
             models = response.raise_for_status().json()["data"]
             name = target.model or models[0]["id"]
@@ -107,7 +109,7 @@ async def find_model(target: BenchTarget) -> BenchTarget:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         if target.model and isinstance(error, httpx.HTTPStatusError):
             return target
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = why_silent(error).partition("\n")[0]
         raise ServerUnusable(
             f"{target.name}: {target.base_url}/models does not list a model: {reason}"
         ) from None
@@ -176,7 +178,7 @@ class Client(ChatClient):
     """The client of one target. Every request gives a `TimedAnswer`, kept until `take_answers`."""
 
     def __init__(self, target: BenchTarget, timeout_seconds: float) -> None:
-        super().__init__(target.base_url, api_key=None, timeout=None, trust_env=False)
+        super().__init__(target.base_url, api_key=target.api_key, timeout=None, trust_env=False)
         self.target = target
         self._timeout_seconds = timeout_seconds
         self._answers: list[TimedAnswer] = []
@@ -204,7 +206,8 @@ class Client(ChatClient):
         """The number of times that an idle target returned freed device memory; None if unknown."""
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:
+            headers, seconds = authorization(self.target.api_key), _STATUS_SECONDS
+            async with httpx.AsyncClient(trust_env=False, timeout=seconds, headers=headers) as http:
                 response = await http.get(f"{self.target.base_url}/status")
                 told: Any = response.raise_for_status().json()
                 decisions: dict[str, int] = told["engine"]["stats"]["memory"]["decisions"]

@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx
 
 from vlm_server.cli.client.answer import AnswerProgress, Chunk, ChunkReader, error_message
-from vlm_server.cli.client.daemon import Daemon, authorization, refusal
+from vlm_server.cli.client.daemon import Daemon, authorization, refusal, why_silent
 from vlm_server.cli.exit_codes import CommandFailed
 
 HEADER = "X-SMG-Routing-Key"
@@ -124,8 +124,7 @@ async def stream_chunks(
             if not reader.has_ended:
                 raise CommandFailed("the answer ended before it was complete")
     except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise CommandFailed(f"the connection to {daemon.url} broke: {reason}") from None
+        raise CommandFailed(f"no answer from {daemon.url}: {why_silent(error)}") from None
 
 
 def routing_key(messages: Sequence[dict[str, Any]]) -> str:

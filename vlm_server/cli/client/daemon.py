@@ -183,11 +183,24 @@ def is_local(url: str) -> bool:
 
 
 def refusal(status: int, body: bytes) -> str:
-    """The message of a response of `status` that is an error."""
+    """The message of a response of `status` that is an error, with advice on a missing key."""
     try:
-        return error_message(json.loads(body)["error"])
+        message = error_message(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):
-        return f"the server answered with status {status}"
+        message = f"the server answered with status {status}"
+    return f"{message} (--api-key-file FILE gives one)" if status == 401 else message
+
+
+def why_silent(error: Exception) -> str:
+    """Why a server did not answer, in words where the cause is common."""
+    words = ("refused", "All connection attempts")
+    if isinstance(error, httpx.ConnectError) and any(word in str(error) for word in words):
+        return "nothing listens there; vlm-server serve starts a daemon on this machine"
+    if isinstance(error, httpx.TimeoutException):
+        return "it took too long"
+    if isinstance(error, httpx.RemoteProtocolError):
+        return "it broke off; is the daemon still running?"
+    return str(error) or type(error).__name__
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from vlm_server.cli.bench.servers import (
 )
 from vlm_server.cli.main import build_parser
 from vlm_server.errors import ConfigError
+from vlm_server.settings import Server, Settings
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -71,7 +72,6 @@ URL = "--url=a=http://127.0.0.1:9/v1"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name a server"),
         (("--start", "ours"), "--model"),
         (("--start", "ours", "--model", "/nowhere"), "--model"),
         ((URL, "--scenarios", "repeat,nap"), "'nap'"),
@@ -117,10 +117,26 @@ async def test_bench_prints_table_and_writes_json(
         status = await run.bench(parse(*urls, *options))
     printed = capsys.readouterr()
     assert status == 0
-    assert "scenario" in printed.out
+    assert "question: one picture, eight different questions\n  Good: " in printed.out
     assert "two: 20 requests, 0 failed" in printed.out
-    assert "round 1 question: one took" in printed.err
+    assert "question (one picture, eight different questions): one took" in printed.err
     assert set(json.loads(file.read_text())["servers"]) == {"one", "two"}
+
+
+async def test_bench_measures_running_daemon_and_prints_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Its address and key are those of the settings."""
+    app = ScriptedServer()
+    async with listening(app) as url:
+        port = url.removesuffix("/v1").rpartition(":")[2]
+        server = Server(port=int(port), api_keys=("one", "two"))
+        monkeypatch.setattr(run.settings, "load", lambda: Settings(server=server))
+        options = ["--scenarios=question", "--rounds=1", "--size=40x20", "--json=-"]
+        assert await run.bench(parse(*options)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["servers"] == {"daemon": {"url": url, "model": "scripted"}}
+    assert set(app.authorizations) == {"Bearer one"}
 
 
 async def test_bench_day_writes_plot(tmp_path: Path):
@@ -148,7 +164,7 @@ async def test_bench_writes_results_when_cancelled(
         task = asyncio.create_task(run.bench(parse(f"--url=one={url}", *options)))
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert "from the second on" in capsys.readouterr().out
+    assert "from the second question on" in capsys.readouterr().out
     assert [run["scenario"] for run in json.loads(file.read_text())["runs"]] == [
         "warm-up",
         "question",

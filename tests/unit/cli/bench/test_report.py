@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from vlm_server.cli.bench import report
+import pytest
+
+from vlm_server.cli.bench import command, report, words
 from vlm_server.cli.bench.figures import Figure, Unit
 from vlm_server.cli.bench.report import BenchPlan, BenchRun
 from vlm_server.cli.bench.servers import BenchTarget
@@ -17,11 +19,11 @@ BUSY = failed_answer("busy", 0.0)
 
 
 def ms(value: float | None) -> Figure:
-    return Figure("TTFT", value, Unit.MILLISECONDS)
+    return Figure("TTFT, first", value, Unit.MILLISECONDS)
 
 
 def same(value: float | None) -> Figure:
-    return Figure("texts", value, Unit.EQUAL)
+    return Figure("at once and alone (should be equal)", value, Unit.EQUAL)
 
 
 def runs() -> list[BenchRun]:
@@ -42,11 +44,22 @@ def runs() -> list[BenchRun]:
 
 def test_comparison_table_has_expected_text():
     assert report.comparison(TARGETS, PLAN, runs()).splitlines() == [
-        "median [min - max] of 3 rounds; pictures of 560x420; seed 5",
+        "Medians of 3 rounds, [lowest - highest].",
+        "\u2193: lower is better, \u2191: higher is better.",
+        "Pictures: 560x420.",
+        "Seed: 5; --seed repeats it, from caches, too.",
         "",
-        "scenario  figure      ours                peer             / ours",
-        "repeat    TTFT    ms  20.0 [10.0 - 30.0]  150 [100 - 200]  7.50",
-        "right     texts       equal               equal in 1 of 3  -",
+        "                                                   ours                peer"
+        "             / ours",
+        "",
+        "repeat: one picture and one question, 24 times",
+        "  Good: a small part of the first time, and no slow ones. Bad: as slow as the first time.",
+        "    wait for the first word, the first time  \u2193 ms  20.0 [10.0 - 30.0]  "
+        "150 [100 - 200]  7.50 worse",
+        "",
+        "right: questions at once, compared with the same ones alone",
+        "  Good: yes everywhere. A no: requests change each other's answers, or mix up pictures.",
+        "    answers at once are those alone                yes                 yes in 1 of 3    -",
         "",
         "ours: 6 requests, 0 failed",
         "peer: 9 requests, 2 failed, 1 answers without usage",
@@ -54,10 +67,46 @@ def test_comparison_table_has_expected_text():
     ]
 
 
+def row(bench_runs: list[BenchRun], begin: str) -> str:
+    """The table's row that begins so, without its beginning."""
+    lines = report.comparison(TARGETS, PLAN, bench_runs).splitlines()
+    return next(
+        line.strip().removeprefix(begin) for line in lines if line.strip().startswith(begin)
+    )
+
+
 def test_comparison_table_shows_dash_for_unknown_figure():
     nothing = [BenchRun("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
     nothing.append(BenchRun("repeat", 1, "peer", 1.0, [ms(None)], [failed_answer("no", 0.0)]))
-    assert "repeat    TTFT    ms  4.00  -     -" in report.comparison(TARGETS, PLAN, nothing)
+    assert row(nothing, "wait for the first word, the first time").split() == [
+        "\u2193",
+        "ms",
+        "4.00",
+        "-",
+        "-",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "unit", "verdict"),
+    [
+        ((10.0, 12.0), (20.0, 24.0), Unit.MILLISECONDS, "2.00 worse"),
+        ((20.0, 24.0), (10.0, 12.0), Unit.MILLISECONDS, "0.50 better"),
+        ((20.0, 24.0), (10.0, 12.0), Unit.TOKENS_PER_SECOND, "0.50 worse"),
+        ((10.0, 12.0), (20.0, 24.0), Unit.TOKENS_PER_SECOND, "2.00 better"),
+        ((10.0, 12.0), (11.0, 11.0), Unit.MILLISECONDS, "1.00 even"),
+        ((10.0,), (20.0,), Unit.MILLISECONDS, "2.00"),
+    ],
+)
+def test_comparison_says_better_only_beyond_spread(
+    ours: tuple[float, ...], peer: tuple[float, ...], unit: Unit, verdict: str
+):
+    bench_runs = [
+        BenchRun("text", number, name, 1.0, [Figure("f", value, unit)], [GOOD])
+        for name, values in (("ours", ours), ("peer", peer))
+        for number, value in enumerate(values, 1)
+    ]
+    assert row(bench_runs, "f ").endswith(f"  {verdict}")
 
 
 def test_comparison_table_shows_met_bars_and_undivided_drift():
@@ -67,11 +116,31 @@ def test_comparison_table_shows_met_bars_and_undivided_drift():
         )
         for name, value, met in (("ours", -0.5, 1.0), ("peer", 12.0, 0.0))
     ]
-    rows = report.comparison(TARGETS, PLAN, bench_runs).splitlines()
-    assert rows[3:5] == [
-        "day       d       %  -0.50  12.0    -",
-        "          b          met    missed  -",
-    ]
+    assert row(bench_runs, "d ").split() == ["%", "-0.50", "12.0", "-"]
+    assert row(bench_runs, "b ").split() == ["yes", "no", "-"]
+
+
+def test_comparison_table_leaves_turns_between_to_document():
+    figures = [Figure(f"TTFT, turn {turn}", 1.0, Unit.MILLISECONDS) for turn in range(1, 13)]
+    bench_runs = [BenchRun("agent-window", 1, "ours", 1.0, figures, [GOOD])]
+    shown = report.comparison(TARGETS, PLAN, bench_runs)
+    assert "turn 1 " in shown
+    assert "turn 2" not in shown
+    document = json.loads(report.document(TARGETS, PLAN, bench_runs))
+    assert len(document["figures"]) == 12
+
+
+def test_every_scenario_has_words():
+    assert set(words.SCENARIOS) == set(command.SCENARIOS)
+    assert all(one.title and one.good.startswith(("Good: ",)) for one in words.SCENARIOS.values())
+
+
+async def test_every_figure_has_plain_name():
+    """No abbreviation reaches the table."""
+    for name in ("TTFT, turn 8", "16 streams", "TTFT, second, turn 25", "burst: TTFT"):
+        assert "TTFT" not in words.plain_name(name)
+    for name in ("between tokens, p99", "all users", "A+B and B+A (should differ)"):
+        assert words.plain_name(name) != name
 
 
 def test_bench_document_holds_plan_figures_and_runs():
@@ -80,7 +149,8 @@ def test_bench_document_holds_plan_figures_and_runs():
     assert document["servers"]["peer"] == {"url": "http://b/v1", "model": "m"}
     assert document["figures"][0] == {
         "scenario": "repeat",
-        "name": "TTFT",
+        "name": "TTFT, first",
+        "means": "wait for the first word, the first time",
         "unit": "ms",
         "rounds": {"ours": [10.0, 30.0, 20.0], "peer": [100.0, None, 200.0]},
     }
@@ -89,5 +159,7 @@ def test_bench_document_holds_plan_figures_and_runs():
 
 
 def test_progress_line_reports_time_and_failures():
-    assert report.progress(runs()[0]) == "round 1 repeat: ours took 1.0 s"
-    assert report.progress(runs()[-1]) == "warm-up: peer took 1.0 s, 2 of 3 requests failed"
+    first, last = runs()[0], runs()[-1]
+    title = words.SCENARIOS["repeat"].title
+    assert report.progress(first, PLAN) == f"round 1 of 3, repeat ({title}): ours took 1.0 s"
+    assert report.progress(last, PLAN) == "warm-up: peer took 1.0 s, 2 of 3 requests failed"
