@@ -45,7 +45,7 @@ def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
 
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_ctrl_c_finishes_requests_and_second_one_stops_at_once(is_patient: bool) -> None:
-    settings = with_settings(f"server.drain_seconds={1 if is_patient else 60}")
+    settings = with_settings(f"server.drain_timeout_seconds={1 if is_patient else 60}")
     with session("serve", "--port", "0", *settings, program=SCRIPTED) as serve:
         serve.wait_for("Ctrl-C stops the daemon.")
         match = ADDRESS.search(serve.plain)

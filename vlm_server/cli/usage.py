@@ -197,6 +197,13 @@ def rare(action: argparse.Action) -> None:
     vars(action)[_IS_RARE] = True
 
 
+def rare_options(parser: Parser, *names: str) -> None:
+    """Leave the options of these names out of the short help."""
+    for action in parser._actions:
+        if set(names) & set(action.option_strings):
+            rare(action)
+
+
 def invocation(action: argparse.Action) -> str:
     """How an option or an argument is written: `-n, --lines N`."""
     value = str(action.metavar or action.dest)

@@ -39,7 +39,7 @@ def test_facts_go_on_below_themselves() -> None:
     assert " ".join(" ".join(shown[:2]).split()) == f"memory {rows[0][1]}"
 
 
-def test_only_terminals_have_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_has_columns_and_file_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
     assert text.columns_of(Terminal()) == 72
     assert text.columns_of(io.StringIO()) is None

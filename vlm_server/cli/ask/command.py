@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlm_server.cli import options, usage
-from vlm_server.cli.usage import Manual, Parser
+from vlm_server.cli.usage import Manual, Parser, rare_options
 
 _DESCRIPTION = """\
 Answers a question about pictures, videos and PDFs, as it is written. It asks the daemon that \
@@ -91,4 +91,5 @@ def add_to(parser: Parser) -> None:
     options.add_model_option(parser)
     options.add_config_options(parser)
     parser.set_defaults(run="ask.run:run")
+    rare_options(parser, "--plain", "--no-history", "--config", "--set")
     parser.manual = _MANUAL

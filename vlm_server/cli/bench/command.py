@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vlm_server.cli import usage
 from vlm_server.cli.bench.words import SCENARIOS as SCENARIO_WORDS
-from vlm_server.cli.usage import Manual, Parser, rare
+from vlm_server.cli.usage import Manual, Parser, rare_options
 
 # The keys of `servers.KINDS` and `scenarios.SCENARIOS`: help imports neither.
 KINDS = ("ours", "mlx-vlm")
@@ -88,9 +88,7 @@ def add_to(parser: Parser) -> None:
         help="draw the times to the first token of the scenario day, as SVG",
     )
     parser.set_defaults(run="bench.run:run")
-    for action in parser._actions:
-        if action.option_strings and action.option_strings[0] in _RARE:
-            rare(action)
+    rare_options(parser, *_RARE)
     parser.manual = _MANUAL
 
 

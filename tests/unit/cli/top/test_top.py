@@ -157,7 +157,7 @@ def test_top_watches_at_terminal_until_q() -> None:
             top.wait_until_gone("paused")
             serve.type("\x03")
             assert serve.ended() == 0
-            top.wait_until_seen("no answer from")
+            top.wait_until_seen("no daemon answers")
             top.type("q")
             assert top.ended() == 0
             assert "Traceback" not in top.shown
