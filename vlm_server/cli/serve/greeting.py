@@ -33,7 +33,8 @@ def first_words(
         ("API", f"{styled(url, BOLD, stream)} of OpenAI, Anthropic and Ollama"),
         ("model", styled(first, BOLD, stream) + note),
     ]
-    rows += [("settings", source) for source in dict.fromkeys(sources.values())]
+    files = [source for source in dict.fromkeys(sources.values()) if source != "command line"]
+    rows += [("settings", source) for source in files]
     lines = [f"  {name:<8} {text}" for name, text in rows]
     return "\n".join([f"vlm-server {__version__}", "", *lines, ""])
 
