@@ -19,6 +19,13 @@ _BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _BAR_COLUMNS = 12
 _RATES = 24
 _KEYS = "q leaves \u00b7 p pauses \u00b7 m another model's times"
+_MEMORY = {
+    "weights_bytes": ("weights", "blue"),
+    "kv_bytes": ("requests", "green"),
+    "caches_bytes": ("caches", "cyan"),
+    "pool_bytes": ("freed", "white"),
+}
+"""Parts of a model's memory: what they are called, and their colours."""
 _FULL, _CLOSE = 0.95, 0.8
 """Parts of a limit from which a bar is red, and yellow."""
 _FIXED_ROWS, _HEAD_ROWS = 5, 2
@@ -74,7 +81,12 @@ class Screen:
         return head
 
     def _foot(self) -> Text:
-        return Text(self.note, "bold red") if self.note else Text(_KEYS, "dim")
+        if self.note:
+            return Text(self.note, "bold red")
+        foot = Text(_KEYS, "dim", no_wrap=True, overflow="ellipsis")
+        for noun, style in _MEMORY.values():
+            foot.append("   \u2588 ", style).append(noun, "dim")
+        return foot
 
 
 def _models(models: Sequence[ModelFrame], columns: int) -> Table:
@@ -88,7 +100,7 @@ def _models(models: Sequence[ModelFrame], columns: int) -> Table:
         table.add_row(
             _plain(model.name),
             _state(model.state, stage),
-            Text() if part is None or columns < _WIDE_COLUMNS else _bar(part),
+            Text() if part is None or columns < _WIDE_COLUMNS else _memory_bar(model, part),
             of if part is not None else "",
             _number(model.written_per_second),
             _number(model.read_per_second),
@@ -168,6 +180,18 @@ def _bar(part: float) -> Text:
     filled = round(part * _BAR_COLUMNS)
     style = "red" if part > _FULL else "yellow" if part > _CLOSE else "green"
     return Text.assemble(("\u2588" * filled, style), ("\u2591" * (_BAR_COLUMNS - filled), "dim"))
+
+
+def _memory_bar(model: ModelFrame, part: float) -> Text:
+    """What a model's memory is used for, in parts of its limit; red close to the limit."""
+    if not model.memory or part > _FULL:
+        return _bar(part)
+    bar, used_bytes = Text(), 0
+    for name, (_, style) in _MEMORY.items():
+        used_bytes += model.memory[name]
+        edge = round(min(1.0, used_bytes / model.limit_bytes) * _BAR_COLUMNS)
+        bar.append("\u2588" * (edge - len(bar)), style)
+    return bar.append("\u2591" * (_BAR_COLUMNS - len(bar)), "dim")
 
 
 def _course(rates: Sequence[float]) -> str:

@@ -115,6 +115,20 @@ def test_screen_shows_requests_memory_and_times() -> None:
         assert text in shown
 
 
+def test_memory_bar_has_part_for_each_use() -> None:
+    gb = 10**9
+    parts = {"weights_bytes": 5 * gb, "kv_bytes": 2 * gb, "caches_bytes": gb, "pool_bytes": 0}
+    now = status(1000.0, 1)
+    now["models"][0] |= {"memory_bytes": 8 * gb, "limit_bytes": 12 * gb, "memory": parts}
+    console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system="standard")
+    console.print(Screen().draw(frame(now), 110, 30))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for colour, columns in ((34, 5), (32, 2), (36, 1)):
+        assert f"\x1b[{colour}m" + "\u2588" * columns + "\x1b[0m" in shown
+    assert "\u2591" * 4 + "\x1b[0m" in shown
+
+
 @pytest.mark.parametrize("rows", [14, 24, 50])
 def test_screen_fits_terminal(rows: int) -> None:
     """What does not fit is said."""
