@@ -21,16 +21,17 @@ On a terminal, answers are shown as Markdown; in a pipe they are the bare text. 
 in an answer are drawn on the last picture: by --save-boxes into a file, and in \
 terminals that show pictures (kitty, Ghostty, WezTerm, iTerm2) below the answer."""
 
+_RARE = ("--parameter", "--plain", "--stats", "--no-history")
 _MANUAL = Manual(
     examples=(
         ("A question about two pictures", 'vlm-server ask a.png b.png "Which one is larger?"'),
+        ("A conversation, here about a picture", "vlm-server ask picture.png"),
         (
             "A picture from another program",
             'cat picture.png | vlm-server ask - "What shape is this?"',
         ),
         ("A question from another program", "vlm-server ask picture.png < question.txt"),
         ("A question about a document", 'vlm-server ask report.pdf "What does page 2 say?"'),
-        ("A conversation, here about a picture", "vlm-server ask picture.png"),
         (
             "What a program can read",
             'vlm-server ask --json picture.png "What shape is this?" | jq .usage',
@@ -91,5 +92,5 @@ def add_to(parser: Parser) -> None:
     options.add_model_option(parser)
     options.add_config_options(parser)
     parser.set_defaults(run="ask.run:run")
-    rare_options(parser, "--plain", "--no-history", "--config", "--set")
+    rare_options(parser, *_RARE)
     parser.manual = _MANUAL

@@ -17,7 +17,10 @@ USUAL = (
 )
 """Scenarios that run unless others are named."""
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "small-mac", "day")
-_RARE = ("--drafts", "--minutes", "--size", "--seed", "--timeout", "--plot")
+_RARE = (
+    *("--set", "--api-key-file", "--drafts"),
+    *("--minutes", "--size", "--seed", "--timeout", "--plot"),
+)
 _DESCRIPTION = """\
 Measures how fast a server answers: it plays what people and agents do, and prints one table, with \
 what is good and what is bad in each row. Without a server, it measures the daemon that runs here. \
@@ -45,14 +48,14 @@ def add_to(parser: Parser) -> None:
         "--scenarios",
         default=",".join(USUAL),
         metavar="A,B",
-        help=f"scenarios to run, in this order (default: all up to {USUAL[-1]})",
+        help=f"scenarios to run, in this order, of {', '.join(SCENARIOS)} (--help-all says what "
+        f"they are; default: all up to {USUAL[-1]})",
     )
     work.add_argument(
         "--rounds",
         type=int,
         default=3,
-        help="how often each is run; from two on, the table shows how much figures vary "
-        "(default: %(default)s)",
+        help="how often each is run (default: %(default)s)",
     )
     work.add_argument(
         "--minutes",
@@ -79,7 +82,7 @@ def add_to(parser: Parser) -> None:
         "--json",
         type=Path,
         metavar="FILE",
-        help="write all measurements; -: print them in place of the table",
+        help="write all measurements; -: print them instead",
     )
     output.add_argument(
         "--plot",
