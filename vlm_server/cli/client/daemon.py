@@ -74,7 +74,7 @@ class Daemon:
         if isinstance(error, httpx.ConnectError):
             advice = "'vlm-server serve' starts one, and --url names another"
             return CommandFailed(f"no daemon answers at {self.url}: {advice}")
-        return CommandFailed(f"no answer from {self.url}: {error}")
+        return CommandFailed(f"no answer from {self.url}: {why_silent(error)}")
 
     def is_there(self) -> bool:
         """Whether a daemon answers, even if its model is not loaded yet."""

@@ -283,7 +283,9 @@ def test_clipboard_gives_picture_or_says_why_not(
         ask.wait_until_seen("+ picture clipboard.png (20\u00d710")
         program.write_text("#!/bin/sh\necho 'Error: Can not open display' >&2; exit 1\n")
         ask.type("\x16")
-        ask.wait_until_seen("can't read the clipboard")
+        ask.wait_until_seen(
+            "can't read the clipboard: xclip error: Error: Can not open display\n>>>"
+        )
         ask.type("What?\r")
         ask.wait_until_seen("a red circle")
     assert parts(model.requests[0]) == ["image_url", "text"]
