@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.release.artifacts import CheckFailed
+from scripts.release.clone import EXAMPLE, IDENTITY, clone
+
 ROOT = Path(__file__).parents[3]
 HAS_TOOLS = all(map(importlib.util.find_spec, ("build", "cyclonedx_py", "pypiserver", "twine")))
 
@@ -45,10 +48,27 @@ def test_rehearsal_leaves_packages_and_their_contents(released: Path) -> None:
     assert not {"opencv-python", "datasets"} & names
 
 
-@pytest.mark.skipif(not HAS_TOOLS, reason="needs `scripts/setup dev release`")
-def test_release_without_tag_or_address_is_refused() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "scripts.release"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(("failed: pyproject.toml names no", "failed: the last commit"))
+def test_release_needs_address_and_tag(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", *IDENTITY, *words], cwd=root, check=True)
+
+    def commit(address: str) -> None:
+        hook = f'[tool.hatch.metadata.hooks.custom]\nrepository = "{address}"\n'
+        (root / "pyproject.toml").write_text(hook, encoding="utf-8")
+        git("add", "--all")
+        git("commit", "--quiet", "--message", "a state")
+
+    git("init", "--quiet")
+    commit("")
+    with pytest.raises(CheckFailed, match="names no address"):
+        clone(root, tmp_path / "without-address", None)
+    rehearsed = clone(root, tmp_path / "rehearsed", "1.2.3")
+    assert EXAMPLE in (rehearsed / "pyproject.toml").read_text(encoding="utf-8")
+    commit("https://git.example/us/vlm_server")
+    with pytest.raises(CheckFailed, match="has no tag"):
+        clone(root, tmp_path / "without-tag", None)
+    git("tag", "v1.2.3")
+    clone(root, tmp_path / "released", None)
