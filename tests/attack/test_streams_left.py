@@ -164,7 +164,7 @@ def test_many_readers_of_running_stream_are_bounded(daemon: Daemon) -> None:
 
     async def attack() -> list[str]:
         async with client_of(daemon) as client:
-            body = {"input": "Hello", "background": True, "max_output_tokens": 800}
+            body = {"input": "Hello", "background": True, "max_output_tokens": 3000}
             response = (await client.post(RESPONSES, json=body)).json()
             return await asyncio.gather(*(read(client, response["id"]) for _ in range(150)))
 

@@ -196,7 +196,7 @@ async def test_wrong_requests_are_refused_at_once(
 
 
 async def test_refused_batch_leaves_no_file(start: Start, engine: ScriptedEngine) -> None:
-    daemon = start(structs.replace(FAST, max_batches=1))
+    daemon = start(structs.replace(FAST, max_batches_per_key=1))
     engine.script = (asyncio.Event(),)
     answers = [await daemon.client.post(PATH, json={"requests": [request("a")]}) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]

@@ -82,7 +82,7 @@ async def test_watch_of_another_key_or_route_is_not_resumed() -> None:
 
 
 async def test_watch_without_client_ends_after_its_time() -> None:
-    async with serving(ScriptedEngine(*says("red")), stream_resume_seconds=0.2) as client:
+    async with serving(ScriptedEngine(*says("red")), stream_resume_keep_seconds=0.2) as client:
         ((event_id, started),) = await events_of(client, RESUMABLE, "started")
         await asyncio.sleep(0.6)
         assert (await give(client, started["watch_id"], "red")).status_code == 404
