@@ -371,7 +371,8 @@ def _daemon(ground: Ground) -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = ["serve", "--port", str(port), "--set", "log.level=warning", *ground.settings]
+    words = ["serve", "--port", str(port), "--set", "log.level=warning"]
+    words += ["--set", "model.max_context_tokens=8192", *ground.settings]
     with subprocess.Popen([sys.executable, "-m", "vlm_server.cli", *words]) as process:
         ground.url, ground.pid = f"http://127.0.0.1:{port}", process.pid
         try:

@@ -22,8 +22,10 @@ DAEMON = (
     *("--set", "cache.max_encoder_bytes=6000000"),
     *("--set", "cache.max_prefix_bytes=24000000"),
     *("--set", "memory.idle_clear_seconds=1"),
+    *("--set", "model.max_context_tokens=8192"),
 )
-"""Caches that fill within the first minute, and that `mix.refills` can fill again; short rests."""
+"""Caches that fill within the first minute, and that `mix.refills` can fill again; short rests;
+room for conversations that are longer than those the embedded model was trained for."""
 _START_SECONDS = 300.0
 _STOP_SECONDS = 60.0
 
