@@ -144,7 +144,7 @@ def test_tokenized_prompt_is_detokenized_to_itself(daemon: Daemon) -> None:
     assert read == {"prompt": "How many red circles?"}
 
 
-def test_embedded_model_refuses_what_it_was_not_trained_for(tmp_path: Path) -> None:
+def test_embedded_model_refuses_prompts_longer_than_its_training(tmp_path: Path) -> None:
     with running_daemon(tmp_path, *with_settings("model.max_context_tokens=auto")) as running:
         model = httpx.get(f"{running.url}/v1/models").json()["data"][0]
         assert model["max_model_len"] == 1024

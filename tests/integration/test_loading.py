@@ -270,7 +270,9 @@ def test_context_is_smaller_of_model_and_settings(
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 600), (100, 100), (7000, 7000)])
-def test_context_is_what_model_was_trained_for(checkpoint: Path, limit: int | None, expected: int):
+def test_context_is_length_of_training_unless_set(
+    checkpoint: Path, limit: int | None, expected: int
+):
     path = checkpoint / "config.json"
     config = json.loads(path.read_text()) | {"trained_context_tokens": 600}
     path.write_text(json.dumps(config))

@@ -28,7 +28,7 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
         "--config",
         metavar="FILE",
         type=Path,
-        help="TOML file with settings (default: the one in ~/.config/vlm-server)",
+        help="TOML file with settings, in place of the default",
     )
     group.add_argument(
         "--set",
