@@ -80,6 +80,14 @@ def test_stopped_answer_is_continued(page: Any) -> None:
     assert page.get_by_role("button", name="Continue").count() == 0
 
 
+def test_stopped_answer_ends_in_engine(scripted_daemon: Daemon, page: Any) -> None:
+    """Closing the line does not end an answer that can be resumed."""
+    begin(page, f"say 1 {LETTERS}")
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").wait_for()
+    scripted_daemon.wait_idle(5)
+
+
 def test_answer_that_was_cut_off_is_continued(page: Any) -> None:
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Longest answer").fill("3")

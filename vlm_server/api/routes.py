@@ -332,7 +332,7 @@ def _status(health: Health) -> list[Route]:
     return [
         Route("/v1/loads", health.loads),
         _admin("/v1/status", health.status),
-        _admin("/v1/requests/{request_id}/cancel", health.cancel, "POST"),
+        Route("/v1/requests/{request_id}/cancel", health.cancel, methods=["POST"]),
         *(Route(path, health.ready) for path in gate.READY),
         Route("/health/live", health.live),
     ]

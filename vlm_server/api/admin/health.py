@@ -15,11 +15,12 @@ import vlm_server
 from vlm_server.api.admin.memory_parts import memory_parts
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.http import access_log
+from vlm_server.api.http.access import keys
 from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.parsing import served_models
-from vlm_server.errors import ModelNotFound, NotFound
+from vlm_server.errors import Forbidden, ModelNotFound, NotFound
 from vlm_server.protocol import RequestProgress
 from vlm_server.supervisor.engine_process.client import EngineStatus
 
@@ -109,8 +110,12 @@ class Health:
         return [_request(name, scope, reported.get(name), now) for name, scope in tracked]
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel one of the requests that `status` lists."""
-        request_id = request.path_params["request_id"]
+        """Cancel one of the requests that `status` lists; without an admin key, one's own."""
+        request_id, key = request.path_params["request_id"], keys.key_of(request.scope)
+        scope = self._in_flight.get(request_id)
+        is_own = scope is not None and keys.key_of(scope).identity == key.identity
+        if not (key.is_admin or is_own):
+            raise Forbidden("Requests of other keys need a key with `admin = true`.")
         if not self._models.cancel(request_id):
             raise NotFound("There is no such request, or it has ended.")
         return JSONResponse({"id": request_id, "cancelled": True})

@@ -75,6 +75,22 @@ async def test_cancelled_request_is_410_which_clients_do_not_retry(
     assert again.status_code == 404
 
 
+async def test_key_cancels_its_own_requests_alone(
+    tmp_path: Path, connect: Connect, engine: ScriptedEngine
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[laptop]\nkey = "laptop-key"\n[phone]\nkey = "another-key"\n')
+    file.chmod(0o600)
+    client = connect(Settings(server=Server(api_key_file=str(file))))
+    client.headers["authorization"] = "Bearer laptop-key"
+    async with answering(client, engine) as task:
+        url = f"/v1/requests/{engine.submitted[0].request_id}/cancel"
+        other = await client.post(url, headers={"authorization": "Bearer another-key"})
+        assert other.status_code == 403
+        assert (await client.post(url)).status_code == 200
+        assert (await asyncio.wait_for(task, 5)).status_code == 410
+
+
 async def test_cancelling_and_settings_need_admin_key(tmp_path: Path, connect: Connect) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[laptop]\nkey = "laptop-key"\n[ops]\nkey = "operator-key"\nadmin = true\n')

@@ -28,7 +28,7 @@ PAGE_FOLDER = "/page"
 DOCS = "/docs"
 """The description of the API for browsers, which send no key with a link."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
-_FOLLOWED = ("/v1/responses/resp_", "/v1/watch/watch_")
+_FOLLOWED = ("/v1/responses/resp_", "/v1/watch/watch_", "/v1/requests/")
 _RESUMABLE = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/watch")
 )

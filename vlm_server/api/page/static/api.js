@@ -94,11 +94,11 @@ export async function* parts(response) {
   }
 }
 
-/** The events of a stream, as objects. Throws ApiError for one that is an error. */
+/** The events of a stream as objects, up to its end. Throws ApiError for one that is an error. */
 export async function* events(response) {
   for await (const { data } of parts(response)) {
-    if (!data) continue;
     if (data === "[DONE]") return;
+    if (!data) continue;
     const event = JSON.parse(data);
     if (event.error) throw new ApiError(0, event.error.message, event.error.code);
     yield event;

@@ -41,10 +41,23 @@ export async function stream({ body, signal, take, note, tell, from = null }) {
       }
       throw new ApiError(0, "The line to the server broke.", "line_broken");
     } catch (error) {
-      if (error.name === "AbortError" || signal.aborted) throw new DOMException("stopped", "AbortError");
-      id = await wait.after(error, id, hasText);
+      if (error.name === "AbortError" || signal.aborted) {
+        if (id) cancel(id);
+        throw new DOMException("stopped", "AbortError");
+      }
+      const asked = id;
+      id = await wait.after(error, id, hasText).catch((reason) => {
+        if (asked && signal.aborted) cancel(asked);
+        throw reason;
+      });
     }
   }
+}
+
+/** Ends an answer in the engine: one that can be resumed goes on without a reader. */
+function cancel(id) {
+  const [request] = id.split(":");
+  ask(`v1/requests/chatcmpl-${request}/cancel`, { method: "POST", quiet: true }).catch(() => null); // it has ended
 }
 
 class Waits {
