@@ -37,7 +37,7 @@ def model_config(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
         "torch_dtype": "float16",
         "vocab_size": text.vocab,
         "tie_word_embeddings": True,
-        "trained_context_tokens": text.trained_tokens,
+        "usable_context_tokens": text.usable_tokens,
         "image_token_id": token("<|image_pad|>"),
         "video_token_id": token("<|video_pad|>"),
         "vision_start_token_id": token("<|vision_start|>"),

@@ -91,7 +91,7 @@ def test_trained_model_writes_sensible_english(alone: EngineHarness):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_trained_tokens_equal_mlx_vlms(alone: EngineHarness, name: str):
+def test_usable_tokens_equal_mlx_vlms(alone: EngineHarness, name: str):
     assert alone.tokens[name] == tokens_of_mlx_vlm(alone, name)
 
 
@@ -136,7 +136,7 @@ def test_trained_answer_with_drafts_equals_answer_without(served: Served):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_trained_tokens_after_image_equal_mlx_vlms(name: str):
+def test_usable_tokens_after_image_equal_mlx_vlms(name: str):
     loaded, preparer = served_from(has_vision=True)
     tokens = EngineHarness(loaded, preparer).answer(ask(name, *IMAGES[name], sampling=SAMPLING))
     model, processor = mlx_vlm.load(str(trained_checkpoint(has_vision=True)))

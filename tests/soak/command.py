@@ -25,7 +25,7 @@ DAEMON = (
     *("--set", "model.max_context_tokens=8192"),
 )
 """Caches that fill within the first minute, and that `mix.refills` can fill again; short rests;
-room for conversations that are longer than those the embedded model was trained for."""
+room for conversations that are longer than the embedded model's usable context."""
 _START_SECONDS = 300.0
 _STOP_SECONDS = 60.0
 

@@ -33,8 +33,8 @@ from vlm_server.settings import ModelSettings
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-_TRAINED_NAME = "trained_context_tokens"
-"""Tokens of the longest conversations that a model was trained with, if it has more positions."""
+_USABLE_NAME = "usable_context_tokens"
+"""Tokens up to which a model is known to answer well, if it has more positions."""
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -231,14 +231,14 @@ def _ids(source: Json) -> set[int]:
 def context_tokens_of(config: Json, limit: int | None, family: Family | None = None) -> int:
     """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller.
 
-    Without a `limit` it is what the model was trained for, if the configuration says so.
+    Without a `limit` it is what the model can use, if the configuration says so.
     """
     parts = (config.get("text_config") or config.get("llm_config") or {}, config)
     lengths = (part.get(name) for name in _CONTEXT_NAMES for part in parts)
     context_tokens = next(filter(None, lengths), 32768)
     if family is not None and family.embeds is not None:
         context_tokens -= family.embeds.first_position
-    return min(int(context_tokens), limit or config.get(_TRAINED_NAME, context_tokens))
+    return min(int(context_tokens), limit or config.get(_USABLE_NAME, context_tokens))
 
 
 def _vocabulary_size(family: Family, model: Any, config: Json) -> int:
