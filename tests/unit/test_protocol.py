@@ -28,6 +28,7 @@ from vlm_server.protocol import (
     ImagePart,
     ImageUse,
     Loading,
+    LogLine,
     MemoryStats,
     Message,
     ModelFacts,
@@ -103,6 +104,7 @@ EVENTS: list[Event] = [
     Finished("r1", Usage(10, 5), timeline=Timeline(3.5, (Phase("queue", 0.5), Phase("decode", 1)))),
     Failed("r1", "invalid_image", "can't be read", "messages[0].content[0]"),
     Failed("r1", "internal_error", "the server failed"),
+    LogLine(1.5, 30, "a warning"),
     Stats({"decode": 4}, 5, {"a": 5}, MemoryStats(1, 2, 3, 4, 5, 6, 7, {"evict": 7}, 0.5), 8, 9),
 ]
 

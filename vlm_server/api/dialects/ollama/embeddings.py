@@ -10,7 +10,6 @@ from msgspec import Struct, msgpack
 from vlm_server.api.dialects.fields import Size, prepare, submit_pooling
 from vlm_server.api.dialects.ollama.model_fields import model_wanted
 from vlm_server.api.dialects.ollama.parse import Options, keep_alive_of
-from vlm_server.api.dialects.ollama.render import nanoseconds
 from vlm_server.api.dialects.vectors import vectors_of
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.conversation import Conversation, Counts
@@ -124,7 +123,7 @@ def encode_embed(options: bytes, finished: Finished) -> bytes:
     answer = {
         "model": msgpack.decode(options, type=Options).model,
         "embeddings": vectors_of(finished),
-        "total_duration": nanoseconds(finished.times.total_seconds),
+        "total_duration": max(1, round(finished.times.total_seconds * 1e9)),
         "load_duration": 0,
         "prompt_eval_count": finished.usage.prompt_tokens,
     }

@@ -248,9 +248,9 @@ async def test_anthropic_client_raises_bad_request_with_field(client: AsyncAnthr
     assert invalid.value.body["error"]["param"] == "temperature"  # type: ignore[index]
 
 
-async def test_anthropic_client_raises_not_found_for_batches(client: AsyncAnthropic) -> None:
+async def test_anthropic_client_raises_not_found_for_unknown_batch(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
-        await client.messages.batches.list()
+        await client.messages.batches.retrieve("msgbatch_none")
 
 
 async def test_anthropic_client_raises_authentication_error(

@@ -317,7 +317,7 @@ async def test_unknown_anthropic_routes_and_methods_have_its_error_shape(
     client: httpx.AsyncClient,
 ) -> None:
     assert (await client.get(ROUTE)).json()["error"]["type"] == "invalid_request_error"
-    assert (await client.post(f"{ROUTE}/batches")).json()["error"]["type"] == "not_found_error"
+    assert (await client.post(f"{ROUTE}/drafts")).json()["error"]["type"] == "not_found_error"
 
 
 async def test_long_agent_session_is_below_part_limit(ask: Asker) -> None:
