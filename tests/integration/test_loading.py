@@ -270,9 +270,7 @@ def test_context_is_smaller_of_model_and_settings(
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 600), (100, 100), (7000, 7000)])
-def test_context_is_usable_length_unless_set(
-    checkpoint: Path, limit: int | None, expected: int
-):
+def test_context_is_usable_length_unless_set(checkpoint: Path, limit: int | None, expected: int):
     path = checkpoint / "config.json"
     config = json.loads(path.read_text()) | {"usable_context_tokens": 600}
     path.write_text(json.dumps(config))
