@@ -95,7 +95,7 @@ def test_check_tells_whether_adapter_fits_its_base(folder: Path, tmp_path: Path)
     command += [str(EMBEDDED), "--adapter"]
     fitting = subprocess.run([*command, str(folder / "red")], capture_output=True, text=True)
     assert fitting.returncode == 0, fitting.stderr
-    assert "adapters      red\n" in fitting.stdout
+    assert "adapters  red\n" in fitting.stdout
     config = json.loads((folder / "red" / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"fine_tune_type": "dora"}))
     (tmp_path / "adapters.safetensors").write_bytes(
