@@ -155,7 +155,9 @@ def test_weights_of_other_family_are_refused(checkpoint: Path):
 
 def test_missing_weights_are_refused(checkpoint: Path):
     (checkpoint / "model.safetensors").unlink()
-    assert refusal(checkpoint).endswith("has no *.safetensors: the checkpoint is not complete; download it again")
+    assert refusal(checkpoint).endswith(
+        "has no *.safetensors: the checkpoint is not complete; download it again"
+    )
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, 5000, 20_000, -1])
@@ -208,7 +210,9 @@ def test_missing_config_key_is_refused(checkpoint: Path, key: str):
 
 def test_missing_tokenizer_is_refused(checkpoint: Path):
     (checkpoint / "tokenizer.json").unlink()
-    assert refusal(checkpoint).endswith("has no tokenizer.json: the checkpoint is not complete; download it again")
+    assert refusal(checkpoint).endswith(
+        "has no tokenizer.json: the checkpoint is not complete; download it again"
+    )
 
 
 def test_invalid_tokenizer_file_is_refused(checkpoint: Path):
