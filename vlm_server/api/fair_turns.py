@@ -71,7 +71,12 @@ class FairTurns:
 
     def _begin_next(self) -> None:
         while self._running.total() < self._limit:
-            ready = [each for each in self._waiting if self._running[each[0]] < self._owner_limit]
+            ready = [
+                (owner, turn)
+                for owner, turn in self._waiting
+                if not turn.done()  # cancelled, and not yet removed
+                if self._running[owner] < self._owner_limit
+            ]
             if not ready:
                 return
             owner, turn = min(ready, key=self._place)

@@ -57,3 +57,19 @@ async def test_owner_leaves_room_for_others() -> None:
         pass
     await asyncio.gather(*greedy)
     assert most == {"greedy": 2}
+
+
+async def test_turn_passes_over_owner_cancelled_at_that_moment() -> None:
+    turns, order = FairTurns(1), list[str]()
+
+    async def turn(owner: str) -> None:
+        async with turns.turn(owner):
+            order.append(owner)
+
+    async with turns.turn("first"):
+        cancelled, last = (asyncio.create_task(turn(owner)) for owner in ("cancelled", "last"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+    await last
+    assert order == ["last"]
+    assert cancelled.cancelled() or cancelled.cancelling()
