@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import httpx
 import openai
 import pytest
 
+from tests.support.child_pids import children_of
 from tests.support.daemons import (
     SCRIPTED,
     Daemon,
     checkpoint,
+    command_of,
     is_alive,
     running_daemon,
     wait_until,
@@ -241,6 +244,27 @@ def test_terminated_front_finishes_short_answer(daemon_to_kill: Daemon) -> None:
     assert list(stream)[-1].choices[0].finish_reason == "length"
     daemon_to_kill.process.wait(15)
     assert daemon_to_kill.process.returncode == 0
+
+
+def test_terminated_front_answers_request_that_is_still_parsed(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, program=SCRIPTED) as daemon, ThreadPoolExecutor() as pool:
+        (parser,) = (
+            child
+            for child in children_of(daemon.process.pid)
+            if b"vlm_server.api.parsing.process" in command_of(child)
+        )
+        os.kill(parser, signal.SIGSTOP)
+        message = user(noise(1, (64, 64)), "Go on")
+        ask = daemon.client().chat.completions.create
+        asking = pool.submit(ask, model="default", messages=[message], max_tokens=3)
+        wait_until(lambda: daemon.status()["requests"]["list"], 20, daemon.log)
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: daemon.get("/health/live")[0] == 503, 20, daemon.log)
+        time.sleep(0.2)
+        assert not asking.done()
+        os.kill(parser, signal.SIGCONT)
+        assert asking.result(20).choices[0].finish_reason == "length"
+        assert daemon.process.wait(20) == 0
 
 
 def test_disconnected_client_ends_its_request(tiny_daemon: Daemon) -> None:

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 import pytest
 
+from tests.support.child_pids import children_of
 from tests.support.daemons import (
     Daemon,
     checkpoint,
@@ -55,10 +56,10 @@ def two_hosts(folder: Path) -> list[str]:
 
 def follower_of(daemon: Daemon) -> int:
     """The process of the second rank, started by the daemon."""
-    pid = daemon.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (follower,) = (
-        child for child in map(int, children) if b"vlm_server.engine.follower" in command_of(child)
+        child
+        for child in children_of(daemon.process.pid)
+        if b"vlm_server.engine.follower" in command_of(child)
     )
     return follower
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.hub.fixtures import hub
 from tests.hub.server import Hub, add
+from tests.support.child_pids import children_of
 from tests.support.daemons import SCRIPTED, Daemon, with_settings
 from tests.support.images import one_shape
 from tests.support.terminal import COLUMNS, SECONDS, session
@@ -133,13 +134,6 @@ def test_ctrl_c_ends_daemon_started_by_ask() -> None:
         assert ask.ended() == -signal.SIGINT
         assert not any(Path(f"/proc/{child}").exists() for child in children)
         assert "Traceback" not in ask.shown
-
-
-def children_of(pid: int) -> list[int]:
-    """The child processes of the main thread."""
-    return [
-        int(pid_text) for pid_text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ]
 
 
 @pytest.mark.whole

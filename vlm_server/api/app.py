@@ -49,9 +49,9 @@ def create_app(
     """The ASGI application that serves `models` as `settings` say.
 
     The caller warms up and closes `parsing_pool`, which applications may share, and closes
-    `files`. Its `state.event_logs` knows the answers that are made without a connection, and
-    `state.watches` the watches, to be closed before models are stopped, and its `state.lane` runs
-    batches.
+    `files`. Its `state.queue_slots` counts requests, `state.event_logs` knows the answers that are
+    made without a connection, `state.watches` the watches, to be closed before models are stopped,
+    and `state.lane` runs batches.
     `sources` say where settings were given. `tracer` records the requests that have ended;
     `log_tail` has the last lines of the log. Raises ConfigError if the file of API keys or the
     folder of files can't be used.
@@ -84,6 +84,7 @@ def create_app(
         exception_handlers={HTTPException: _routing_error},
     )
     app.router.redirect_slashes = False
+    app.state.queue_slots = queue_slots
     app.state.event_logs = generation.event_logs
     app.state.watches = watches
     app.state.lane = lane

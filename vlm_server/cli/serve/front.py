@@ -12,13 +12,19 @@ import time
 from dataclasses import dataclass
 
 import msgspec
+from starlette.applications import Starlette
 
 from vlm_server.api.app import create_app
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.dialects.openai.watch.watches import Watches
 from vlm_server.api.files.store import FileStore
-from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer
+from vlm_server.api.http.connection.server import (
+    PARSING_SECONDS,
+    SLOW_READER_SECONDS,
+    HttpServer,
+)
 from vlm_server.api.http.event_logs import EventLogs
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS
@@ -138,19 +144,12 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     await stop.wait()
     if end.is_stop and sys.stderr.isatty():
         progress.clear()
-        print(f"{CLEAR_LINE}{greeting.stopping(models.num_in_flight)}", file=sys.stderr)
+        slots: QueueSlots = app.state.queue_slots
+        num_requests = max(models.num_in_flight, slots.requests.taken)
+        print(f"{CLEAR_LINE}{greeting.stopping(num_requests)}", file=sys.stderr)
     looking.cancel()
-    await lane.stop()
     announcement.cancel()
-    watches: Watches = app.state.watches
-    await watches.close()
-    if listener.is_inherited:  # new connections are for the next process
-        logs: EventLogs = app.state.event_logs
-        await server.last_call(lambda: models.num_in_flight - logs.num_detached)
-        server.should_exit = True
-    else:
-        server.drain()
-    await models.stop()  # running requests finish or fail
+    await drain(app, server, models, settings, is_replaced=listener.is_inherited)
     server.should_exit = True
     server.end_within(SLOW_READER_SECONDS)
     await http
@@ -161,6 +160,37 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
     return end.is_restart
+
+
+async def drain(
+    app: Starlette,
+    server: HttpServer,
+    models: ModelPool,
+    settings: Settings,
+    *,
+    is_replaced: bool,
+) -> None:
+    """Let running requests finish or fail, and end the engines.
+
+    is_replaced: whether another process takes new connections from the same sockets.
+    """
+    lane: Lane = app.state.lane
+    await lane.stop()
+    watches: Watches = app.state.watches
+    await watches.close()
+    logs: EventLogs = app.state.event_logs
+
+    def num_in_engine() -> int:
+        return models.num_in_flight - logs.num_detached
+
+    if is_replaced:
+        await server.last_call(num_in_engine)
+        server.should_exit = True
+    else:
+        server.drain()
+        drain_seconds = settings.server.drain_timeout_seconds
+        await server.hand_over(num_in_engine, min(PARSING_SECONDS, drain_seconds))
+    await models.stop()
 
 
 async def serve_http(

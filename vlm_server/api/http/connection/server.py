@@ -37,6 +37,8 @@ LAST_CALL_SECONDS = 1.0
 PARSING_SECONDS = 5.0
 """Time for those requests to be parsed and handed to the engine."""
 _LOOK_SECONDS = 0.05
+_COMPLETE = (ConnectionStage.ANSWER, ConnectionStage.CLOSING)
+"""Stages of connections whose last request has arrived."""
 
 
 class _DatedState(ServerState):
@@ -113,17 +115,26 @@ class HttpServer(uvicorn.Server):
             for listening_socket in listening.sockets:
                 loop.remove_reader(listening_socket)
         clock, began = loop.time, loop.time()
-        while clock() < began + PARSING_SECONDS:
+        while clock() < began + LAST_CALL_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             for connection in self._connections:
                 connection.close_after_next()
+            if all(connection.stage in _COMPLETE for connection in self._connections):
+                break
+        await self.hand_over(num_in_engine, began + PARSING_SECONDS - clock())
+
+    async def hand_over(self, num_in_engine: Callable[[], int], seconds: float) -> None:
+        """Wait, at most `seconds`, until the engine has the complete requests: those are answered.
+
+        num_in_engine: the number of requests of open connections that the engine has.
+        """
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + seconds
+        while clock() < ends_at:
             stages = [connection.stage for connection in self._connections]
-            num_answered = stages.count(ConnectionStage.ANSWER)
-            may_ask = len(stages) > num_answered + stages.count(ConnectionStage.CLOSING)
-            if may_ask and clock() < began + LAST_CALL_SECONDS:
-                continue
-            if num_answered <= num_in_engine():
+            if stages.count(ConnectionStage.ANSWER) <= num_in_engine():
                 return
+            await asyncio.sleep(_LOOK_SECONDS)
 
     @property
     def _connections(self) -> list[HttpConnection]:
