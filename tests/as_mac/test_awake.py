@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.daemons import is_alive
 from tests.support.waiting import until
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.platform import awake
 from vlm_server.settings import Limits
 

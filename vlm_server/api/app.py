@@ -26,7 +26,7 @@ from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.errors import EncodeError, encode_openai, method_not_allowed, not_found
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing.body_parser import BodyParser, start_pool
 from vlm_server.api.routes import OPERATIONS, all_routes

@@ -69,8 +69,8 @@ from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.ended_requests import EndedRequests
-from vlm_server.api.http.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
 from vlm_server.api.http.generation import Endpoint, Generation
+from vlm_server.api.http.streams.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
 from vlm_server.api.page.page import StartPage
 from vlm_server.platform.log_tail import LogTail
 from vlm_server.settings import Settings, Sources

@@ -23,11 +23,11 @@ from vlm_server.api.batches.lane import PAUSES, Lane
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.documents.drawing import Documents
-from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.key_usage import KeyUsage
 from vlm_server.api.http.model_metrics import ModelMetrics
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.streams.event_logs import EventLogs
 from vlm_server.protocol import CacheStats, Stats
 from vlm_server.supervisor.engine_process.client import EngineStatus
 

@@ -28,7 +28,7 @@ from vlm_server.api.batches.store import BatchStore
 from vlm_server.api.fair_turns import FairOrder
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
-from vlm_server.api.http.gaps import Gaps
+from vlm_server.api.http.queue.gaps import Gaps
 from vlm_server.errors import EngineUnavailable, NotSupported, StorageFull
 from vlm_server.platform import conditions
 from vlm_server.settings import BatchSettings

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Scope
 
-from vlm_server.api.http import gaps
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access.keys import ApiKey
+from vlm_server.api.http.queue import gaps
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import structs
 from starlette.datastructures import Headers
 
-from vlm_server.api.http import sse
+from vlm_server.api.http.streams import sse
 from vlm_server.api.parsing.conversation import NeedsProcess
 from vlm_server.api.parsing.parsed_request import Body, Context, Parse, ParsedRequest
 from vlm_server.errors import InternalError, RequestError

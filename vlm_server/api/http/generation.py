@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vlm_server.api.files.store import FileStore
-from vlm_server.api.http import access_log, body, event_logs, gaps, sse
+from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole_response
@@ -21,16 +21,18 @@ from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import BackgroundRenderer, Dialect, Renderer
 from vlm_server.api.http.documents.drawing import Documents
-from vlm_server.api.http.event_log import EventLog, Run
-from vlm_server.api.http.event_logs import Attachment, EventLogs
-from vlm_server.api.http.gaps import Gaps
-from vlm_server.api.http.keep_alive import KeepAlives
 from vlm_server.api.http.key_usage import KeyUsage
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
-from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
+from vlm_server.api.http.queue import gaps
+from vlm_server.api.http.queue.gaps import Gaps
+from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.api.http.request_media import RequestMedia
-from vlm_server.api.http.sse import EventStream
+from vlm_server.api.http.streams import event_logs, sse
+from vlm_server.api.http.streams.event_log import EventLog, Run
+from vlm_server.api.http.streams.event_logs import Attachment, EventLogs
+from vlm_server.api.http.streams.keep_alive import KeepAlives
+from vlm_server.api.http.streams.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.api.parsing import routing_key, served_models
 from vlm_server.api.parsing.body_parser import BodyParser

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import access_log, errors, gaps
+from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access import cors, gate, keys
 from vlm_server.api.http.access.gate import is_page
 from vlm_server.api.http.access.keys import NO_KEY, KeyRing, KeySlots
@@ -20,7 +20,8 @@ from vlm_server.api.http.body import ClientGone
 from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.errors import EncodeFor
 from vlm_server.api.http.key_usage import KeyUsage
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue import gaps
+from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing import routing_key
 from vlm_server.errors import InternalError, RequestError

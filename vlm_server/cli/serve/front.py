@@ -23,8 +23,8 @@ from vlm_server.api.http.connection.server import (
     SLOW_READER_SECONDS,
     HttpServer,
 )
-from vlm_server.api.http.event_logs import EventLogs
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.streams.event_logs import EventLogs
 from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS

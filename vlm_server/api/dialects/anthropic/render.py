@@ -13,7 +13,7 @@ from vlm_server.api.dialects.anthropic import errors
 from vlm_server.api.dialects.anthropic.citations import CitationParser, Segment
 from vlm_server.api.dialects.anthropic.parse import Options
 from vlm_server.api.dialects.anthropic.schema import SIGNATURE
-from vlm_server.api.http import sse
+from vlm_server.api.http.streams import sse
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, FinishReason
 

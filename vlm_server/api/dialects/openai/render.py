@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from vlm_server.api.dialects.openai.parse import Options
-from vlm_server.api.http import errors, sse
+from vlm_server.api.http import errors
 from vlm_server.api.http.answer import as_finite, token_logprob
+from vlm_server.api.http.streams import sse
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, TokenLogprob, ToolCallDelta, Usage
 

@@ -12,9 +12,9 @@ import msgspec
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
-from vlm_server.api.http import sse
 from vlm_server.api.http.answer import token_logprob
 from vlm_server.api.http.dialect import BackgroundRenderer
+from vlm_server.api.http.streams import sse
 from vlm_server.errors import Conflict, RequestCancelled, RequestError
 from vlm_server.protocol import Delta, Finished, FinishReason, ToolCallDelta
 

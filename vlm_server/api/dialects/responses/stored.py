@@ -16,9 +16,9 @@ from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
-from vlm_server.api.http.event_log import EventLog
-from vlm_server.api.http.event_logs import EventLogs
 from vlm_server.api.http.generation import Endpoint
+from vlm_server.api.http.streams.event_log import EventLog
+from vlm_server.api.http.streams.event_logs import EventLogs
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.errors import InvalidRequest, NotFound, NotSupported, RequestCancelled
 

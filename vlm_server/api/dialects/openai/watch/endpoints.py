@@ -20,12 +20,13 @@ from vlm_server.api.dialects.openai.watch.parts import boundary_of
 from vlm_server.api.dialects.openai.watch.schema import WatchPlan, parse_watch
 from vlm_server.api.dialects.openai.watch.watch import Watch
 from vlm_server.api.dialects.openai.watch.watches import Watches
-from vlm_server.api.http import access_log, body, event_logs, sse
+from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import keys
-from vlm_server.api.http.event_log import Run
-from vlm_server.api.http.event_logs import Attachment
 from vlm_server.api.http.generation import Generation, context_of, resume
-from vlm_server.api.http.sse import EventStream
+from vlm_server.api.http.streams import event_logs, sse
+from vlm_server.api.http.streams.event_log import Run
+from vlm_server.api.http.streams.event_logs import Attachment
+from vlm_server.api.http.streams.sse import EventStream
 from vlm_server.api.parsing import json_body
 from vlm_server.errors import (
     InvalidRequest,

@@ -9,7 +9,7 @@ import msgspec
 
 from vlm_server.api.dialects.openai.watch.frame_queue import Counts, Stamp
 from vlm_server.api.dialects.openai.watch.reading import Reading
-from vlm_server.api.http import sse
+from vlm_server.api.http.streams import sse
 from vlm_server.errors import RequestError
 
 EndReason = Literal["deleted", "idle", "body_ended", "shutdown", "failed"]

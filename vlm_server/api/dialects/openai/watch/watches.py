@@ -17,7 +17,7 @@ from vlm_server.api.dialects.openai.watch.schema import WatchPlan
 from vlm_server.api.dialects.openai.watch.turns import Turns
 from vlm_server.api.dialects.openai.watch.watch import Watch
 from vlm_server.api.http.generation import Generation
-from vlm_server.api.http.queue_slots import FairShare
+from vlm_server.api.http.queue.queue_slots import FairShare
 from vlm_server.api.http.urls.camera_url import CameraUrls
 from vlm_server.errors import EngineUnavailable, NotFound, QueueFull, RequestError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Message, Send
 
-from vlm_server.api.http import sse
+from vlm_server.api.http.streams import sse
 from vlm_server.errors import InvalidRequest, NotFound, RequestError
 
 MAX_READERS = 4

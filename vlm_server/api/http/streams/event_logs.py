@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vlm_server.api.http.body import until_disconnect
-from vlm_server.api.http.event_log import EventLog, Run
+from vlm_server.api.http.streams.event_log import EventLog, Run
 from vlm_server.errors import InvalidRequest, NotFound
 from vlm_server.settings import Server
 

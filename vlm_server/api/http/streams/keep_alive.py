@@ -9,9 +9,9 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from vlm_server.api.http import sse
 from vlm_server.api.http.access_log import Entry, entry_of
 from vlm_server.api.http.dialect import Dialect, Renderer
+from vlm_server.api.http.streams import sse
 from vlm_server.settings import Server
 from vlm_server.supervisor.engine_process.client import ModelClient
 

@@ -15,7 +15,7 @@ from tests.unit.api.conftest import Connect, listening
 from tests.unit.api.http.test_transport import raw
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, Step, never
-from vlm_server.api.http.queue_slots import FairShare, QueueSlots, ServiceRate
+from vlm_server.api.http.queue.queue_slots import FairShare, QueueSlots, ServiceRate
 from vlm_server.errors import QueueFull
 from vlm_server.protocol import OnDevice
 from vlm_server.settings import Limits, Server, Settings

@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import Message
 
-from vlm_server.api.http.sse import CONTENT_TYPE, DONE, KEEP_ALIVE, EventStream
+from vlm_server.api.http.streams.sse import CONTENT_TYPE, DONE, KEEP_ALIVE, EventStream
 
 
 async def sent_by(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from vlm_server.api.http.event_log import MAX_READERS, EventLog, Run
-from vlm_server.api.http.event_logs import EventLogs
+from vlm_server.api.http.streams.event_log import MAX_READERS, EventLog, Run
+from vlm_server.api.http.streams.event_logs import EventLogs
 from vlm_server.errors import InternalError, NotFound, RequestCancelled, RequestError
 from vlm_server.settings import Server
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.api.conftest import Connect
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, text
-from vlm_server.api.http import keep_alive
+from vlm_server.api.http.streams import keep_alive
 from vlm_server.protocol import MemoryStats, RequestProgress, Stats
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}

@@ -1,0 +1,1 @@
+"""Who may begin: queue slots, and the gaps between requests."""

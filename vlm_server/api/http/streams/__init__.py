@@ -1,0 +1,1 @@
+"""Server-sent events: written, kept alive, and kept for clients that resume them."""
