@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vlm_server.api.batches.lines import Line
-from vlm_server.api.parsing.media.external import SentError
-from vlm_server.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedField
-from vlm_server.platform.child.serve import ChildLimits, serve
+from vlm_server.api.outcomes import serve_outcomes
+from vlm_server.errors import InvalidRequest, PayloadTooLarge, UnsupportedField
+from vlm_server.platform.child.serve import ChildLimits
 
 ENDPOINT = "/v1/messages"
 _RETIRE_BYTES = 256 << 20
@@ -83,18 +83,11 @@ def _line(request: _Request, param: str, max_bytes: int) -> bytes:
 
 
 def main(memory_bytes: str, job_seconds: str, max_lines: str, max_line_bytes: str) -> None:
-    def answer(job: bytearray) -> bytes:
-        outcome: SplitLines | SentError
-        try:
-            outcome = split(bytes(job), int(max_lines), int(max_line_bytes))
-        except RequestError as error:
-            outcome = SentError(error.code, error.message, error.param)
-        except MemoryError:
-            text = "The request can't be read: it takes too much memory."
-            outcome = SentError(InvalidRequest.code, text, None)
-        return msgspec.msgpack.encode(outcome)
-
-    serve(answer, ChildLimits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
+    serve_outcomes(
+        lambda job: split(bytes(job), int(max_lines), int(max_line_bytes)),
+        ChildLimits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES),
+        InvalidRequest("The request can't be read: it takes too much memory."),
+    )
 
 
 if __name__ == "__main__":

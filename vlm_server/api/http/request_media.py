@@ -42,7 +42,7 @@ class RequestMedia:
             reserve(sum(file.num_bytes for file in files))
             contents = await run(self._read, uploaded, files)
         if urls := [media for media in needed if not media.is_uploaded]:
-            contents |= await self._urls.read(urls)
+            contents |= await self._urls.read(urls, owner)
         return contents
 
     def _find(self, uploaded: Sequence[MediaUrl], owner: str) -> list[StoredFile]:

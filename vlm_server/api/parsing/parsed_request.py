@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from vlm_server.api.outcomes import SentError
 from vlm_server.api.parsing import routing_key
 from vlm_server.api.parsing.json_body import Body as Body
 from vlm_server.api.parsing.media.documents import Document, Pages, PagesNeeded
-from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl, SentError
+from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.messages import Parts
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
@@ -209,7 +210,7 @@ def decode_outcome(encoded: bytearray) -> EncodedRequest:
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES])
     head = _head_decoder.decode(view[_LENGTH_BYTES:end])
     if isinstance(head, SentError):
-        raise RequestError.from_code(head.code, head.message, head.param)
+        raise head.received()
     if isinstance(head, Needed):
         raise _needed(head)
     return EncodedRequest(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
@@ -226,7 +227,7 @@ def _needed(head: Needed) -> BytesNeeded | PagesNeeded | HistoryNeeded:
 def _head(outcome: Outcome) -> _Head:
     match outcome:
         case RequestError():
-            return SentError(outcome.code, outcome.message, outcome.param)
+            return SentError.of(outcome)
         case BytesNeeded():
             return Needed(outcome.urls)
         case HistoryNeeded():

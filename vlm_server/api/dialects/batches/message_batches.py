@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import BinaryIO
 
-import anyio
 import anyio.to_thread
 import msgspec
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from vlm_server.api.batches.lane import Lane
 from vlm_server.api.batches.split_process import SplitLines
 from vlm_server.api.dialects.batches import message_render
 from vlm_server.api.dialects.batches.endpoints import Batches, limit_of, owner_of
-from vlm_server.api.fair_turns import FairTurns
+from vlm_server.api.fair_pool import FairPool
 from vlm_server.api.files import stored_file
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.files.stored_file import StoredFile
@@ -30,17 +29,14 @@ from vlm_server.api.http import body
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.connection.exchange import wait_until_read
 from vlm_server.api.http.generation import Generation
-from vlm_server.api.parsing.media.external import SentError
 from vlm_server.errors import (
     Conflict,
-    EngineUnavailable,
     InvalidRequest,
     NotFound,
     RequestError,
     RequestTooCostly,
 )
-from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.platform.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout
+from vlm_server.platform.child.pool import ChildFailed, ChildTimeout
 from vlm_server.settings import MIB, Settings
 
 PATH = "/v1/messages/batches"
@@ -48,9 +44,6 @@ _WINDOW_SECONDS = 24 * 3600
 _MAX_PAGE = 1000
 _PIECE_BYTES = 256 << 10
 _MODULE = "vlm_server.api.batches.split_process"
-_decoder: msgspec.msgpack.Decoder[SplitLines | SentError] = msgspec.msgpack.Decoder(
-    SplitLines | SentError
-)
 
 
 class MessageBatches(Batches):
@@ -61,12 +54,16 @@ class MessageBatches(Batches):
     def __init__(self, shared: Generation, settings: Settings, lane: Lane) -> None:
         super().__init__(shared, settings, lane)
         limits, batches = settings.limits, settings.batches
-        memory_bytes = 256 * MIB + 8 * limits.max_body_bytes
         self._seconds = limits.parsing_timeout_seconds
-        bounds = memory_bytes, self._seconds, batches.max_lines, batches.max_line_bytes
-        self._pool = ChildPool(_MODULE, 1, *map(str, bounds), memory_bytes=memory_bytes)
-        self._turns = FairTurns(1)
-        self._thread = anyio.CapacityLimiter(1)
+        self._pool = FairPool(
+            _MODULE,
+            1,
+            self._seconds,
+            batches.max_lines,
+            batches.max_line_bytes,
+            outcome=SplitLines,
+            memory_bytes=256 * MIB + 8 * limits.max_body_bytes,
+        )
 
     async def create(self, request: Request) -> Response:
         shared, owner = self._shared, owner_of(request)
@@ -151,23 +148,10 @@ class MessageBatches(Batches):
 
     async def _split(self, owner: str, data: bytearray) -> SplitLines:
         """The lines for the requests in a body. Raises RequestError."""
-        cancellation = Cancellation()
-        run = partial(self._pool.run, data, self._seconds, cancellation)
         try:
-            async with self._turns.turn(owner):
-                answer = await anyio.to_thread.run_sync(
-                    run, abandon_on_cancel=True, limiter=self._thread
-                )
-        except ChildNotStarted:
-            raise EngineUnavailable("The server is short of processes; try again later.") from None
+            return await self._pool.run(data, owner, self._seconds)
         except (ChildTimeout, ChildFailed):
             raise RequestTooCostly("Reading the request takes too much time or memory.") from None
-        finally:
-            cancellation.cancel()
-        outcome = _decoder.decode(answer)
-        if isinstance(outcome, SentError):
-            raise RequestError.from_code(outcome.code, outcome.message, outcome.param)
-        return outcome
 
     def _object(self, batch: Batch) -> message_render.Json:
         return message_render.batch_object(batch, self._lane.paused_of(batch))

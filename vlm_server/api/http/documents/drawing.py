@@ -5,27 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-import anyio
-import anyio.to_thread
 import msgspec
 
+from vlm_server.api.fair_pool import FairPool
 from vlm_server.api.fair_turns import FairTurns
 from vlm_server.api.http.documents import messages, page_ranges
 from vlm_server.api.http.documents.messages import DrawJob, Drawn, PageSize
 from vlm_server.api.http.documents.page_cache import PageCache
 from vlm_server.api.parsing.media.documents import Detail, Document, PageImage, Pages
-from vlm_server.api.parsing.media.external import SentError
 from vlm_server.errors import (
-    EngineUnavailable,
     InvalidDocument,
     PayloadTooLarge,
     RequestError,
     RequestTooCostly,
 )
-from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.platform.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout
+from vlm_server.platform.child.pool import ChildFailed, ChildTimeout
 from vlm_server.settings import Settings
 
 _CHILD = "vlm_server.api.http.documents.process"
@@ -56,19 +51,16 @@ class Documents:
         self._limits = settings.limits
         self.cache = PageCache(settings.document.max_cache_bytes)
         self.counts = DrawnCounts()
-        memory_bytes = self._settings.max_draw_memory_bytes
-        seconds = self._settings.draw_timeout_seconds
-        self._threads = anyio.CapacityLimiter(self._settings.max_processes)
-        spared = max(1, self._settings.max_processes - 1)
-        owner_limit = spared if settings.server.needs_key else self._settings.max_processes
-        self._turns = FairTurns(self._settings.max_processes, owner_limit)
+        size = self._settings.max_processes
+        spared = max(1, size - 1)
         self._slow_turns = FairTurns(spared)
-        self._pool = ChildPool(
+        self._pool = FairPool(
             _CHILD,
-            self._settings.max_processes,
-            str(memory_bytes),
-            str(seconds),
-            memory_bytes=memory_bytes,
+            size,
+            self._settings.draw_timeout_seconds,
+            outcome=Drawn,
+            memory_bytes=self._settings.max_draw_memory_bytes,
+            owner_limit=spared if settings.server.needs_key else size,
         )
 
     async def draw(
@@ -158,16 +150,18 @@ class Documents:
         seconds = min(_QUICK_SECONDS, self._seconds_left(work))
         if seconds <= 0:
             raise self._too_slow(work)
-        job = DrawJob(
-            work.document,
-            work.size,
-            tuple(work.images),
-            work.request.num_pages_left,
-            self._limits.max_image_pixels,
+        job = messages.encode(
+            DrawJob(
+                work.document,
+                work.size,
+                tuple(work.images),
+                work.request.num_pages_left,
+                self._limits.max_image_pixels,
+            )
         )
         owner = work.request.owner
         try:
-            return await self._in_process(job, owner, seconds)
+            return await self._pool.run(job, owner, seconds)
         except (ChildTimeout, ChildFailed) as error:
             work.request.seconds += seconds
             seconds = self._seconds_left(work)
@@ -175,34 +169,12 @@ class Documents:
                 raise self._failure(work, error) from None
         async with self._slow_turns.turn(owner):
             try:
-                return await self._in_process(job, owner, seconds)
+                return await self._pool.run(job, owner, seconds)
             except (ChildTimeout, ChildFailed) as error:
                 raise self._failure(work, error) from None
 
     def _seconds_left(self, work: _Work) -> float:
         return self._settings.draw_timeout_seconds - work.request.seconds
-
-    async def _in_process(self, job: DrawJob, owner: str, seconds: float) -> Drawn:
-        """The outcome of `job`, in a turn of `owner`.
-
-        Raises RequestError, ChildTimeout and ChildFailed.
-        """
-        cancellation = Cancellation()
-        run = partial(self._pool.run, messages.encode(job), seconds, cancellation)
-        try:
-            async with self._turns.turn(owner):
-                answer = await anyio.to_thread.run_sync(
-                    run, abandon_on_cancel=True, limiter=self._threads
-                )
-        except ChildNotStarted as error:
-            logger.warning("a process that draws pages %s", error)
-            raise EngineUnavailable("The server is short of processes; try again later.") from None
-        finally:
-            cancellation.cancel()
-        outcome = messages.decode_outcome.decode(answer)
-        if isinstance(outcome, SentError):
-            raise RequestError.from_code(outcome.code, outcome.message, outcome.param)
-        return outcome
 
     def _failure(self, work: _Work, error: ChildTimeout | ChildFailed) -> RequestError:
         if isinstance(error, ChildTimeout):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import Struct, msgpack
 
 from vlm_server.api.parsing.media.documents import Document, PageImage
-from vlm_server.api.parsing.media.external import SentError
 
 
 class PageSize(Struct, frozen=True):
@@ -43,4 +42,3 @@ class Drawn(Struct, frozen=True, tag=True):
 
 encode = msgpack.Encoder().encode
 decode_job = msgpack.Decoder(DrawJob).decode
-decode_outcome: msgpack.Decoder[Drawn | SentError] = msgpack.Decoder(Drawn | SentError)

@@ -16,10 +16,10 @@ import warnings
 from vlm_server.api.http.documents import messages, page_ranges
 from vlm_server.api.http.documents.messages import DrawJob, Drawn
 from vlm_server.api.http.documents.readers import DocumentError, PageReader, open_document
+from vlm_server.api.outcomes import serve_outcomes
 from vlm_server.api.parsing.media.documents import PageImage
-from vlm_server.api.parsing.media.external import SentError
 from vlm_server.errors import InvalidDocument
-from vlm_server.platform.child.serve import ChildLimits, serve
+from vlm_server.platform.child.serve import ChildLimits
 
 SLICE_SECONDS = 2.0
 """Time after which the pages drawn so far are sent."""
@@ -32,11 +32,11 @@ def main(memory_bytes: int, job_seconds: float) -> None:
     # What libraries say of clients' files would fill the log.
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    serve(lambda job: messages.encode(answer(job)), ChildLimits(memory_bytes, job_seconds, 0))
+    serve_outcomes(answer, ChildLimits(memory_bytes, job_seconds, 0))
 
 
-def answer(job_bytes: bytearray) -> Drawn | SentError:
-    """The outcome of an encoded job."""
+def answer(job_bytes: bytearray) -> Drawn:
+    """The pages of an encoded job. Raises InvalidDocument."""
     job = messages.decode_job(job_bytes)
     try:
         return _draw(job)
@@ -47,7 +47,7 @@ def answer(job_bytes: bytearray) -> Drawn | SentError:
     except Exception:  # hostile bytes raise almost anything
         logging.getLogger(__name__).debug("drawing failed", exc_info=True)
         message = "The document can't be read."
-    return SentError(InvalidDocument.code, message, job.document.param)
+    raise InvalidDocument(message, job.document.param)
 
 
 def _draw(job: DrawJob) -> Drawn:

@@ -14,9 +14,10 @@ import msgspec
 
 from vlm_server.api.http.urls import fetch, file_url
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
-from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
+from vlm_server.api.outcomes import serve_outcomes
+from vlm_server.api.parsing.media.external import Contents, MediaUrl, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
-from vlm_server.platform.child.serve import ChildLimits, serve
+from vlm_server.platform.child.serve import ChildLimits
 from vlm_server.settings.paths import expand_home
 
 MAX_CONNECTIONS = 8
@@ -82,19 +83,13 @@ def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
     """Answer jobs from standard input, with the fetcher that `fetcher_of` makes for each."""
     runner = asyncio.Runner()
 
-    def answer(job_bytes: bytearray) -> bytes:
+    def work(job_bytes: bytearray) -> Contents:
         job = msgspec.msgpack.decode(job_bytes, type=UrlJob)
         # New threads: those of the previous job may still wait for a name server.
         runner.get_loop().set_default_executor(ThreadPoolExecutor(_MAX_LOOKUPS))
-        reader = Reader(job, fetcher_of(job))
-        outcome: Contents | SentError
-        try:
-            outcome = Contents(runner.run(reader.read()))
-        except RequestError as error:
-            outcome = SentError(error.code, error.message, error.param)
-        return msgspec.msgpack.encode(outcome)
+        return Contents(runner.run(Reader(job, fetcher_of(job)).read()))
 
-    serve(answer, ChildLimits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))
+    serve_outcomes(work, ChildLimits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))
 
 
 if __name__ == "__main__":

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-import anyio
-import anyio.to_thread
 import msgspec
 
-from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
-from vlm_server.errors import RequestError
-from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
+from vlm_server.api.fair_pool import FairPool
+from vlm_server.api.parsing.media.external import Contents, MediaUrl, UrlJob
+from vlm_server.platform.child.pool import ChildFailed, ChildTimeout
 from vlm_server.settings import MIB, Limits, Urls
 
 NUM_READERS = 4
@@ -21,11 +17,6 @@ _CHILD = "vlm_server.api.http.urls.media_url_child"
 _GRACE_SECONDS = 5.0
 """Time for a process to start, and between its own timeout and the kill."""
 _CODE_BYTES = 1024 * MIB
-
-
-_decode: Callable[[bytearray], Contents | SentError] = msgspec.msgpack.Decoder(
-    Contents | SentError
-).decode
 
 
 class MediaUrls:
@@ -37,15 +28,17 @@ class MediaUrls:
     def __init__(self, urls: Urls, limits: Limits, *child: str) -> None:
         self._urls = urls
         self._max_total_bytes = limits.max_body_bytes
-        self._turns = anyio.CapacityLimiter(NUM_READERS)
-        memory_bytes = _CODE_BYTES + 4 * limits.max_body_bytes
         module, *arguments = child or (_CHILD,)
-        self._pool = ChildPool(
-            module, NUM_READERS, str(memory_bytes), *arguments, memory_bytes=memory_bytes
+        self._pool = FairPool(
+            module,
+            NUM_READERS,
+            *arguments,
+            outcome=Contents,
+            memory_bytes=_CODE_BYTES + 4 * limits.max_body_bytes,
         )
 
-    async def read(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
-        """The bytes of each URL. Raises RequestError. Cancelling kills the process."""
+    async def read(self, urls: Sequence[MediaUrl], owner: str) -> dict[str, bytes]:
+        """The bytes of each URL of `owner`. Raises RequestError. Cancelling kills the process."""
         for url in urls:
             self._check_enabled(url)
         job = UrlJob(
@@ -56,15 +49,15 @@ class MediaUrls:
             max_total_bytes=self._max_total_bytes,
         )
         try:
-            outcome = _decode(await self._run(msgspec.msgpack.encode(job)))
+            contents = await self._pool.run(
+                msgspec.msgpack.encode(job), owner, self._urls.timeout_seconds + _GRACE_SECONDS
+            )
         except ChildTimeout:
             seconds = f"{self._urls.timeout_seconds:g} seconds"
             raise urls[0].refusal(f"did not arrive within {seconds}") from None
         except ChildFailed:
             raise urls[0].refusal("can't be read: what its URL leads to takes too much") from None
-        if isinstance(outcome, SentError):
-            raise RequestError.from_code(outcome.code, outcome.message, outcome.param)
-        return {url.url: data for url, data in zip(urls, outcome.data, strict=True)}
+        return {url.url: data for url, data in zip(urls, contents.data, strict=True)}
 
     def _check_enabled(self, url: MediaUrl) -> None:
         if url.is_file and not self._urls.file_folders:
@@ -75,12 +68,3 @@ class MediaUrls:
             raise url.refusal(
                 "must be a base64 data URL; this server fetches no `https:` URLs (urls.https_hosts)"
             )
-
-    async def _run(self, job: bytes) -> bytearray:
-        cancellation = Cancellation()
-        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
-        run = partial(self._pool.run, job, seconds, cancellation)
-        try:
-            return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._turns)
-        finally:
-            cancellation.cancel()

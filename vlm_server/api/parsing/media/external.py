@@ -84,14 +84,6 @@ class Contents(Struct, frozen=True, tag=True):
     data: tuple[bytes, ...]
 
 
-class SentError(Struct, frozen=True, tag=True):
-    """A RequestError on its way between processes: see `errors.RequestError.from_code`."""
-
-    code: str
-    message: str
-    param: str | None
-
-
 class BytesNeeded(Exception):
     """The bytes of `urls` are needed to parse a request. Not an error of the client."""
 

@@ -9,32 +9,21 @@ from __future__ import annotations
 import sys
 import warnings
 
-import msgspec
-
+from vlm_server.api.outcomes import serve_outcomes
 from vlm_server.api.parsing.media import frame
-from vlm_server.api.parsing.media.external import SentError
-from vlm_server.api.parsing.media.frame import FrameFacts
-from vlm_server.errors import InvalidImage, RequestError
-from vlm_server.platform.child.serve import ChildLimits, serve
+from vlm_server.errors import InvalidImage
+from vlm_server.platform.child.serve import ChildLimits
 
 _RETIRE_BYTES = 256 << 20
 
 
 def main(memory_bytes: str, job_seconds: str, max_pixels: str) -> None:
     warnings.simplefilter("ignore")  # Pillow's, about clients' images, would fill the log
-
-    def answer(job: bytearray) -> bytes:
-        outcome: FrameFacts | SentError
-        try:
-            outcome = frame.read(bytes(job), int(max_pixels))
-        except RequestError as error:
-            outcome = SentError(error.code, error.message, error.param)
-        except MemoryError:
-            text = "Decoding the frame takes too much memory."
-            outcome = SentError(InvalidImage.code, text, "frame")
-        return msgspec.msgpack.encode(outcome)
-
-    serve(answer, ChildLimits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
+    serve_outcomes(
+        lambda job: frame.read(bytes(job), int(max_pixels)),
+        ChildLimits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES),
+        InvalidImage("Decoding the frame takes too much memory.", "frame"),
+    )
 
 
 if __name__ == "__main__":

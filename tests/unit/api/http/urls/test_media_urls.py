@@ -183,7 +183,7 @@ async def test_urls_are_fetched_concurrently_and_mapped(server: TlsServer) -> No
 
     urls = [external(server, f"/{i}") for i in range(3)]
     server.pages |= {f"/{i}": waiting(str(i).encode()) for i in range(3)}
-    fetched = await media_urls(server).read(urls)
+    fetched = await media_urls(server).read(urls, "")
     assert fetched == {url.url: str(i).encode() for i, url in enumerate(urls)}
 
 
@@ -205,10 +205,10 @@ async def test_slow_fetch_ends_at_time_limit(server: TlsServer, slow: Serve) -> 
     reader = media_urls(server, seconds=2)
     started = time.monotonic()
     with pytest.raises(InvalidImage, match="not arrive within 2 seconds") as caught:
-        await reader.read([external(server), external(server, "/slow")])
+        await reader.read([external(server), external(server, "/slow")], "")
     assert time.monotonic() - started < 10
     assert caught.value.param == "messages[0].content[/slow]"
-    assert (await reader.read([external(server)])) == {external(server).url: PNG}
+    assert (await reader.read([external(server)], "")) == {external(server).url: PNG}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ async def test_first_failing_url_is_named(
     server.pages["/large"] = page(bytes(LIMIT + 1))
     urls = [external(server), external(server, "/slow"), external(server, path, kind)]
     with pytest.raises(error, match=words) as caught:
-        await media_urls(server).read(urls)
+        await media_urls(server).read(urls, "")
     assert caught.value.param == f"messages[0].content[{path}]"
 
 
@@ -234,8 +234,8 @@ async def test_total_fetched_bytes_are_bounded(server: TlsServer) -> None:
     server.pages |= {f"/{i}": page(bytes(40_000)) for i in range(3)}
     reader = media_urls(server, limits=Limits(max_body_bytes=100_000))
     with pytest.raises(PayloadTooLarge, match="100000 bytes together"):
-        await reader.read([external(server, f"/{i}") for i in range(3)])
-    assert len(await reader.read([external(server, f"/{i}") for i in range(2)])) == 2
+        await reader.read([external(server, f"/{i}") for i in range(3)], "")
+    assert len(await reader.read([external(server, f"/{i}") for i in range(2)], "")) == 2
 
 
 async def test_cancelled_fetch_closes_its_connection_at_once(server: TlsServer) -> None:
@@ -253,14 +253,14 @@ async def test_cancelled_fetch_closes_its_connection_at_once(server: TlsServer) 
 
     server.pages["/never"] = never
     reader = media_urls(server, seconds=60)
-    reading = asyncio.create_task(reader.read([external(server, "/never")]))
+    reading = asyncio.create_task(reader.read([external(server, "/never")], ""))
     async with asyncio.timeout(20):
         await is_asked.wait()
         reading.cancel()
         await asyncio.wait([reading])
         await is_gone.wait()
     assert reading.cancelled()
-    assert await reader.read([external(server)])
+    assert await reader.read([external(server)], "")
 
 
 async def test_flood_of_tiny_chunks_ends_at_time_limit(server: TlsServer) -> None:
@@ -272,4 +272,4 @@ async def test_flood_of_tiny_chunks_ends_at_time_limit(server: TlsServer) -> Non
 
     server.pages["/flood"] = flood
     with pytest.raises(RequestError):
-        await media_urls(server, seconds=1).read([external(server, "/flood")])
+        await media_urls(server, seconds=1).read([external(server, "/flood")], "")
