@@ -6,7 +6,6 @@ The engine is scripted, since the front is the subject.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -18,13 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.attack import leaving
+from tests.attack.leaving import client_of, leave
 from tests.support.daemons import (
     ADMIN_KEY,
     SCRIPTED,
     USER_KEY,
     Daemon,
     running_daemon,
-    wait_until,
     with_settings,
     write_keys,
 )
@@ -54,53 +54,19 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield running
 
 
-def client_of(daemon: Daemon, key: str = ADMIN_KEY) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=daemon.url,
-        headers={"Authorization": f"Bearer {key}"},
-        limits=httpx.Limits(max_connections=200),
-        timeout=30,
-        trust_env=False,
-    )
-
-
 def chat(script: str = "Hello", **fields: Any) -> dict[str, Any]:
     return {"model": "default", "messages": [{"role": "user", "content": script}], **fields}
 
 
-def request(body: dict[str, Any], key: str, *headers: str) -> bytes:
-    content = json.dumps(body).encode()
-    lines = (
-        f"POST {CHAT} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Authorization: Bearer {key}",
-        f"Content-Length: {len(content)}",
-        *headers,
-    )
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
-
-
-async def abandon(daemon: Daemon, key: str, **fields: Any) -> int:
+async def abandon(daemon: Daemon, **fields: Any) -> int:
     """Begin a long resumable stream, and leave it; returns its status."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
     body = chat(stream=True, max_tokens=LONG, **fields)
-    writer.write(request(body, key, "X-VLM-Resumable: true"))
-    head = await reader.read(400)
-    writer.transport.abort()
-    return int(head.split(maxsplit=2)[1])
+    return await leave(daemon, CHAT, body, "X-VLM-Resumable: true")
 
 
 def until_empty(daemon: Daemon) -> None:
     """Wait until neither a slot nor a byte is in use."""
-
-    def is_empty() -> bool:
-        kept = daemon.stream_metrics()
-        return daemon.num_in_flight() == 0 and not any(
-            kept[name] for name in ("resumable_streams", "resumable_streams_size_bytes")
-        )
-
-    wait_until(is_empty, 30, daemon.log)
+    leaving.until_empty(daemon, "resumable_streams", "resumable_streams_size_bytes")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +90,7 @@ def test_abandoned_streams_leave_slots_memory_and_answers_to_others(
 
             async def one() -> None:
                 async with left:
-                    statuses[await abandon(daemon, ADMIN_KEY, **fields)] += 1
+                    statuses[await abandon(daemon, **fields)] += 1
 
             async def watch() -> None:
                 while True:
@@ -132,7 +98,7 @@ def test_abandoned_streams_leave_slots_memory_and_answers_to_others(
                     answer = await other.post(CHAT, json=chat(max_tokens=2))
                     assert answer.status_code == 200, answer.text
                     times.append(time.monotonic() - began)
-                    kept = await asyncio.to_thread(daemon.stream_metrics)
+                    kept = await asyncio.to_thread(daemon.metrics)
                     sizes.append(kept["resumable_streams_size_bytes"])
                     await asyncio.sleep(0.05)
 
@@ -295,7 +261,7 @@ def test_shutdown_ends_streams_without_clients(tmp_path_factory: pytest.TempPath
         async with client_of(running) as client:
             body = {"input": "accept prefill token wait", "background": True}
             response_id = (await client.post(RESPONSES, json=body)).json()["id"]
-            await abandon(running, ADMIN_KEY)
+            await abandon(running)
             reading = asyncio.create_task(client.get(f"{RESPONSES}/{response_id}?stream=true"))
             await asyncio.sleep(0.3)
             began = time.monotonic()

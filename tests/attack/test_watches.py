@@ -6,23 +6,22 @@ The engine is scripted, since the front is the subject: it answers every questio
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
+from tests.attack import leaving
+from tests.attack.leaving import client_of, leave
 from tests.support.daemons import (
     ADMIN_KEY,
     SCRIPTED,
     USER_KEY,
     Daemon,
     running_daemon,
-    wait_until,
     with_settings,
     write_keys,
 )
@@ -53,41 +52,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield running
 
 
-def client_of(daemon: Daemon, key: str = ADMIN_KEY) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=daemon.url,
-        headers={"Authorization": f"Bearer {key}"},
-        limits=httpx.Limits(max_connections=100),
-        timeout=60,
-        trust_env=False,
-    )
-
-
 def until_empty(daemon: Daemon) -> None:
     """Wait until no watch is open, and neither a slot nor a byte is in use."""
-
-    def is_empty() -> bool:
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        lines = httpx.get(f"{daemon.url}/metrics", headers=headers, timeout=10).text.splitlines()
-        figures = dict(line.rsplit(maxsplit=1) for line in lines if line[0] != "#")
-        names = ("watches", "watches_size_bytes", "requests_in_flight")
-        return not any(float(figures[f"vlm_server_{name}"]) for name in names)
-
-    wait_until(is_empty, 30, daemon.log)
-
-
-async def leave(daemon: Daemon) -> int:
-    """Begin a watch, and break off its connection; returns its status."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
-    content = json.dumps(QUESTION).encode()
-    head = (
-        "POST /v1/watch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {ADMIN_KEY}\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    writer.write(head.encode() + content)
-    status = int((await reader.read(400)).split(maxsplit=2)[1])
-    writer.transport.abort()
-    return status
+    leaving.until_empty(daemon, "watches", "watches_size_bytes")
 
 
 def test_watches_left_leave_places_and_memory_to_others(daemon: Daemon) -> None:
@@ -98,7 +65,7 @@ def test_watches_left_leave_places_and_memory_to_others(daemon: Daemon) -> None:
 
         async def one() -> None:
             async with limit:
-                statuses[await leave(daemon)] += 1
+                statuses[await leave(daemon, "/v1/watch", QUESTION)] += 1
 
         async with client_of(daemon, USER_KEY) as other:
             leaving = asyncio.gather(*(one() for _ in range(400)))

@@ -226,9 +226,9 @@ async def cut_streams(port: int, num_cuts: int, seed: int) -> tuple[int, int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_cuts", [50, pytest.param(1000, marks=pytest.mark.whole)])
 def test_randomly_cut_streams_lose_and_double_nothing(tiny_daemon: Daemon, num_cuts: int) -> None:
-    before = tiny_daemon.stream_metrics()["resumed_streams_total"]
+    before = tiny_daemon.metrics()["resumed_streams_total"]
     done, num_streams = asyncio.run(cut_streams(tiny_daemon.port, num_cuts, seed=num_cuts))
-    resumed = tiny_daemon.stream_metrics()["resumed_streams_total"] - before
+    resumed = tiny_daemon.metrics()["resumed_streams_total"] - before
     print(f"{done} cuts of {num_streams} streams, {resumed:.0f} times resumed")
     assert done >= num_cuts
     assert resumed > 0.7 * done

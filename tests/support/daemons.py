@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -80,16 +81,15 @@ class Daemon:
 
     def num_abandoned(self) -> int:
         """Requests so far whose client left before its answer was complete."""
-        with self._open("/metrics") as response:
-            lines = response.read().decode().splitlines()
-        counts = (line for line in lines if line.startswith("vlm_server_requests_total{"))
-        return sum(int(float(line.split()[-1])) for line in counts if 'status="499"' in line)
+        counts = self.metrics().items()
+        is_lost = re.compile(r'requests_total\{.*status="499"').match
+        return sum(int(count) for name, count in counts if is_lost(name))
 
-    def stream_metrics(self) -> dict[str, float]:
-        """The metrics of resumable streams, by name."""
+    def metrics(self) -> dict[str, float]:
+        """All metrics by name and labels, without our prefix."""
         with self._open("/metrics") as response:
             lines = response.read().decode().splitlines()
-        pairs = (line.split() for line in lines if "_streams" in line and line[0] != "#")
+        pairs = (line.rsplit(maxsplit=1) for line in lines if line[0] != "#")
         return {name.removeprefix("vlm_server_"): float(value) for name, value in pairs}
 
     def engine_pid(self) -> int:

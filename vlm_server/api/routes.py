@@ -18,7 +18,6 @@ from vlm_server.api.admin.current_settings import CurrentSettings
 from vlm_server.api.admin.docs_page import docs_endpoint
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.hub_models import HubModels
-from vlm_server.api.admin.log_lines import LogLines
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
 from vlm_server.api.admin.openapi import Parameter, RouteBody, constant_endpoint, document
@@ -188,11 +187,10 @@ def all_routes(
         *_files(generation.files, settings),
         *_batches(generation, settings, lane),
         *_administration(
-            Administration(generation, settings), HubModels(generation.models, settings)
+            Administration(generation, settings, log_tail), HubModels(generation.models, settings)
         ),
         *_operations(generation, settings, sources),
         *_status(Health(generation, lane, ended)),
-        _admin("/v1/log", LogLines(log_tail).show),
         _admin("/metrics", metrics.scrape),
     ]
     describe = cache(lambda: document(routes, BODIES, PARAMETERS))
@@ -323,6 +321,7 @@ def _administration(administration: Administration, hub: HubModels) -> list[Rout
         _admin("/v1/models/pull/cancel", administration.cancel_pull, "POST"),
         _admin("/v1/caches/clear", administration.clear_caches, "POST"),
         _admin("/v1/checkpoints", administration.checkpoints),
+        _admin("/v1/log", administration.log),
         _admin("/v1/hub/catalog", hub.catalog),
         _admin("/v1/hub/search", hub.search),
     ]

@@ -1,4 +1,4 @@
-"""Operators' routes: load, unload and pull models, clear caches.
+"""Operators' routes: load, unload and pull models, clear caches, read the log.
 
 All need an admin key where keys are required: see `http.access.gate`.
 """
@@ -28,9 +28,11 @@ from vlm_server.errors import (
 )
 from vlm_server.hub.find import LocalCheckpoint, find_by_name
 from vlm_server.hub.names import HubName
+from vlm_server.platform.log_tail import LogTail
 from vlm_server.settings import Settings
 
 _MAX_SHOWN_CHARS = 100
+_MAX_DIGITS = 15
 
 
 class ModelNamed(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,12 +56,13 @@ class CachesOf(msgspec.Struct, forbid_unknown_fields=True):
 class Administration:
     """The endpoints. Loads and downloads go on if their client disconnects."""
 
-    def __init__(self, shared: Generation, settings: Settings) -> None:
+    def __init__(self, shared: Generation, settings: Settings, log_tail: LogTail) -> None:
         self._models = shared.models
         self._settings = settings
         self._arriving = shared.arriving
         self._pages = shared.documents.cache
         self._pulls = Pulls(settings)
+        self._log_tail = log_tail
 
     async def load(self, request: Request) -> Response:
         """Load a model, also one on this machine that is not in the settings: it is then served."""
@@ -86,7 +89,10 @@ class Administration:
     async def clear_caches(self, request: Request) -> Response:
         """Drop cache entries in memory that are not in use, and all drawn pages of documents."""
         model_name = (await self._read(request, CachesOf)).model
-        names = [self._served_name(model_name)] if model_name is not None else self._loaded_names()
+        if model_name is not None:
+            names = [self._served_name(model_name)]
+        else:
+            names = [name for name in self._models.names if self._models.status(name).is_ready]
         for name in names:
             self._models.clear_caches(name)
         self._pages.clear()
@@ -117,14 +123,19 @@ class Administration:
         )
         return JSONResponse({"checkpoints": on_disk_models, "pulls": self._pulls.to_json()})
 
-    def _loaded_names(self) -> list[str]:
-        return [name for name in self._models.names if self._models.status(name).is_ready]
+    async def log(self, request: Request) -> Response:
+        """The kept lines of the log, or those after the number in the query."""
+        after = request.query_params.get("after", "0")
+        if not (after.isascii() and after.isdecimal() and len(after) <= _MAX_DIGITS):
+            raise InvalidRequest("`after` must be the number of a line.", "after")
+        lines = msgspec.to_builtins(self._log_tail.after(int(after)))
+        return JSONResponse({"lines": lines, "last": self._log_tail.num_lines})
 
     def _state(self, name: str) -> Response:
         return JSONResponse({"model": name, "state": self._models.status(name).state})
 
     def _served_name(self, name: str) -> str:
-        known_models = served_models.known_models(self._models, self._settings.server)
+        known_models = served_models.known_models(self._models)
         return served_models.find_model(name, known_models).name
 
     async def _to_load(self, name: str) -> str:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 import vlm_server
-from vlm_server.api.admin.memory_parts import memory_parts
+from vlm_server.api.admin.metrics import device_caches
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
@@ -21,7 +21,7 @@ from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.parsing import served_models
 from vlm_server.errors import Forbidden, ModelNotFound, NotFound
-from vlm_server.protocol import RequestProgress
+from vlm_server.protocol import RequestProgress, Stats
 from vlm_server.supervisor.engine_process.client import EngineStatus
 
 
@@ -89,7 +89,7 @@ class Health:
                     "waiting_bytes": self._slots.waiting_bytes.taken,
                     "waiting_bytes_limit": self._slots.waiting_bytes.limit,
                     "list": self._requests(statuses),
-                    "ended": msgspec.to_builtins(list(self._ended)),
+                    "ended": list(self._ended),
                 },
                 "batches": {
                     "active": self._lane.num_active,
@@ -113,7 +113,7 @@ class Health:
         """Cancel one of the requests that `status` lists; without an admin key, one's own."""
         request_id, key = request.path_params["request_id"], keys.key_of(request.scope)
         scope = self._in_flight.get(request_id)
-        is_own = scope is not None and keys.key_of(scope).identity == key.identity
+        is_own = scope is not None and keys.owner_of(scope) == key.identity
         if not (key.is_admin or is_own):
             raise Forbidden("Requests of other keys need a key with `admin = true`.")
         if not self._models.cancel(request_id):
@@ -157,7 +157,22 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
         "kept": status.is_kept,
         "memory_bytes": memory.active_bytes + memory.pool_bytes if memory else 0,
         "limit_bytes": memory.limit_bytes if memory else 0,
-        "memory": msgspec.to_builtins(memory_parts(status.stats)) if status.stats else None,
+        "memory": _memory_parts(status.stats) if status.stats else None,
+    }
+
+
+def _memory_parts(stats: Stats) -> dict[str, int]:
+    """What device memory is used for, as far as the engine can tell; the parts add up."""
+    memory = stats.memory
+    weights = min(memory.baseline_bytes, memory.active_bytes)
+    used = memory.active_bytes - weights
+    caches = min(used, sum(cache.size_bytes for cache in device_caches(stats)))
+    return {
+        "weights_bytes": weights,
+        "kv_bytes": used - caches,
+        "caches_bytes": caches,
+        "pool_bytes": memory.pool_bytes,
+        "limit_bytes": memory.limit_bytes,
     }
 
 

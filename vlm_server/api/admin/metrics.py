@@ -16,7 +16,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.admin.memory_parts import device_caches
 from vlm_server.api.admin.metric_families import MetricFamilies
 from vlm_server.api.admin.process_metrics import add_build, add_process
 from vlm_server.api.batches.lane import PAUSES, Lane
@@ -24,12 +23,13 @@ from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.documents.drawing import Documents
 from vlm_server.api.http.generation import Generation
-from vlm_server.api.http.key_usage import KeyUsage
-from vlm_server.api.http.model_metrics import ModelMetrics
+from vlm_server.api.http.model_metrics import KeyUsage, ModelMetrics
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.streams.event_logs import EventLogs
 from vlm_server.protocol import CacheStats, Stats
 from vlm_server.supervisor.engine_process.client import EngineStatus
+
+_ON_DEVICE = ("encoder", "tile", "prefix")
 
 
 class ResponseStoreSize(Sized, Protocol):
@@ -298,6 +298,11 @@ def _memory_usage(stats: Stats) -> float:
     evictable = sum(cache.size_bytes - cache.pinned_bytes for cache in caches)
     used = memory.active_bytes - memory.baseline_bytes - evictable
     return min(1.0, max(0.0, used / room))
+
+
+def device_caches(stats: Stats) -> list[CacheStats]:
+    """The caches that hold device memory."""
+    return [cache for cache in stats.caches if cache.name in _ON_DEVICE]
 
 
 def _add_cache(families: MetricFamilies, model: str, cache: CacheStats) -> None:

@@ -77,7 +77,7 @@ class Models:
 
     def _model_in_path(self, request: Request) -> EngineStatus:
         """The model that the path of `request` names. Raises ModelNotFound."""
-        known_models = served_models.known_models(self._models, self._settings.server)
+        known_models = served_models.known_models(self._models)
         return self._models.status(
             served_models.find_model(request.path_params["model"], known_models).name
         )
@@ -112,7 +112,7 @@ class Models:
             "num_parameters": facts.num_parameters,
             "quantization": facts.quantization,
             "modalities": {
-                "input": _inputs(facts),
+                "input": ["text", "image", "video"] if facts.reads_images else ["text"],
                 "output": ["embeddings" if facts.vector_dimensions else "text"],
             },
             "capabilities": list(facts.capabilities),
@@ -142,10 +142,6 @@ class Models:
             "max_pixels": min(facts.max_image_pixels, max_pixels),
             "side_multiple": facts.image_side_multiple,
         }
-
-
-def _inputs(facts: ModelFacts) -> list[str]:
-    return ["text", "image", "video"] if facts.reads_images else ["text"]
 
 
 def _lm_studio_type(facts: ModelFacts) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Literal
 
 import msgspec
+
+from vlm_server.api.files import index
 
 Status = Literal[
     "validating", "in_progress", "finalizing", "cancelling", "failed", "completed", "expired",
@@ -64,6 +67,34 @@ class Batch(msgspec.Struct, frozen=True):
         if self.status == "cancelling":
             return "cancelled"
         return "expired" if self.is_expired else "completed"
+
+
+def new_batch(
+    owner: str,
+    batch_id: str,
+    input_file_id: str,
+    endpoint: str,
+    *,
+    hours: int,
+    window: str,
+    metadata: object = None,
+    total: int = 0,
+) -> Batch:
+    """A batch that begins now. window: its `hours`, as the client has said them."""
+    now = int(time.time())
+    return Batch(
+        batch_id,
+        owner,
+        input_file_id,
+        endpoint,
+        window,
+        msgspec.json.encode(metadata).decode(),
+        now,
+        now + hours * 3600,
+        index.new_id(),
+        index.new_id(),
+        total=total,
+    )
 
 
 def new_id(kind: str) -> str:

@@ -62,4 +62,5 @@ def _write(batch: Batch, file_id: str, name: str, batches: BatchStore, files: Fi
     with files.upload() as upload:
         for data in batches.results(batch, completed=name == "output"):
             upload.write(data + b"\n")
-        files.add_as(batch.owner, upload, file_id, f"{batch.id}_{name}.jsonl", "batch_output")
+        filename = f"{batch.id}_{name}.jsonl"
+        files.add(batch.owner, upload, filename, "batch_output", file_id=file_id)

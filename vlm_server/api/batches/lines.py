@@ -11,13 +11,6 @@ import msgspec
 
 from vlm_server.settings import BatchSettings
 
-ENDPOINTS = (
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/messages",
-)
 MAX_ID_CHARS = 512
 _MAX_FAULTS = 20
 _CHUNK_LINES, _CHUNK_BYTES = 200, 1 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
 from vlm_server.api.parsing.tools import ToolDefinition
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
+    Message,
     Pooling,
     PoolingInput,
     SamplingParams,
@@ -234,12 +235,16 @@ def to_count_request(request: ParsedRequest) -> ParsedRequest:
 
 
 def submit_pooling(
-    inputs: tuple[PoolingInput, ...], conversation: Conversation, context: Context, pooling: Pooling
+    inputs: tuple[PoolingInput, ...],
+    conversation: Conversation,
+    context: Context,
+    pooling: Pooling,
+    messages: Sequence[Message] = (),
 ) -> Submit:
-    """The engine's request for vectors or scores."""
+    """The engine's request for vectors, scores or decisions, which are about the `messages`."""
     return Submit(
         request_id=context.request_id,
-        messages=(),
+        messages=tuple(messages),
         images=tuple(conversation.images),
         sampling=SamplingParams(),
         videos=tuple(conversation.videos),

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from vlm_server.api.files.stored_file import MEDIA, StoredFile
 from vlm_server.api.parsing.media.external import HASH_PREFIX
+
+MEDIA = "media"
+"""The purpose of bytes that have no other name than their hash."""
+
+
+class StoredFile(Struct, frozen=True):
+    """A file of `owner`; times are in seconds since 1970."""
+
+    id: str
+    owner: str
+    sha256: str
+    num_bytes: int
+    filename: str
+    purpose: str
+    created_at: int
+    expires_at: int | None
+    """When the client wants it dropped; None for no such time."""
+    used_at: float
+    path: str
+    """The name of its file in the store's folder."""
+
+
+def new_id() -> str:
+    """An id that no other file has."""
+    return f"file-{secrets.token_hex(12)}"
+
 
 _FIELDS = structs.fields(StoredFile)
 _COLUMNS = ", ".join(field.name for field in _FIELDS)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vlm_server.api.files.folder import StoreFolder
-from vlm_server.api.files.index import FileIndex, Live
-from vlm_server.api.files.stored_file import MEDIA, StoredFile, new_id
+from vlm_server.api.files.index import MEDIA, FileIndex, Live, StoredFile, new_id
 from vlm_server.api.files.upload import Upload, storage_errors
 from vlm_server.api.parsing.media.external import HASH_PREFIX
 from vlm_server.errors import ConfigError, NotSupported, PayloadTooLarge, StorageFull
@@ -112,31 +111,14 @@ class FileStore:
         filename: str,
         purpose: str,
         *,
+        file_id: str | None = None,
         expires_after_seconds: int | None = None,
     ) -> StoredFile:
-        """Keep `upload` as a file with a new id. Raises PayloadTooLarge and StorageFull."""
-        return self._add(owner, upload, new_id(), filename, purpose, expires_after_seconds)
+        """Keep `upload` under `file_id`, unless that is there; by default, under a new id.
 
-    def add_media(self, owner: str, upload: Upload) -> StoredFile:
-        """Keep the bytes of `upload` under their hash, once for each owner. Raises as `add`."""
-        name = f"{HASH_PREFIX}{upload.finish(survives=self._is_kept)}"
-        return self._add(owner, upload, name, "", MEDIA, None)
-
-    def add_as(
-        self, owner: str, upload: Upload, file_id: str, filename: str, purpose: str
-    ) -> StoredFile:
-        """Keep `upload` under an id of the caller's, unless it is there. Raises as `add`."""
-        return self._add(owner, upload, file_id, filename, purpose, None)
-
-    def _add(
-        self,
-        owner: str,
-        upload: Upload,
-        file_id: str,
-        filename: str,
-        purpose: str,
-        expires_after_seconds: int | None,
-    ) -> StoredFile:
+        Raises PayloadTooLarge and StorageFull.
+        """
+        file_id = file_id or new_id()
         sha256, now = upload.finish(survives=self._is_kept), self._clock()
         file = StoredFile(
             file_id,
@@ -165,6 +147,11 @@ class FileStore:
             self._count(file, 1)
             self._evict()
         return file
+
+    def add_media(self, owner: str, upload: Upload) -> StoredFile:
+        """Keep the bytes of `upload` under their hash, once for each owner. Raises as `add`."""
+        name = f"{HASH_PREFIX}{upload.finish(survives=self._is_kept)}"
+        return self.add(owner, upload, "", MEDIA, file_id=name)
 
     def _check_room(self, owner: str, num_bytes: int) -> None:
         """Raises PayloadTooLarge unless `num_bytes` fit once the rest of `owner` is evicted: into

@@ -84,6 +84,11 @@ async def _whole(render: Renderer, choices: Sequence[Sequence[Delta]], finished:
     return await anyio.to_thread.run_sync(encode)
 
 
+def json_response(value: object) -> Response:
+    """`value` as a response, by msgspec, which knows structs and raw JSON."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
 def as_request_error(error: Exception, entry: Entry) -> RequestError:
     """`error` as one to send in the middle of a stream; an unexpected error is logged."""
     if not isinstance(error, RequestError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -21,8 +20,7 @@ from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import BackgroundRenderer, Dialect, Renderer
 from vlm_server.api.http.documents.drawing import Documents
-from vlm_server.api.http.key_usage import KeyUsage
-from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
+from vlm_server.api.http.model_metrics import KeyUsage, ModelMetrics, no_metrics
 from vlm_server.api.http.queue import gaps
 from vlm_server.api.http.queue.gaps import Gaps
 from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
@@ -166,7 +164,10 @@ class Endpoint:
         recorder = entry.answer = AnswerRecorder(
             metrics, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
-        events = self._events(request, summary, clock, entry)
+        if summary.generates:
+            events = engine_events(shared, request, model, clock, entry, summary.keep_alive_seconds)
+        else:
+            events = self._touch(model, context.request_id, summary.keep_alive_seconds)
         log = self._log_of(summary, render, scope) if is_answer else None
         events = clock.watch(events, partial(_begin, slot, recorder, render, log))
         del request, summary  # frees the images during the answer
@@ -191,39 +192,24 @@ class Endpoint:
             is_stream and event_logs.is_wanted(Headers(scope=scope), shared.server)
         ):
             return None
-        task = asyncio.current_task()
-        assert task is not None
-        run = Run(
-            keys.key_of(scope).identity,
+        run = Run.of_current_task(
+            keys.owner_of(scope),
             entry.request_id,
             dialect.name,
-            summary.background,
-            last_words=lambda error: render.error(as_request_error(error, entry)),
-            stop=task.cancel,
+            lambda error: render.error(as_request_error(error, entry)),
+            is_background=summary.background,
         )
         return shared.event_logs.open(run)
 
     def _request_id(self, scope: Scope) -> str:
         return f"{self._dialect.id_prefix}{access_log.entry_of(scope).request_id}"
 
-    async def _events(
-        self, request: EngineRequest, summary: RequestSummary, clock: RequestClock, entry: Entry
+    async def _touch(
+        self, model: str, request_id: str, keep_alive_seconds: float | None
     ) -> AsyncGenerator[RequestEvent, None]:
-        """The events of the model's engine; the model is loaded first if necessary."""
-        shared, request_id = self._shared, request.submit.request_id
-        model, keep_alive = summary.model, summary.keep_alive_seconds
-        if not summary.generates:
-            await shared.models.touch(model, request_id, keep_alive)
-            yield Finished(request_id, Usage(0, 0))
-            return
-        async with shared.models.lease(model, request_id, keep_alive) as engine:
-            entry.state = "sent"
-            adapter = "" if shared.models.base(model) is None else model
-            events = engine.stream(request.to_engine(clock.remaining(), adapter))
-            del request  # frees the images during the answer
-            async with aclosing(events):
-                async for event in events:
-                    yield event
+        """The events of a request that only loads or unloads its model."""
+        await self._shared.models.touch(model, request_id, keep_alive_seconds)
+        yield Finished(request_id, Usage(0, 0))
 
     async def _stream(
         self,
@@ -259,34 +245,23 @@ class Endpoint:
             while True:
                 try:
                     request = await parse(context)
-                    slot.reserve(
-                        request.num_media_bytes
-                    )  # those of a name count as often as it occurs
+                    slot.reserve(request.num_media_bytes)  # a name counts as often as it occurs
                     return request
                 except BytesNeeded as needed:
-                    reserve = partial(_reserve_more, slot, len(data) + context.num_bytes)
+                    reserve = slot.reserve_beside(len(data) + context.num_bytes)
                     contents = await shared.media.read(needed.urls, context.owner, reserve)
                     context = msgspec.structs.replace(context, given=contents)
                 except PagesNeeded as needed:
-                    context = await self._draw(context, needed, slot, len(data))
+                    reserve = slot.reserve_beside(len(data) + context.num_bytes)
+                    pages = await shared.documents.draw(
+                        needed.documents, context.owner, context.cache_salt, reserve
+                    )
+                    context = msgspec.structs.replace(context, pages=context.pages | pages)
                 except HistoryNeeded as needed:
                     context = self._recall(context, needed, len(data))
                 slot.reserve(len(data) + context.num_bytes)
         finally:
             body.discard(data)  # the caller still refers to it, perhaps for minutes
-
-    async def _draw(
-        self, context: Context, needed: PagesNeeded, slot: QueueSlot, body_bytes: int
-    ) -> Context:
-        """`context` with the pages of documents, for which `slot` has room. Raises RequestError."""
-        held_bytes = body_bytes + context.num_bytes
-
-        def reserve(num_bytes: int) -> None:
-            slot.reserve(held_bytes + num_bytes)
-
-        drawing = self._shared.documents
-        pages = await drawing.draw(needed.documents, context.owner, context.cache_salt, reserve)
-        return msgspec.structs.replace(context, pages=context.pages | pages)
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
         """`context` with the earlier turns. Raises PayloadTooLarge."""
@@ -306,6 +281,26 @@ class Endpoint:
         return msgspec.structs.replace(context, previous=previous, others=other_items)
 
 
+async def engine_events(
+    shared: Generation,
+    request: EngineRequest,
+    model: str,
+    clock: RequestClock,
+    entry: Entry,
+    keep_alive_seconds: float | None = None,
+) -> AsyncGenerator[RequestEvent, None]:
+    """The events of the engine of `model`, which is loaded first if necessary."""
+    models = shared.models
+    async with models.lease(model, request.submit.request_id, keep_alive_seconds) as engine:
+        entry.state = "sent"
+        adapter = "" if models.base(model) is None else model
+        events = engine.stream(request.to_engine(clock.remaining(), adapter))
+        del request  # frees the images during the answer
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+
 async def resume(
     shared: Generation, dialect: str, event_id: str, scope: Scope, receive: Receive, send: Send
 ) -> None:
@@ -314,7 +309,7 @@ async def resume(
     Raises NotFound and InvalidRequest.
     """
     body.discard(await body.read(receive, shared.limits, shared.arriving))
-    rest = shared.event_logs.resume(keys.key_of(scope).identity, dialect, event_id)
+    rest = shared.event_logs.resume(keys.owner_of(scope), dialect, event_id)
     await rest(scope, receive, send)
 
 
@@ -322,7 +317,7 @@ def context_of(shared: Generation, scope: Scope, request_id: str) -> Context:
     """The input of request parsing besides the body."""
     key = keys.key_of(scope)
     return Context(
-        models=served_models.known_models(shared.models, shared.server),
+        models=served_models.known_models(shared.models),
         request_id=request_id,
         cache_salt=key.identity if shared.settings.cache.separate_api_keys else "",
         client=key.name,
@@ -331,10 +326,6 @@ def context_of(shared: Generation, scope: Scope, request_id: str) -> Context:
         limits=shared.limits,
         unknown_fields=shared.server.unknown_fields,
     )
-
-
-def _reserve_more(slot: QueueSlot, num_bytes: int, more_bytes: int) -> None:
-    slot.reserve(num_bytes + more_bytes)
 
 
 def _accepted(render: Renderer) -> Response:

@@ -19,7 +19,7 @@ from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.body import ClientGone
 from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.errors import EncodeFor
-from vlm_server.api.http.key_usage import KeyUsage
+from vlm_server.api.http.model_metrics import KeyUsage
 from vlm_server.api.http.queue import gaps
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer

@@ -1,14 +1,16 @@
-"""Histograms and counts of all answers, by model, since the front's start."""
+"""Histograms and counts of all answers, by model or API key, since the front's start."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.samples import Exemplar
+
+from vlm_server.protocol import Usage
 
 SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -108,3 +110,36 @@ MetricsByModel = defaultdict[str, ModelMetrics]
 
 def no_metrics() -> MetricsByModel:
     return MetricsByModel(ModelMetrics)
+
+
+MAX_KEYS = 100
+OTHER = "(other)"
+"""The label of all keys after the first `MAX_KEYS`: counters must not fall when keys change."""
+
+
+class KeyUsage:
+    """Counts tokens; bounded, whatever the file of keys lists while the daemon runs."""
+
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
+        self._names: set[str] = set()
+        self._prompt_tokens: Counter[tuple[str, str]] = Counter()
+        self._generation_tokens: Counter[tuple[str, str]] = Counter()
+
+    def add(self, key_name: str | None, model: str, usage: Usage) -> None:
+        """Count an answer; `key_name` is the name of its key, never the key."""
+        if not usage.prompt_tokens:
+            return  # it did not end, or generates nothing
+        name = key_name or ""
+        if name not in self._names:
+            if len(self._names) >= self._max_keys:
+                name = OTHER
+            else:
+                self._names.add(name)
+        self._prompt_tokens[name, model] += usage.prompt_tokens
+        self._generation_tokens[name, model] += usage.completion_tokens
+
+    def __iter__(self) -> Iterator[tuple[str, str, int, int]]:
+        """(key, model, prompt tokens, generated tokens)."""
+        for (name, model), prompt_tokens in self._prompt_tokens.items():
+            yield name, model, prompt_tokens, self._generation_tokens[name, model]

@@ -8,8 +8,8 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
+from vlm_server.api.files.index import StoredFile
 from vlm_server.api.files.store import FileStore
-from vlm_server.api.files.stored_file import StoredFile
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.api.parsing.media.external import MediaUrl, not_stored
 from vlm_server.errors import PayloadTooLarge

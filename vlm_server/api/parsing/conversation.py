@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vlm_server.api.parsing import document_parts, json_body
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.media import documents
 from vlm_server.api.parsing.media.data_url import is_frame_list
 from vlm_server.api.parsing.media.documents import (
     Document,
@@ -38,6 +39,7 @@ from vlm_server.api.parsing.media.video_options import (
     fields_of_request,
     frame_sampling,
 )
+from vlm_server.api.parsing.parsed_request import Context
 from vlm_server.errors import InvalidRequest, PayloadTooLarge
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
 from vlm_server.settings import Limits
@@ -112,6 +114,11 @@ class Conversation:
     _undrawn: dict[str, Document] = field(default_factory=dict)
     _num_text_bytes: int = 0
     _num_given_bytes: int = 0
+
+    @classmethod
+    def of(cls, context: Context, text_param: str = "messages") -> Conversation:
+        """A conversation without messages so far, of the request in `context`."""
+        return cls(context.limits, context.given, text_param, context.on_thread, context.pages)
 
     def set_media_options(self, request: MediaOptions) -> None:
         """Let the options of `request` hold for all images and videos. Raises InvalidRequest."""
@@ -245,10 +252,10 @@ class Conversation:
         number = len(self.documents)
         self.documents.append(tuple(page.number for page in pages.images))
         self._check_num_pages(param)
-        heading = document_parts.heading(source.title, source.context)
+        heading = documents.heading(source.title, source.context)
         parts: list[ContentPart] = [TextPart(heading)] if heading else []
         for page in pages.images:
-            parts += document_parts.page_parts(
+            parts += documents.page_parts(
                 pages, page, len(self.images), include_text=options.include_text
             )
             image = page.to_image(number, pages.num_pages, param)

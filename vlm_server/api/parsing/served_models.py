@@ -8,16 +8,15 @@ from fnmatch import fnmatchcase
 from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import ModelFacts
-from vlm_server.settings import Server
 from vlm_server.supervisor.engine_process.client import EngineStatus, ModelClient
 
 DEFAULT = "default"
 _MAX_NAME_CHARS = 256
 
 
-def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
+def known_models(models: ModelClient) -> tuple[KnownModel, ...]:
     """All served models, the default one first."""
-    return tuple(_known_model(models, name, server) for name in models.names)
+    return tuple(_known_model(models, name) for name in models.names)
 
 
 def model_of(names: str | Sequence[str], known_models: Iterable[KnownModel]) -> KnownModel | None:
@@ -81,7 +80,7 @@ def progress_of(status: EngineStatus) -> dict[str, str | float] | None:
     }
 
 
-def _known_model(models: ModelClient, name: str, server: Server) -> KnownModel:
+def _known_model(models: ModelClient, name: str) -> KnownModel:
     return KnownModel(
         name=name,
         aliases=models.aliases(name),

@@ -21,7 +21,7 @@ from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, never
 from vlm_server.api.app import create_app
 from vlm_server.api.batches.lane import PAUSES
-from vlm_server.api.http.key_usage import KeyUsage
+from vlm_server.api.http.model_metrics import KeyUsage
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.protocol import CacheStats, MemoryStats, Stats, Usage

@@ -18,8 +18,8 @@ import pytest
 
 from tests.support.clock import Clock
 from vlm_server.api.files import folder as folder_module
+from vlm_server.api.files.index import StoredFile
 from vlm_server.api.files.store import OVERHEAD_BYTES, FileStore
-from vlm_server.api.files.stored_file import StoredFile
 from vlm_server.errors import ConfigError, NotSupported, PayloadTooLarge, StorageFull
 from vlm_server.settings import FileSettings
 

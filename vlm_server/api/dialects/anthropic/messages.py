@@ -12,9 +12,9 @@ from typing import Any
 from vlm_server.api.dialects.anthropic import schema
 from vlm_server.api.dialects.anthropic.citations import CitedDocument, instruction
 from vlm_server.api.dialects.fields import check_counts, page_options
-from vlm_server.api.parsing import document_parts
 from vlm_server.api.parsing.conversation import Conversation, DocumentSource
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.media import documents
 from vlm_server.api.parsing.media.external import file_name
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
@@ -189,7 +189,7 @@ class _MessageParser:
             self._ignore(f"{param}.citations.enabled", True)
         for name in ("pages", "dpi", "max_pixels", "include_text"):
             self._ignore(f"{param}.{name}", getattr(block, name))
-        if heading := document_parts.heading(block.title or "", block.context or ""):
+        if heading := documents.heading(block.title or "", block.context or ""):
             yield self._conversation.text(f"{heading}\n", param)
         if isinstance(source, schema.TextSource):
             yield self._conversation.text(source.data, param)

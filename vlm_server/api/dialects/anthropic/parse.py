@@ -74,9 +74,7 @@ def _parsed_request(
     request: schema.MessagesRequest, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     model = model_wanted(request.model, context)
-    conversation = Conversation(
-        context.limits, context.given, on_thread=context.on_thread, pages=context.pages
-    )
+    conversation = Conversation.of(context)
     definitions = [
         _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
     ]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import time
 from functools import partial
 
 import anyio.to_thread
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.batches.batch import Batch, new_id
+from vlm_server.api.batches.batch import Batch, new_batch, new_id
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.batches.store import BatchStore
+from vlm_server.api.dialects import pages
 from vlm_server.api.dialects.batches import render
-from vlm_server.api.dialects.batches.schema import BatchRequest, parse
-from vlm_server.api.files import stored_file
+from vlm_server.api.dialects.batches.schema import parse
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import keys
+from vlm_server.api.http.answer import json_response
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.errors import Conflict, InvalidRequest, NotFound, QueueFull
@@ -26,7 +25,6 @@ from vlm_server.settings import Settings
 
 PATH = "/v1/batches"
 _MAX_PAGE = 100
-_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Batches:
@@ -46,7 +44,7 @@ class Batches:
         refuses = self._settings.server.unknown_fields == "refuse"
         wanted = parse(fields, ignored, refuses=refuses)
         access_log.entry_of(request.scope).ignored = ignored.names
-        store, owner = self._store(request), owner_of(request)
+        store, owner = self._store(request), keys.owner_of(request.scope)
         find = partial(shared.files.find, owner, wanted.input_file_id)
         file = await anyio.to_thread.run_sync(find)
         if file is None or file.purpose != "batch":
@@ -54,24 +52,27 @@ class Batches:
                 "There is no such file of the purpose 'batch': upload it first, with this API key.",
                 "input_file_id",
             )
-        batch = _batch(owner, wanted)
+        batch = new_batch(
+            owner,
+            new_id(self.kind),
+            wanted.input_file_id,
+            wanted.endpoint,
+            hours=wanted.hours,
+            window=wanted.completion_window,
+            metadata=wanted.metadata,
+        )
         await self._add(store, batch)
         self._store(request)  # tells the lane
         return self._json(batch)
 
     async def list(self, request: Request) -> Response:
-        limit, after = limit_of(request, _MAX_PAGE), await self._known(request, "after")
-        page_of = partial(self._store(request).page, owner_of(request), self.kind, after, limit + 1)
+        limit = pages.limit_of(request.query_params, 20, _MAX_PAGE)
+        after = await self._known(request, "after")
+        page_of = partial(
+            self._store(request).page, keys.owner_of(request.scope), self.kind, after, limit + 1
+        )
         found = await anyio.to_thread.run_sync(page_of)
-        shown = found[:limit]
-        page = {
-            "object": "list",
-            "data": [self._object(each) for each in shown],
-            "first_id": shown[0].id if shown else None,
-            "last_id": shown[-1].id if shown else None,
-            "has_more": len(found) > limit,
-        }
-        return Response(msgspec.json.encode(page), media_type="application/json")
+        return json_response(pages.page(found, limit, self._object, object="list"))
 
     async def retrieve(self, request: Request) -> Response:
         return self._json(await self._find(request))
@@ -113,42 +114,13 @@ class Batches:
         return batch
 
     async def _look_up(self, request: Request, batch_id: str) -> Batch | None:
-        find, owner = self._store(request).find, owner_of(request)
+        find, owner = self._store(request).find, keys.owner_of(request.scope)
         if not batch_id.startswith(self.kind):
             return None
         return await anyio.to_thread.run_sync(find, owner, batch_id)
 
-    def _object(self, batch: Batch) -> render.Json:
+    def _object(self, batch: Batch) -> pages.Json:
         return render.batch_object(batch, self._lane.paused_of(batch))
 
     def _json(self, batch: Batch) -> Response:
-        return Response(msgspec.json.encode(self._object(batch)), media_type="application/json")
-
-
-def _batch(owner: str, wanted: BatchRequest) -> Batch:
-    now = int(time.time())
-    return Batch(
-        new_id("batch_"),
-        owner,
-        wanted.input_file_id,
-        wanted.endpoint,
-        wanted.completion_window,
-        msgspec.json.encode(wanted.metadata).decode(),
-        now,
-        now + wanted.hours * 3600,
-        stored_file.new_id(),
-        stored_file.new_id(),
-    )
-
-
-def limit_of(request: Request, maximum: int) -> int:
-    """The query's `limit`. Raises InvalidRequest."""
-    text = request.query_params.get("limit", "20")
-    limit = int(text) if _NUMBER.fullmatch(text) else 0
-    if not 1 <= limit <= maximum:
-        raise InvalidRequest(f"`limit` must be from 1 to {maximum}.", "limit")
-    return limit
-
-
-def owner_of(request: Request) -> str:
-    return keys.key_of(request.scope).identity
+        return json_response(self._object(batch))

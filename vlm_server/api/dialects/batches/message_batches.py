@@ -5,33 +5,31 @@ A Message Batch is a batch like others, whose file of lines is made from the bod
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import BinaryIO
 
 import anyio.to_thread
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from vlm_server.api.batches import split_process
-from vlm_server.api.batches.batch import MESSAGES, Batch, new_id
+from vlm_server.api.batches.batch import MESSAGES, Batch, new_batch, new_id
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.batches.split_process import SplitLines
+from vlm_server.api.dialects import pages
 from vlm_server.api.dialects.batches import message_render
-from vlm_server.api.dialects.batches.endpoints import Batches, limit_of, owner_of
+from vlm_server.api.dialects.batches.endpoints import Batches
 from vlm_server.api.fair_pool import FairPool
-from vlm_server.api.files import stored_file
+from vlm_server.api.files.index import StoredFile
 from vlm_server.api.files.store import FileStore
-from vlm_server.api.files.stored_file import StoredFile
 from vlm_server.api.http import body
 from vlm_server.api.http.access import keys
+from vlm_server.api.http.answer import json_response
 from vlm_server.api.http.connection.exchange import wait_until_read
 from vlm_server.api.http.generation import Generation
 from vlm_server.errors import (
     Conflict,
-    InvalidRequest,
     NotFound,
     RequestError,
     RequestTooCostly,
@@ -40,7 +38,6 @@ from vlm_server.platform.child.pool import ChildFailed, ChildTimeout
 from vlm_server.settings import MIB, Settings
 
 PATH = "/v1/messages/batches"
-_WINDOW_SECONDS = 24 * 3600
 _MAX_PAGE = 1000
 _PIECE_BYTES = 256 << 10
 _MODULE = "vlm_server.api.batches.split_process"
@@ -66,7 +63,7 @@ class MessageBatches(Batches):
         )
 
     async def create(self, request: Request) -> Response:
-        shared, owner = self._shared, owner_of(request)
+        shared, owner = self._shared, keys.owner_of(request.scope)
         store = self._store(request)
         body.check_headers(request.headers, shared.limits)
         slots, client = shared.queue_slots, keys.key_of(request.scope).name
@@ -79,7 +76,15 @@ class MessageBatches(Batches):
             batch_id = new_id(MESSAGES)
             save = partial(_save, shared.files, owner, lines.data, f"{batch_id}_input.jsonl")
             file = await anyio.to_thread.run_sync(save)
-        batch = _batch(batch_id, file, lines.number)
+        batch = new_batch(
+            owner,
+            batch_id,
+            file.id,
+            split_process.ENDPOINT,
+            hours=24,
+            window="24h",
+            total=lines.number,
+        )
         try:
             await self._add(store, batch)
         except RequestError:
@@ -89,21 +94,14 @@ class MessageBatches(Batches):
         return self._json(batch)
 
     async def list(self, request: Request) -> Response:
-        limit, before = limit_of(request, _MAX_PAGE), await self._known(request, "before_id")
+        limit = pages.limit_of(request.query_params, 20, _MAX_PAGE)
+        before = await self._known(request, "before_id")
         after = await self._known(request, "after_id")
-        if before and after:
-            raise InvalidRequest("`before_id` and `after_id` exclude each other.", "before_id")
+        pages.check_exclusive(before, after)
         page_of = partial(self._store(request).page, newest_first=not before)
-        arguments = owner_of(request), self.kind, before or after, limit + 1
+        arguments = keys.owner_of(request.scope), self.kind, before or after, limit + 1
         found = await anyio.to_thread.run_sync(page_of, *arguments)
-        shown = found[:limit][::-1] if before else found[:limit]
-        page = {
-            "data": [self._object(each) for each in shown],
-            "first_id": shown[0].id if shown else None,
-            "last_id": shown[-1].id if shown else None,
-            "has_more": len(found) > limit,
-        }
-        return Response(msgspec.json.encode(page), media_type="application/json")
+        return json_response(pages.page(found, limit, self._object, is_reversed=bool(before)))
 
     async def cancel(self, request: Request) -> Response:
         batch = await self._find(request)
@@ -143,8 +141,7 @@ class MessageBatches(Batches):
             store.delete(batch)
 
         await anyio.to_thread.run_sync(forget)
-        deleted = {"id": batch.id, "type": "message_batch_deleted"}
-        return Response(msgspec.json.encode(deleted), media_type="application/json")
+        return json_response({"id": batch.id, "type": "message_batch_deleted"})
 
     async def _split(self, owner: str, data: bytearray) -> SplitLines:
         """The lines for the requests in a body. Raises RequestError."""
@@ -153,7 +150,7 @@ class MessageBatches(Batches):
         except (ChildTimeout, ChildFailed):
             raise RequestTooCostly("Reading the request takes too much time or memory.") from None
 
-    def _object(self, batch: Batch) -> message_render.Json:
+    def _object(self, batch: Batch) -> pages.Json:
         return message_render.batch_object(batch, self._lane.paused_of(batch))
 
 
@@ -179,20 +176,3 @@ def _open(files: FileStore, batch: Batch) -> list[BinaryIO]:
             raise NotFound("The results were deleted or dropped (files.keep_seconds).")
         readers.append(reader)
     return readers
-
-
-def _batch(batch_id: str, file: StoredFile, total: int) -> Batch:
-    now = int(time.time())
-    return Batch(
-        batch_id,
-        file.owner,
-        file.id,
-        split_process.ENDPOINT,
-        "24h",
-        "null",
-        now,
-        now + _WINDOW_SECONDS,
-        stored_file.new_id(),
-        stored_file.new_id(),
-        total=total,
-    )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from vlm_server.api.batches.batch import Batch
 from vlm_server.api.batches.finish import CANCELLED, EXPIRED
+from vlm_server.api.dialects.pages import Json
 
-Json = dict[str, Any]
 _ENDS = {EXPIRED: "expired", CANCELLED: "canceled"}
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from vlm_server.api.batches.batch import Batch
+from vlm_server.api.dialects.pages import Json
 
-Json = dict[str, Any]
 _ENDS = ("failed", "completed", "expired", "cancelled")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct
 
@@ -12,9 +12,16 @@ from vlm_server.api.parsing.ignored_fields import IgnoredFields, known_fields
 from vlm_server.errors import InvalidRequest
 
 MAX_HOURS = 720
+Endpoint = Literal[
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+]
+*_FIRST, _LAST = get_args(Endpoint)
 _RULES = {
-    "endpoint": "must be '/v1/chat/completions', '/v1/responses', '/v1/completions', "
-    "'/v1/embeddings' or '/v1/messages'",
+    "endpoint": f"must be {', '.join(map(repr, _FIRST))} or {_LAST!r}",
     "completion_window": "must be a number of hours, as '24h', or of days, as '7d'",
     "metadata": "must have at most 16 names of 64 and values of 512 characters",
 }
@@ -26,13 +33,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
     """OpenAI's request; `completion_window` may have other hours than theirs, or days."""
 
     input_file_id: str
-    endpoint: Literal[
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/messages",
-    ]
+    endpoint: Endpoint
     completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,2}[hd]$")]
     metadata: Annotated[dict[_Name, _Value], Meta(max_length=16)] | None = None
 

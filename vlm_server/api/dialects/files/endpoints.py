@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from vlm_server.api.dialects import pages
 from vlm_server.api.dialects.files import render
 from vlm_server.api.dialects.files.receive import Uploads
 from vlm_server.api.dialects.files.schema import AnthropicForm, parse
+from vlm_server.api.files.index import StoredFile
 from vlm_server.api.files.store import FileStore
-from vlm_server.api.files.stored_file import StoredFile
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
+from vlm_server.api.http.answer import json_response
 from vlm_server.api.http.connection.exchange import wait_until_read
 from vlm_server.api.http.dialect import is_anthropics
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
@@ -28,7 +28,6 @@ PATH, MEDIA_PATH = "/v1/files", "/v1/media"
 _DOWNLOAD_HEADERS = {"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
 """A file is never shown as a page of this server's origin."""
 _PIECE_BYTES = 256 << 10
-_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Files:
@@ -51,17 +50,18 @@ class Files:
                 purpose, seconds = fields.purpose, fields.seconds
             access_log.entry_of(request.scope).ignored = ignored.names
             add = partial(self._store.add, expires_after_seconds=seconds)
-            file = await self._uploads.run(add, _owner(request), upload, filename, purpose)
-        return _json(render.anthropic_file(file) if is_theirs else render.openai_file(file))
+            file = await self._uploads.run(
+                add, keys.owner_of(request.scope), upload, filename, purpose
+            )
+        return json_response(render.file_object(file, is_anthropics=is_theirs))
 
     async def list(self, request: Request) -> Response:
         page = _anthropic_page if is_anthropics(request.headers) else _openai_page
-        return _json(await self._uploads.run(page, self._store, request))
+        return json_response(await self._uploads.run(page, self._store, request))
 
     async def retrieve(self, request: Request) -> Response:
-        file = await self._find(request)
-        is_theirs = is_anthropics(request.headers)
-        return _json(render.anthropic_file(file) if is_theirs else render.openai_file(file))
+        file, is_theirs = await self._find(request), is_anthropics(request.headers)
+        return json_response(render.file_object(file, is_anthropics=is_theirs))
 
     async def content(self, request: Request) -> Response:
         return await download(await self._find(request), self._store, self._uploads, request)
@@ -69,8 +69,7 @@ class Files:
     async def delete(self, request: Request) -> Response:
         file = await self._find(request)
         await self._uploads.run(self._store.delete, file)
-        is_theirs = is_anthropics(request.headers)
-        return _json(render.anthropic_deleted(file) if is_theirs else render.openai_deleted(file))
+        return json_response(render.deleted(file, is_anthropics=is_anthropics(request.headers)))
 
     async def _find(self, request: Request) -> StoredFile:
         file_id = request.path_params["file_id"]
@@ -90,8 +89,10 @@ class Media:
         async with self._uploads.raw(request) as upload:
             if not upload.num_bytes:
                 raise InvalidRequest("The body is empty.")
-            file = await self._uploads.run(self._store.add_media, _owner(request), upload)
-        return _json(render.media(file))
+            file = await self._uploads.run(
+                self._store.add_media, keys.owner_of(request.scope), upload
+            )
+        return json_response(render.media(file))
 
     async def retrieve(self, request: Request) -> Response:
         return await download(await self._find(request), self._store, self._uploads, request)
@@ -105,7 +106,7 @@ class Media:
 
 async def find(name: str, store: FileStore, uploads: Uploads, request: Request) -> StoredFile:
     """The client's file of that id or hash. Raises NotFound."""
-    file = await uploads.run(store.find, _owner(request), name)
+    file = await uploads.run(store.find, keys.owner_of(request.scope), name)
     if file is None:
         raise NotFound("There is no such file: upload it first, with this API key.")
     return file
@@ -131,47 +132,31 @@ async def download(
     return StreamingResponse(pieces(), headers=headers, media_type=render.BYTES_TYPE)
 
 
-def _owner(request: Request) -> str:
-    return keys.key_of(request.scope).identity
-
-
-def _json(value: render.Json) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
 # ---- pages of a list -------------------------------------------------------------------------
 
 
-def _openai_page(store: FileStore, request: Request) -> render.Json:
-    query, owner = request.query_params, _owner(request)
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
-    limit = _limit(query, 10_000, 10_000)
+def _openai_page(store: FileStore, request: Request) -> pages.Json:
+    query, owner = request.query_params, keys.owner_of(request.scope)
+    newest_first, limit = pages.is_descending(query), pages.limit_of(query, 10_000, 10_000)
     files = store.page(
         owner,
         purpose=query.get("purpose"),
         after=_known(query, "after", store, owner),
         limit=limit + 1,
-        newest_first=order == "desc",
+        newest_first=newest_first,
     )
-    return render.page(files, limit, render.openai_file, object="list")
+    return pages.page(files, limit, render.openai_file, object="list")
 
 
-def _anthropic_page(store: FileStore, request: Request) -> render.Json:
+def _anthropic_page(store: FileStore, request: Request) -> pages.Json:
     """A page, the newest file first; before `before_id` are the files that are newer."""
-    query, owner = request.query_params, _owner(request)
+    query, owner = request.query_params, keys.owner_of(request.scope)
     before = _known(query, "before_id", store, owner)
     after = _known(query, "after_id", store, owner)
-    if before and after:
-        raise InvalidRequest("`before_id` and `after_id` exclude each other.", "before_id")
-    limit = _limit(query, 20, 1000)
+    pages.check_exclusive(before, after)
+    limit = pages.limit_of(query, 20, 1000)
     files = store.page(owner, after=before or after, limit=limit + 1, newest_first=not before)
-    page = render.page(files, limit, render.anthropic_file)
-    if before:
-        page["data"].reverse()
-        page["first_id"], page["last_id"] = page["last_id"], page["first_id"]
-    return page
+    return pages.page(files, limit, render.anthropic_file, is_reversed=bool(before))
 
 
 def _known(query: Mapping[str, str], name: str, store: FileStore, owner: str) -> str | None:
@@ -180,11 +165,3 @@ def _known(query: Mapping[str, str], name: str, store: FileStore, owner: str) ->
     if file_id is not None and store.find(owner, file_id) is None:
         raise InvalidRequest(f"`{name}` is the id of none of the files.", name)
     return file_id
-
-
-def _limit(query: Mapping[str, str], default: int, maximum: int) -> int:
-    text = query.get("limit", str(default))
-    limit = int(text) if _NUMBER.fullmatch(text) else 0
-    if not 1 <= limit <= maximum:
-        raise InvalidRequest(f"`limit` must be from 1 to {maximum}.", "limit")
-    return limit

@@ -73,7 +73,7 @@ class Uploads:
 
     @asynccontextmanager
     async def _upload(self, request: Request) -> AsyncIterator[Upload]:
-        owner = keys.key_of(request.scope).identity
+        owner = keys.owner_of(request.scope)
         if self._num_uploads[owner] >= MAX_UPLOADS:
             raise QueueFull(f"{MAX_UPLOADS} uploads are arriving, as many as one client may have.")
         self._num_uploads[owner] += 1

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
-from vlm_server.api.files.stored_file import StoredFile
+from vlm_server.api.dialects.pages import Json
+from vlm_server.api.files.index import StoredFile
 
-Json = dict[str, Any]
 BYTES_TYPE = "application/octet-stream"
 
 
@@ -41,28 +39,17 @@ def anthropic_file(file: StoredFile) -> Json:
     }
 
 
-def openai_deleted(file: StoredFile) -> Json:
+def file_object(file: StoredFile, *, is_anthropics: bool) -> Json:
+    return anthropic_file(file) if is_anthropics else openai_file(file)
+
+
+def deleted(file: StoredFile, *, is_anthropics: bool) -> Json:
+    """What is said of a file that was deleted."""
+    if is_anthropics:
+        return {"id": file.id, "type": "file_deleted"}
     return {"id": file.id, "object": "file", "deleted": True}
-
-
-def anthropic_deleted(file: StoredFile) -> Json:
-    return {"id": file.id, "type": "file_deleted"}
 
 
 def media(file: StoredFile) -> Json:
     """What is known of bytes by their hash, which is the id."""
     return {"id": f"sha256:{file.sha256}", "object": "media", "bytes": file.num_bytes}
-
-
-def page(
-    files: Sequence[StoredFile], limit: int, render: Callable[[StoredFile], Json], **fields: str
-) -> Json:
-    """A list of at most `limit` files; there are more if `files` has more. `fields` come first."""
-    shown = files[:limit]
-    return {
-        **fields,
-        "data": [render(file) for file in shown],
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": len(files) > limit,
-    }

@@ -17,6 +17,7 @@ from vlm_server import __version__
 from vlm_server.api.dialects.ollama.model_fields import model_wanted, with_tag
 from vlm_server.api.dialects.ollama.render import time_text
 from vlm_server.api.http import access_log, body
+from vlm_server.api.http.answer import json_response
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.parsing import json_body, served_models
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
@@ -57,7 +58,7 @@ class Catalog:
             _summary(status) | {"modified_at": self._modified_at(status.model_facts)}
             for status in self._statuses
         ]
-        return _json({"models": tags})
+        return json_response({"models": tags})
 
     async def show(self, request: Request) -> Response:
         _, model = await self._read(request, "stream")
@@ -66,7 +67,7 @@ class Catalog:
         is_loading = not status.is_ready and status.state != "unloaded"
         if facts == ModelFacts() and is_loading:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
-        return _json(
+        return json_response(
             {
                 "modelfile": f"FROM {with_tag(model.name)}",
                 "parameters": "",
@@ -81,16 +82,16 @@ class Catalog:
 
     async def ps(self, _: Request) -> Response:
         loaded_statuses = [status for status in self._statuses if status.state in _IN_USE]
-        return _json({"models": [_running(status) for status in loaded_statuses]})
+        return json_response({"models": [_running(status) for status in loaded_statuses]})
 
     async def version(self, _: Request) -> Response:
-        return _json({"version": API_VERSION, "vlm_server": __version__})
+        return json_response({"version": API_VERSION, "vlm_server": __version__})
 
     async def pull(self, request: Request) -> Response:
         """Success without a download: served models are here, or come with their first request."""
         model_request, _ = await self._read(request)
         if model_request.stream is False:
-            return _json({"status": "success"})
+            return json_response({"status": "success"})
         lines = b'{"status":"pulling manifest"}\n{"status":"success"}\n'
         return Response(lines, media_type="application/x-ndjson")
 
@@ -121,7 +122,7 @@ class Catalog:
         name = model_request.model or model_request.name
         if not name:
             raise InvalidRequest("`model` is missing.", "model")
-        known_models = served_models.known_models(shared.models, shared.server)
+        known_models = served_models.known_models(shared.models)
         model = model_wanted(name, known_models)
         ignored = IgnoredFields()
         ignored.add_unread(fields, model_request)
@@ -154,10 +155,6 @@ def _running(status: EngineStatus) -> dict[str, Any]:
         "size_vram": status.model_facts.size_bytes,
         "context_length": status.model_facts.context_tokens,
     }
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def _details(status: EngineStatus) -> dict[str, Any]:

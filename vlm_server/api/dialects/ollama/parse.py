@@ -65,7 +65,7 @@ def parse_chat(body: Body, context: Context) -> ParsedRequest:
     messages = request.messages or []
     if not messages:
         return _load_request(request, model, ignored, context)
-    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
+    conversation = Conversation.of(context)
     functions = (tool.function for tool in request.tools or ())
     tools = read_tools(
         tool_definitions(functions, "tools[{}].function"), ToolChoice(param="tools"), conversation
@@ -84,7 +84,7 @@ def parse_generate(body: Body, context: Context) -> ParsedRequest:
     if not (request.prompt or images):
         return _load_request(request, model, ignored, context)
     Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
-    conversation = Conversation(context.limits, context.given, "prompt", context.on_thread)
+    conversation = Conversation.of(context, "prompt")
     if request.system:
         system = conversation.text(request.system, "system")
         conversation.add(Message("system", (system,)), "system")

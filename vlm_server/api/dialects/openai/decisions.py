@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, msgpack
 
-from vlm_server.api.dialects.fields import effective_fields, prepare
+from vlm_server.api.dialects.fields import effective_fields, prepare, submit_pooling
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.embeddings import usage_json
 from vlm_server.api.dialects.openai.messages import parse_messages
@@ -37,8 +37,6 @@ from vlm_server.protocol import (
     Message,
     Pooling,
     PoolingInput,
-    SamplingParams,
-    Submit,
     TextPart,
 )
 from vlm_server.settings import Limits
@@ -77,28 +75,13 @@ def parse_decisions(body: Body, context: Context) -> ParsedRequest:
     request = json_body.convert(fields, DecisionRequest, RULES)
     ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
-    conversation = Conversation(
-        context.limits,
-        context.given,
-        text_param="questions",
-        on_thread=context.on_thread,
-        pages=context.pages,
-    )
+    conversation = Conversation.of(context, "questions")
     conversation.set_media_options(request)
     asked, inputs = read_questions(request.questions, conversation)
     _fill(conversation, request, ignored)
     conversation.check_complete()
-    submit = Submit(
-        request_id=context.request_id,
-        messages=tuple(conversation.messages),
-        images=tuple(conversation.images),
-        sampling=SamplingParams(),
-        videos=tuple(conversation.videos),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        pooling=Pooling("decide"),
-        inputs=inputs,
-    )
+    messages = conversation.messages
+    submit = submit_pooling(inputs, conversation, context, Pooling("decide"), messages)
     options = msgpack.encode(asked)
     return ParsedRequest(model.name, submit, stream=False, options=options, ignored=ignored.names)
 

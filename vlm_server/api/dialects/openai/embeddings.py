@@ -77,13 +77,7 @@ def parse_embeddings(body: Body, context: Context) -> ParsedRequest:
     request = json_body.convert(fields, EmbeddingRequest, RULES)
     ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
-    conversation = Conversation(
-        context.limits,
-        context.given,
-        text_param="input",
-        on_thread=context.on_thread,
-        pages=context.pages,
-    )
+    conversation = Conversation.of(context, "input")
     conversation.set_media_options(request)
     if (request.input is None) == (request.messages is None):
         raise InvalidRequest("Either `input` or `messages` must be given.", "input")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vlm_server.api.dialects.fields import check_counts
+from vlm_server.api.dialects.fields import check_counts, document_source, page_options
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.file_parts import file_parts, num_documents
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.tools import object_text
@@ -148,3 +148,25 @@ class _MessageParser:
 
 
 _OF_ASSISTANTS = ("reasoning_content", "reasoning", "tool_calls")
+
+
+def file_parts(
+    file: schema.File, param: str, conversation: Conversation
+) -> tuple[ContentPart, ...]:
+    """The parts that the engine gets for `file`, which is at `param`. Raises RequestError."""
+    if (file.file_data is None) == (file.file_id is None):
+        place = f"{param}.file.file_data"
+        raise InvalidRequest(f"`{param}.file` needs either `file_data` or `file_id`.", place)
+    options = page_options(file.pages, file.dpi, file.max_pixels, file.include_text)
+    if file.file_id is not None:
+        return conversation.file(file.file_id, param, options, file.filename or "")
+    source = document_source(file.file_data or "", file.filename)
+    return conversation.document(source, param, options)
+
+
+def num_documents(contents: Iterable[object]) -> int:
+    """The parts in `contents` that are documents for certain, and so no images."""
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return sum(
+        isinstance(part, schema.FilePart) and part.file.file_data is not None for part in parts
+    )

@@ -58,9 +58,7 @@ def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
     request = schema.parse(fields, ignored, context)
     model = model_wanted(request.model, context)
     options = encode_options(request, ignored)
-    conversation = Conversation(
-        context.limits, context.given, on_thread=context.on_thread, pages=context.pages
-    )
+    conversation = Conversation.of(context)
     conversation.set_media_options(request.media_options)
     choice = _choice(request.tool_choice, parallel=request.parallel_tool_calls is not False)
     tools = read_tools(

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from vlm_server.api.dialects.fields import Count, prepare
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.file_parts import file_parts
+from vlm_server.api.dialects.openai.messages import file_parts
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.media.external import is_external

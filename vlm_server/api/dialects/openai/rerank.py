@@ -66,13 +66,7 @@ def parse_rerank(body: Body, context: Context) -> ParsedRequest:
     )
     request = json_body.convert(fields, RerankRequest, {})
     model = model_wanted(request.model, context)
-    conversation = Conversation(
-        context.limits,
-        context.given,
-        text_param="documents",
-        on_thread=context.on_thread,
-        pages=context.pages,
-    )
+    conversation = Conversation.of(context, "documents")
     conversation.set_media_options(request)
     check_inputs([request.query, *request.documents], context.limits, "documents")
     parser = InputParser(conversation, ignored)

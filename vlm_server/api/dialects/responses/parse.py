@@ -92,9 +92,7 @@ def _parsed_request(
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     if request.background and request.store is False:
         raise InvalidRequest("`background` requires `store`.", "background")
-    conversation = Conversation(
-        context.limits, context.given, "input", context.on_thread, context.pages
-    )
+    conversation = Conversation.of(context, "input")
     conversation.set_media_options(request)
     definitions = tool_definitions(request.tools or (), "tools[{}]")
     tools = read_tools(definitions, _choice(request), conversation)

@@ -12,10 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from vlm_server.api.dialects import pages
 from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
+from vlm_server.api.http.answer import json_response
 from vlm_server.api.http.generation import Endpoint
 from vlm_server.api.http.streams.event_log import EventLog
 from vlm_server.api.http.streams.event_logs import EventLogs
@@ -52,7 +54,7 @@ class ResponsesEndpoint:
             await self._endpoint(scope, receive, send)
         finally:
             response_id = f"{ID_PREFIX}{access_log.entry_of(scope).request_id}"
-            self._store.abandon(keys.key_of(scope).identity, response_id)
+            self._store.abandon(keys.owner_of(scope), response_id)
             self._expire_later()
 
     def _expire_later(self) -> None:
@@ -99,8 +101,7 @@ class StoredResponses:
             if (log := self._log_of(request)).run.is_background:
                 log.cancel(_CANCELLED)
         self._store.delete(owner, response_id)
-        deleted = {"id": response_id, "object": "response", "deleted": True}
-        return _json(msgspec.json.encode(deleted))
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a response in the background; one that has ended stays as it is."""
@@ -147,15 +148,10 @@ def _ignore_all_but(request: Request, *effective: str) -> None:
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
     """A page of the items of `turns`. Runs on a thread: they may have many images."""
     items = [item for turn in turns for item in _lists.decode(turn)]
-    order, limit_text = query.get("order", "desc"), query.get("limit", str(DEFAULT_ITEMS))
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
-    if order == "desc":
+    if pages.is_descending(query):
         items.reverse()
     page = _after(items, query.get("after"))
-    limit = int(limit_text) if limit_text.isdecimal() and len(limit_text) <= _MAX_DIGITS else 0
-    if not 1 <= limit <= MAX_ITEMS:
-        raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
+    limit = pages.limit_of(query, DEFAULT_ITEMS, MAX_ITEMS)
     page_items = page[:limit]
     page_json = {
         "object": "list",
@@ -192,7 +188,7 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _of(request: Request) -> tuple[str, str]:
-    return keys.key_of(request.scope).identity, request.path_params["response_id"]
+    return keys.owner_of(request.scope), request.path_params["response_id"]
 
 
 def _json(content: bytes) -> Response:

@@ -120,6 +120,11 @@ def key_of(scope: Scope) -> ApiKey:
     return key
 
 
+def owner_of(scope: Scope) -> str:
+    """The owner of what the request of `scope` stores: the identity of its key."""
+    return key_of(scope).identity
+
+
 def check_settings(server: Server) -> None:
     """Raises ConfigError if there is a key file and it can't be used."""
     KeyRing(server)

@@ -23,11 +23,10 @@ def is_line(scope: Scope) -> bool:
 class Gaps:
     """Knows when no interactive request is in flight. Used from the event loop only."""
 
-    def __init__(self, idle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.on_close: Callable[[], None] = _nothing
+    def __init__(self, idle_seconds: float) -> None:
+        self.on_close: Callable[[], None] = lambda: None
         """Called when an interactive request arrives."""
         self._quiet_seconds = idle_seconds
-        self._clock = clock
         self._num_requests = 0
         self._since = float("-inf")
         """The end of the last interactive request."""
@@ -37,7 +36,7 @@ class Gaps:
         """0 in a gap; None while an interactive request is in flight."""
         if self._num_requests:
             return None
-        return max(0.0, self._since + self._quiet_seconds - self._clock())
+        return max(0.0, self._since + self._quiet_seconds - time.monotonic())
 
     @contextmanager
     def request(self, scope: Scope) -> Iterator[None]:
@@ -51,8 +50,4 @@ class Gaps:
             yield
         finally:
             self._num_requests -= 1
-            self._since = self._clock()
-
-
-def _nothing() -> None:
-    pass
+            self._since = time.monotonic()

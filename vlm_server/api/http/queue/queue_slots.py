@@ -107,6 +107,10 @@ class QueueSlot:
             self._slots.waiting_bytes.take(self._client, more_bytes)
             self._num_reserved += more_bytes
 
+    def reserve_beside(self, held_bytes: int) -> Callable[[int], None]:
+        """`reserve`, for bytes that are held beside `held_bytes`."""
+        return lambda num_bytes: self.reserve(held_bytes + num_bytes)
+
     def release_body(self) -> None:
         """Release the body's bytes; later calls do nothing."""
         self._slots.waiting_bytes.release(self._client, self._num_reserved)

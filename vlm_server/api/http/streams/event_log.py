@@ -45,6 +45,20 @@ class Run:
     last_words: Callable[[RequestError], bytes]
     stop: Callable[[], object]
 
+    @classmethod
+    def of_current_task(
+        cls,
+        owner: str,
+        stream_id: str,
+        dialect: str,
+        last_words: Callable[[RequestError], bytes],
+        *,
+        is_background: bool = False,
+    ) -> Run:
+        task = asyncio.current_task()
+        assert task is not None
+        return cls(owner, stream_id, dialect, is_background, last_words, task.cancel)
+
 
 class EventLog:
     """The events of one answer, numbered from 0, with their numbers as SSE's `id:`.
@@ -97,7 +111,8 @@ class EventLog:
         for piece in data.split(b"\n\n")[:-1]:
             if piece.startswith(b":"):
                 # without a blank line, which OpenAI's client takes for an event once there are ids
-                self._comment(piece + b"\n")
+                for reader in self._readers:
+                    reader.comment += piece + b"\n"
                 continue
             event_id = f"{self.run.stream_id}:{self.num_events}"
             self._events.append(b"%s\nid: %s\n\n" % (piece, event_id.encode()))
@@ -117,10 +132,6 @@ class EventLog:
         self.is_ended = True
         self._wake()
         self._on_change(self)
-
-    def _comment(self, comment: bytes) -> None:
-        for reader in self._readers:
-            reader.comment += comment
 
     def _wake(self) -> None:
         for reader in self._readers:

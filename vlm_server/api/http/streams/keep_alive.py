@@ -46,7 +46,7 @@ class KeepAlives:
         """What is sent, None if nothing, and after how many seconds. Raises InvalidRequest."""
         seconds = server.stream_keepalive_seconds
         if headers.get(PROGRESS_HEADER) and self._is_sse:
-            return self._progress_comment, min(seconds, _PROGRESS_SECONDS)
+            return self._progress, min(seconds, _PROGRESS_SECONDS)
         signs: dict[str, KeepAlive] = {
             "comment": self._comment,
             "empty_chunk": self._render.empty_chunk,
@@ -54,21 +54,21 @@ class KeepAlives:
         }
         return signs[sse.keepalive_of(headers, server)], seconds
 
-    def _progress_comment(self) -> bytes:
-        return sse.comment(f"progress {msgspec.json.encode(self._progress()).decode()}")
-
-    def _progress(self) -> dict[str, Any]:
-        """The request's `state`, with token counts; the stage of loading its model."""
+    def _progress(self) -> bytes:
+        """A comment with the request's `state` and token counts, or its model's loading."""
         status = self._models.status(self._entry.model)
-        if status.progress is not None:
-            stage, fraction = status.progress
-            return {"state": "waiting_for_model", "stage": stage, "fraction": fraction}
         reports = () if status.stats is None else status.stats.progress
         report = next((one for one in reports if one.request_id == self._request_id), None)
-        ahead = {"ahead": self._num_ahead()}
-        if report is None:
-            return {"state": self._entry.state} | ahead
-        return {"state": report.state, "done": report.done, "total": report.total} | ahead
+        state: dict[str, Any]
+        if status.progress is not None:
+            stage, fraction = status.progress
+            state = {"state": "waiting_for_model", "stage": stage, "fraction": fraction}
+        elif report is None:
+            state = {"state": self._entry.state, "ahead": self._num_ahead()}
+        else:
+            counts = {"done": report.done, "total": report.total}
+            state = {"state": report.state, **counts, "ahead": self._num_ahead()}
+        return sse.comment(f"progress {msgspec.json.encode(state).decode()}")
 
     def _num_ahead(self) -> int:
         """How many requests to the same model came earlier and have no token yet."""

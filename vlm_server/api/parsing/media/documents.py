@@ -9,14 +9,14 @@ document is the same image to every cache.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.api.parsing.media.formats import unreadable_message
-from vlm_server.protocol import DocumentPage, Image
+from vlm_server.protocol import DocumentPage, Image, ImagePart, TextPart
 
 Detail = Literal["auto", "low", "high"]
 _READABLE = ("PDF", "TIFF")
@@ -116,3 +116,25 @@ def read_header(data: bytes, source: MediaUrl, options: PageOptions) -> Document
     else:
         raise source.invalid(unreadable_message("document", _READABLE, data))
     return Document(data, hashlib.sha256(data).hexdigest(), kind, source.param, options)
+
+
+def heading(title: str, context: str) -> str:
+    """The text before a document's pages: its title, and what the client says of it."""
+    lines = [f"Document: {title}"] if title else []
+    return "\n".join([*lines, *([context] if context else [])])
+
+
+def page_parts(
+    pages: Pages, page: PageImage, index: int, *, include_text: bool
+) -> Iterator[TextPart | ImagePart]:
+    """The parts of one page, whose image has that `index` in the request.
+
+    They depend on the page alone: a changed page, or one more, leaves those before it as they are.
+    A document of a single page has no line with its number.
+    """
+    if pages.num_pages > 1:
+        yield TextPart(f"\nPage {page.number}:\n")
+    yield ImagePart(index)
+    if include_text:
+        text = page.text.strip() or "(none)"
+        yield TextPart(f"\nText of page {page.number}:\n{text}\n")

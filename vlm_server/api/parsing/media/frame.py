@@ -1,22 +1,29 @@
 """A frame of a camera or a screen: its header, and the thumbnail that shows whether it changed.
 
-`read` runs in a process that can be killed (`frame_process`); `changed_share` anywhere.
+`read` runs in a process that can be killed, which is this module as a program (arguments: bytes of
+address space, CPU seconds of a frame, pixels of a frame; a job is a frame's bytes). `changed_share`
+runs anywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import sys
+import warnings
 
 from msgspec import Struct
 from PIL import Image, ImageChops
 
+from vlm_server.api.outcomes import serve_outcomes
 from vlm_server.api.parsing.media import heif_header, image_header
 from vlm_server.errors import InvalidImage
+from vlm_server.platform.child.serve import ChildLimits
 
 SIDE = 64
 """Width and height of a thumbnail, whatever the frame's shape."""
 _PARAM = "frame"
+_RETIRE_BYTES = 256 << 20
 
 
 class FrameFacts(Struct, frozen=True, tag=True):
@@ -66,3 +73,16 @@ def _thumbnail(data: bytes, name: str) -> bytes:
             return small.tobytes()
     except Exception:  # noqa: BLE001  Pillow's decoders raise almost anything on hostile bytes
         raise InvalidImage(f"The {name} frame can't be decoded.", _PARAM) from None
+
+
+def main(memory_bytes: str, job_seconds: str, max_pixels: str) -> None:
+    warnings.simplefilter("ignore")  # Pillow's, about clients' images, would fill the log
+    serve_outcomes(
+        lambda job: read(bytes(job), int(max_pixels)),
+        ChildLimits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES),
+        InvalidImage("Decoding the frame takes too much memory.", _PARAM),
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import anyio.to_thread
@@ -18,12 +18,11 @@ from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.answer import answer, collect_answer
 from vlm_server.api.http.deadlines import RequestClock
-from vlm_server.api.http.generation import Generation
+from vlm_server.api.http.generation import Generation, engine_events
 from vlm_server.api.http.model_metrics import ModelMetrics
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.api.parsing.parsed_request import ParsedRequest, encode_request
 from vlm_server.protocol import Image, ImagePart, Submit
-from vlm_server.supervisor.engine_process.client import EngineRequest, RequestEvent
 
 _ON_DEVICE = ("encode", "prefill", "decode")
 
@@ -53,7 +52,8 @@ class Asker:
             recorder = AnswerRecorder(
                 ModelMetrics(), plan.model, request_id, time.monotonic(), is_stream=False
             )
-            access_log.entry_of(scope).answer = recorder
+            entry = access_log.entry_of(scope)
+            entry.answer = recorder
             shared.in_flight[request_id] = scope
 
             def begin() -> None:
@@ -61,7 +61,7 @@ class Asker:
                 recorder.begin()
 
             clock = RequestClock({}, shared.settings.deadlines)
-            events = clock.watch(self._events(request, plan.model, clock), begin)
+            events = clock.watch(engine_events(shared, request, plan.model, clock, entry), begin)
             try:
                 with recorder:
                     async with aclosing(answer(events, recorder)) as deltas:
@@ -71,17 +71,6 @@ class Asker:
                 seconds = recorder.phase_seconds()
                 self.device_seconds += sum(seconds.get(phase, 0.0) for phase in _ON_DEVICE)
         return read(plan, choice, finished)
-
-    async def _events(
-        self, request: EngineRequest, model: str, clock: RequestClock
-    ) -> AsyncGenerator[RequestEvent, None]:
-        models, request_id = self._shared.models, request.submit.request_id
-        async with models.lease(model, request_id) as engine:
-            adapter = "" if models.base(model) is None else model
-            events = engine.stream(request.to_engine(clock.remaining(), adapter))
-            async with aclosing(events):
-                async for event in events:
-                    yield event
 
 
 def submit_of(plan: WatchPlan, frames: Sequence[Frame], request_id: str) -> Submit:

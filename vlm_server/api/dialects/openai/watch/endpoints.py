@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import anyio.to_thread
-import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +21,7 @@ from vlm_server.api.dialects.openai.watch.watch import Watch
 from vlm_server.api.dialects.openai.watch.watches import Watches
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import keys
+from vlm_server.api.http.answer import json_response
 from vlm_server.api.http.generation import Generation, context_of, resume
 from vlm_server.api.http.streams import event_logs, sse
 from vlm_server.api.http.streams.event_log import Run
@@ -31,11 +31,9 @@ from vlm_server.api.parsing import json_body
 from vlm_server.errors import (
     InvalidRequest,
     PayloadTooLarge,
-    RequestError,
     UnsupportedMediaType,
 )
 
-_JSON = "application/json"
 _KIND = "watch"
 """The kind of its event logs: a watch is resumed at its own route alone."""
 
@@ -57,14 +55,15 @@ class WatchEndpoint:
             return
         stream = self._stream(send, scope)
         is_resumable = event_logs.is_wanted(headers, shared.server)
-        self._watches.check_room(keys.key_of(scope).identity)
+        self._watches.check_room(keys.owner_of(scope))
         media_type = headers.get("content-type", "")
         if media_type.lower().startswith("multipart/"):
             if is_resumable:
                 text = "A watch whose frames come in its own body can't be resumed."
                 raise InvalidRequest(text, event_logs.RESUMABLE_HEADER)
             camera = Camera(receive, boundary_of(media_type), shared.limits)
-            await self._watch_camera(camera, stream, scope)
+            with await self._open(await camera.first_part(), scope) as watch:
+                await self._run_fed(watch, camera, stream, scope)
             return
         body.check_headers(headers, shared.limits)
         data = await body.read(receive, shared.limits, shared.arriving)
@@ -83,19 +82,11 @@ class WatchEndpoint:
         self, watch: Watch, attachment: Attachment, scope: Scope, send: Send
     ) -> None:
         """Keep the events, for clients that come and leave."""
-        task = asyncio.current_task()
-        assert task is not None
-
-        def last_words(error: RequestError) -> bytes:
-            return events.ended(watch.id, "failed", error, watch.frames.counts)
-
-        run = Run(
+        run = Run.of_current_task(
             watch.owner,
             access_log.entry_of(scope).request_id,
             _KIND,
-            is_background=False,
-            last_words=last_words,
-            stop=task.cancel,
+            lambda error: events.ended(watch.id, "failed", error, watch.frames.counts),
         )
         log = self._shared.event_logs.open(run)
         async with attachment.to(log, send):
@@ -106,11 +97,6 @@ class WatchEndpoint:
         mode = sse.keepalive_of(Headers(scope=scope), server)
         keep_alive = None if mode == "off" else lambda: sse.KEEP_ALIVE
         return EventStream(send, sse.CONTENT_TYPE, keep_alive, server.stream_keepalive_seconds)
-
-    async def _watch_camera(self, camera: Camera, stream: EventStream, scope: Scope) -> None:
-        """Watch frames that come in the rest of the body. Raises ClientGone."""
-        with await self._open(await camera.first_part(), scope) as watch:
-            await self._run_fed(watch, camera, stream, scope)
 
     async def _follow(self, watch: Watch, stream: EventStream, scope: Scope) -> None:
         """Watch the camera at the URL of the plan. Raises RequestError before the first event."""
@@ -139,7 +125,7 @@ class WatchEndpoint:
     async def _open(self, data: bytearray, scope: Scope) -> AbstractContextManager[Watch]:
         """The watch that the JSON in `data` asks for, to be entered. Raises RequestError."""
         plan = await self._plan(data, scope)
-        return self._watches.opened(keys.key_of(scope).identity, plan)
+        return self._watches.opened(keys.owner_of(scope), plan)
 
     async def _run(self, watch: Watch, stream: EventStream, scope: Scope) -> None:
         ask = partial(self._watches.asker.ask, watch.plan, scope=scope)
@@ -183,16 +169,16 @@ class WatchRoutes:
         client = keys.key_of(request.scope).name
         stamp, change = await self._watches.give(watch, bytes(data), time, client)
         access_log.entry_of(request.scope).images = 1
-        return _json({"watch_id": watch.id, "frame": stamp, "change": round(change, 4)})
+        return json_response({"watch_id": watch.id, "frame": stamp, "change": round(change, 4)})
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/watch/{watch_id}`: end it; its stream gets the last event."""
         watch = self._watch_of(request)
         watch.end("deleted")
-        return _json({"id": watch.id, "object": "watch", "deleted": True})
+        return json_response({"id": watch.id, "object": "watch", "deleted": True})
 
     def _watch_of(self, request: Request) -> Watch:
-        owner = keys.key_of(request.scope).identity
+        owner = keys.owner_of(request.scope)
         return self._watches.find(owner, request.path_params["watch_id"])
 
 
@@ -208,7 +194,3 @@ def _time(request: Request) -> float | None:
     if not math.isfinite(seconds):
         raise InvalidRequest("`time` must be a number of seconds.", "time")
     return seconds
-
-
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type=_JSON)

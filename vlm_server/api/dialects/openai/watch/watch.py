@@ -11,7 +11,7 @@ from vlm_server.api.dialects.openai.watch.events import EndReason
 from vlm_server.api.dialects.openai.watch.frame_queue import Frame, FrameQueue, Stamp
 from vlm_server.api.dialects.openai.watch.reading import Reading
 from vlm_server.api.dialects.openai.watch.schema import WatchPlan
-from vlm_server.api.dialects.openai.watch.turns import Turns
+from vlm_server.api.fair_turns import FairTurns
 from vlm_server.errors import (
     DecodeBudgetExceeded,
     EngineDied,
@@ -44,7 +44,9 @@ class Watch:
     `run` writes its events; `end` ends it, once, from anywhere on the event loop.
     """
 
-    def __init__(self, owner: str, plan: WatchPlan, turns: Turns, settings: WatchSettings) -> None:
+    def __init__(
+        self, owner: str, plan: WatchPlan, turns: FairTurns, settings: WatchSettings
+    ) -> None:
         self.id = f"{ID_PREFIX}{uuid.uuid4().hex}"
         self.owner = owner
         self.plan = plan

@@ -6,24 +6,29 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 
 from vlm_server.api.dialects.openai.watch.asker import Asker
 from vlm_server.api.dialects.openai.watch.frame_queue import Frame, Stamp
-from vlm_server.api.dialects.openai.watch.frame_reader import FrameReader
 from vlm_server.api.dialects.openai.watch.schema import WatchPlan
-from vlm_server.api.dialects.openai.watch.turns import Turns
 from vlm_server.api.dialects.openai.watch.watch import Watch
+from vlm_server.api.fair_pool import FairPool
+from vlm_server.api.fair_turns import FairTurns
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.queue.queue_slots import FairShare
 from vlm_server.api.http.urls.camera_url import CameraUrls
-from vlm_server.errors import EngineUnavailable, NotFound, QueueFull, RequestError
+from vlm_server.api.parsing.media.frame import FrameFacts
+from vlm_server.errors import EngineUnavailable, InvalidImage, NotFound, QueueFull, RequestError
+from vlm_server.platform.child.pool import ChildFailed, ChildTimeout
 
+_READER = "vlm_server.api.parsing.media.frame"
+"""The program that reads frames: nothing hostile is decoded in the front."""
 _FULL_SECONDS = 5.0
 """Time for which a key's share of the bytes is kept free after a refusal."""
 _CLOSE_SECONDS = 2.0
+_LOOK_SECONDS = 0.02
 _STOPPING = "The server is stopping."
 
 
@@ -39,7 +44,15 @@ class Watches:
             self.settings.max_running, self.settings.yield_seconds, self.asker.others_wait
         )
         self._shared = shared
-        self._reader = FrameReader(shared.settings)
+        limits = shared.limits
+        self._reader = FairPool(
+            _READER,
+            limits.max_parsing_processes,
+            limits.parsing_timeout_seconds,
+            limits.max_image_pixels,
+            outcome=FrameFacts,
+            memory_bytes=shared.settings.image.max_decode_memory_bytes,
+        )
         self.cameras = CameraUrls(shared.settings.urls)
         self._by_id: dict[str, Watch] = {}
         self._bytes = FairShare(self.settings.max_bytes)
@@ -146,7 +159,7 @@ class Watches:
         try:
             self._check_bytes(watch, len(data))
             with self._shared.queue_slots.hold(client, len(data)):
-                facts = await self._reader.read(data, watch.owner)
+                facts = await self._read(data, watch.owner)
         except (RequestError, asyncio.CancelledError):
             counts.failed += 1
             raise
@@ -156,6 +169,15 @@ class Watches:
         change = watch.frames.offer(Frame(stamp, data, facts))
         self._count_bytes(watch)
         return stamp, change
+
+    async def _read(self, data: bytes, owner: str) -> FrameFacts:
+        """The facts of the frame in `data`. Raises InvalidImage and EngineUnavailable."""
+        try:
+            return await self._reader.run(data, owner, self._shared.limits.parsing_timeout_seconds)
+        except (ChildTimeout, ChildFailed):
+            raise InvalidImage(
+                "Decoding the frame takes too much time or memory.", "frame"
+            ) from None
 
     def _check_bytes(self, watch: Watch, num_bytes: int) -> None:
         self._count_bytes(watch)
@@ -172,3 +194,28 @@ class Watches:
         more = watch.frames.num_bytes - self._held[watch.id]
         (self._bytes.take if more > 0 else self._bytes.release)(watch.owner, abs(more))
         self._held[watch.id] += more
+
+
+class Turns(FairTurns):
+    """At most `limit` questions at a time.
+
+    With others waiting for the device (`others_wait`), a turn begins up to `yield_seconds` later.
+    """
+
+    def __init__(self, limit: int, yield_seconds: float, others_wait: Callable[[], bool]) -> None:
+        super().__init__(limit)
+        self._yield_seconds = yield_seconds
+        self._others_wait = others_wait
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """The `with` block is one question of a watch of `owner`."""
+        async with super().turn(owner):
+            await self._yield_to_others()
+            yield
+
+    async def _yield_to_others(self) -> None:
+        clock = asyncio.get_running_loop().time
+        latest = clock() + self._yield_seconds
+        while self._others_wait() and clock() < latest:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)

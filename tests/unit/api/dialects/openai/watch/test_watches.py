@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from vlm_server.api.dialects.openai.watch.turns import Turns
+from vlm_server.api.dialects.openai.watch.watches import Turns
 
 
 async def test_turns_are_bounded_and_fair_to_keys() -> None:
