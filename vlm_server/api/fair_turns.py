@@ -1,4 +1,4 @@
-"""Fairness between API keys where one thing is shared: the order of their turns, and the turns.
+"""Fairness between API keys where one thing is shared: their turns, their order, and their room.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996), as in the engine's queue.
 """
@@ -7,8 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+
+
+def room_of(owner: str, sizes: Mapping[str, int], limit: int) -> int:
+    """What `owner` may have of `limit`: an equal share, or what other owners leave.
+
+    sizes: what each owner with some has.
+    """
+    others = [size for other, size in sizes.items() if other != owner]
+    return max(limit // (1 + len(others)), limit - sum(others))
 
 
 class FairOrder:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from vlm_server.api.fair_turns import room_of
 from vlm_server.api.files.folder import StoreFolder
 from vlm_server.api.files.index import MEDIA, FileIndex, Live, StoredFile, new_id
 from vlm_server.api.files.upload import Upload, storage_errors
@@ -139,7 +140,12 @@ class FileStore:
             if known is not None and known.used_at >= self._live.used_since:
                 self._index.touch(known, now)
                 return known
-            self._check_room(owner, _cost(file))
+            if _cost(file) > room_of(owner, self._sizes, self.limit_bytes):
+                raise PayloadTooLarge(
+                    f"The file is larger than this key's share of the {self.limit_bytes} bytes for "
+                    "files (files.max_bytes).",
+                    "file",
+                )
             if known is not None:
                 self._drop(known)
             self._index.add(file)
@@ -152,19 +158,6 @@ class FileStore:
         """Keep the bytes of `upload` under their hash, once for each owner. Raises as `add`."""
         name = f"{HASH_PREFIX}{upload.finish(survives=self._is_kept)}"
         return self.add(owner, upload, "", MEDIA, file_id=name)
-
-    def _check_room(self, owner: str, num_bytes: int) -> None:
-        """Raises PayloadTooLarge unless `num_bytes` fit once the rest of `owner` is evicted: into
-        an equal share, or the room left by other owners."""
-        others = self._sizes.keys() - {owner}
-        share = self.limit_bytes // (1 + len(others))
-        free_bytes = self.limit_bytes - sum(self._sizes[other] for other in others)
-        if num_bytes > max(share, free_bytes):
-            raise PayloadTooLarge(
-                f"The file is larger than this key's share of the {self.limit_bytes} bytes for "
-                "files (files.max_bytes).",
-                "file",
-            )
 
     def _evict(self) -> None:
         """Drop files until the others fit: the oldest of the owner with the most bytes."""

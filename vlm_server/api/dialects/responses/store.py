@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from vlm_server.api.fair_turns import room_of
 from vlm_server.errors import NotFound, PreviousResponseNotFound
 from vlm_server.settings import Server
 
@@ -247,12 +248,8 @@ class ResponseStore:
     def _has_room_for(self, owner: str, entry: _Entry) -> bool:
         """Whether `entry` fits once the rest of `owner` is evicted: into an equal share, or the
         room left by other owners."""
-        other_owners = self._by_owner.keys() - {owner}
-        share = self.limit_bytes // (1 + len(other_owners))
-        free_bytes = self.limit_bytes - sum(
-            self._by_owner[other].size_bytes for other in other_owners
-        )
-        return entry.needed_bytes <= max(share, free_bytes)
+        sizes = {each: owned.size_bytes for each, owned in self._by_owner.items()}
+        return entry.needed_bytes <= room_of(owner, sizes, self.limit_bytes)
 
     def _evict(self) -> None:
         while self.size_bytes > self.limit_bytes:
