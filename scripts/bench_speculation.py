@@ -25,7 +25,7 @@ from vlm_server.engine.start import build_engine
 from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.protocol import Event, Failed, SamplingParams, Start, Submit, Tokens
 from vlm_server.runner.caches import build_caches
-from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode import sequence
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
@@ -212,7 +212,7 @@ def main() -> None:
     wanted = parser.parse_args()
     device = current_device()
     loaded = load(ModelSettings(path=str(wanted.model)), device, device.suitable_bytes)
-    decode_batch.SequenceSampler = ScriptedSampler  # type: ignore[attr-defined]
+    sequence.SequenceSampler = ScriptedSampler  # type: ignore[attr-defined]
     engines = {name: new_engine(loaded, count) for name, count in (("plain", 0), ("drafts", 15))}
     for kind in wanted.kinds:
         for rows in wanted.rows:

@@ -35,7 +35,7 @@ from tests.support.adapters import MLX, as_peft, write_adapter
 from tests.tiny_models import cached
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import Failed, Submit
-from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode import sequence
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.model.adapters import chosen
 from vlm_server.runner.model.compiled_model import CompiledModel
@@ -272,7 +272,7 @@ def test_drafts_are_verified_by_own_adapter(
     for request in requests(served):
         prompt = prompt_of(served[1], request)
         answers.setdefault(tuple(prompt.token_ids.tolist()), []).append(alone[request.request_id])
-    monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, 0.3))
+    monkeypatch.setattr(sequence, "Drafter", Oracle(answers, 0.3))
     for request in requests(served):
         engine.add(request)
     engine.run()

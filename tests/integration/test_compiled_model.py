@@ -45,7 +45,7 @@ from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.backends.cuda.kernels import Packing
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import KeysAndValues, Run
-from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode import decode_batch, sequence
 from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv.batch_cache import join
@@ -205,7 +205,7 @@ def test_compiled_steps_verify_drafts_without_changing_answers(
     }
     engine, model = compiled(some_family, mixed_step_tokens, num_draft_tokens=7)
     learn_step_times(engine)
-    monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
+    monkeypatch.setattr(sequence, "Drafter", Oracle(answers, rate))
     found = run_all(engine, LONGER, 2)
     assert {name: found[name][: LONGER.max_tokens] for name in PROMPTS} == plain.tokens
     assert engine.scheduler.stats().spec_drafts > 0

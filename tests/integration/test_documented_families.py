@@ -12,9 +12,8 @@ import pytest
 from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.families.refusals import WRONG
 from vlm_server.runner.families.table import FAMILIES as ROWS
-from vlm_server.runner.families.table import row_of
+from vlm_server.runner.families.table import WRONG, row_of
 from vlm_server.runner.loading.facts import model_facts
 
 WRITING = [family for family in ROWS.values() if family.embeds is None]

@@ -24,7 +24,7 @@ from tests.integration.harness import (
 )
 from tests.support.images import random_image
 from tests.tiny_models import JUDGING_FAMILIES, RERANKING_FAMILIES, cached
-from vlm_server.engine.output.vectors import similarity
+from vlm_server.engine.scheduler.pooling_groups import similarity
 from vlm_server.protocol import Failed, Finished, Pooling, SamplingParams
 
 RTOL, ATOL = 1e-4, 1e-5

@@ -31,7 +31,7 @@ from vlm_server.hub.examination import ExaminationRequest
 from vlm_server.interfaces import MemoryReading
 from vlm_server.protocol import Finished, SamplingParams
 from vlm_server.runner.caches import build_caches
-from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode import sequence
 from vlm_server.runner.kv.layers import can_store
 from vlm_server.runner.loading.facts import examine
 from vlm_server.runner.loading.probe import planned_state_size
@@ -123,7 +123,7 @@ def test_drafted_answers_of_packed_kv_equal_plain_ones(
     for name in PROMPTS:
         prompt = alone.prompts[name]
         answers.setdefault(tuple(prompt.token_ids.tolist()), []).append(alone.tokens[name])
-    monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, 0.3))
+    monkeypatch.setattr(sequence, "Drafter", Oracle(answers, 0.3))
     run_all(engine, 2)
     for name in PROMPTS:
         assert engine.tokens[name][: len(alone.tokens[name])] == alone.tokens[name]

@@ -22,7 +22,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
 from vlm_server.protocol import Finished, SamplingParams
-from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode import sequence
 from vlm_server.runner.decode.speculation import Speculation, speculation_of
 
 pytestmark = pytest.mark.families("caches", "rope", "batches")
@@ -47,7 +47,7 @@ def oracle_drafting(
         for seq, tokens in engine.seqs.items():
             key = tuple(engine.prompts[seq.request_id].token_ids.tolist())
             answers.setdefault(key, []).append(tokens)
-        monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, request.param))
+        monkeypatch.setattr(sequence, "Drafter", Oracle(answers, request.param))
 
     return install
 

@@ -53,7 +53,7 @@ from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import SeqId
 from vlm_server.protocol import SamplingParams
-from vlm_server.runner.decode import decode_batch
+from vlm_server.runner.decode import sequence
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.speculation import StepTimes
 from vlm_server.runner.kv.layers import new_layers
@@ -121,7 +121,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def mute(monkeypatch: pytest.MonkeyPatch, often: None) -> None:
     """Nothing is drafted but by the head."""
-    monkeypatch.setattr(decode_batch, "Drafter", Mute)
+    monkeypatch.setattr(sequence, "Drafter", Mute)
 
 
 def engine_of(loaded: LoadedModel, **limits: Any) -> EngineHarness:
@@ -203,7 +203,7 @@ def test_sampled_answers_drafted_by_head_equal_plain_answers(pair: Pair):
 def test_drafts_of_text_and_head_compete(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     plain = engine_of(pair.plain)
     wanted = run_all(plain)
-    monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers_of(plain), 0.5))
+    monkeypatch.setattr(sequence, "Drafter", Oracle(answers_of(plain), 0.5))
     engine = engine_of(pair.drafted, num_draft_tokens=7)
     assert run_all(engine, 2) == wanted
     counts = engine.scheduler.stats()
@@ -281,7 +281,7 @@ def test_kv_of_head_follows_each_sequence(
     run_all(plain)
     oracle = Oracle(answers_of(plain), 0.3)
     wanted = columns_of(engines_of(pair.busy), one_by_one)
-    monkeypatch.setattr(decode_batch, "Drafter", oracle if drafts == "text" else Mute)
+    monkeypatch.setattr(sequence, "Drafter", oracle if drafts == "text" else Mute)
     further = (LIMITS | COMPILED)[limits] | {"num_draft_tokens": 0 if drafts == "none" else 7}
     found = columns_of(engines_of(pair.busy, **further), in_all_ways)
     for name in PROMPTS:

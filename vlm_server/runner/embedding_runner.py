@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError
 from vlm_server.interfaces import NewRequest, PreparedPrompt, SchedulerOutput, StepResult
-from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.device.arrays import StepFailures, to_numpy
+from vlm_server.runner.families.embedding import Embedding, EmbeddingBatch
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import TOKEN_AXES, pad_inputs
-from vlm_server.runner.model.embedding import Embedding, EmbeddingBatch
 from vlm_server.runner.prefill.prefill import PromptInputs
-from vlm_server.runner.step_failures import StepFailures
 
 logger = logging.getLogger(__name__)
 

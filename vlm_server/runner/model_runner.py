@@ -23,7 +23,7 @@ from vlm_server.protocol import Decision
 from vlm_server.runner.decode.decode_groups import DecodeGroups
 from vlm_server.runner.decode.sequence import Sampled
 from vlm_server.runner.decode.speculation import Speculation
-from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.device.arrays import StepFailures, to_numpy
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
@@ -32,7 +32,6 @@ from vlm_server.runner.prefill.batched_prefill import launch_batched
 from vlm_server.runner.prefill.prefill import Prefill
 from vlm_server.runner.prefix_writer import LateErrors, PrefixStore, PrefixWriter
 from vlm_server.runner.sampling import NO_TOKEN
-from vlm_server.runner.step_failures import StepFailures
 
 logger = logging.getLogger(__name__)
 

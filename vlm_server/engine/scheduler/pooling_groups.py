@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from vlm_server.engine.output.vectors import Rows, cut, similarity
 from vlm_server.engine.request.request import Request, group_id_of, input_id, input_index
 from vlm_server.protocol import (
     ContentPart,
@@ -34,9 +35,13 @@ _MAX_LIVE = 128
 """The most inputs that are live at a time, which all requests share: a batch or two of short texts.
 Each request has one at least."""
 
+Rows = NDArray[np.float32]
+"""(vectors, dimensions): one vector, or one for each token of an input."""
 Result = Rows | Decision
 """The vectors of an input, its score, or the decision of a question; that in the order of
 `PreparedPrompt.options`."""
+
+_MIN_NORM = 1e-9
 
 
 @dataclass(slots=True)
@@ -220,3 +225,23 @@ def _with_own_media(submit: Submit) -> Submit:
     return msgspec.structs.replace(
         submit, messages=tuple(messages), images=tuple(images), videos=tuple(videos)
     )
+
+
+def cut(rows: Rows, dimensions: int | None) -> Rows:
+    """The first `dimensions` numbers of each vector, normalized again; None or all: unchanged."""
+    if dimensions is None or dimensions == rows.shape[1]:
+        return rows
+    parts = rows[:, :dimensions]
+    norms = np.linalg.norm(parts, axis=1, keepdims=True)
+    cut_rows: Rows = parts / np.maximum(norms, np.float32(_MIN_NORM))
+    return cut_rows
+
+
+def similarity(query: Rows, document: Rows) -> float:
+    """The sum over the query's vectors of their largest product with one of the document's.
+
+    For one normalized vector each it is their cosine; for several, MaxSim (Khattab and Zaharia,
+    2020).
+    """
+    products = query.astype(np.float64) @ document.astype(np.float64).T
+    return float(products.max(axis=1).sum())

@@ -10,6 +10,7 @@ Where drafts promise more, the host reads the newest tokens first, and the step 
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -18,14 +19,13 @@ import mlx.core as mx
 
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, SeqId
-from vlm_server.runner.decode.batch_state import NEXT_STATE, BatchState
-from vlm_server.runner.decode.drafts import Drafter
 from vlm_server.runner.decode.head_drafts import HeadDrafts
 from vlm_server.runner.decode.sequence import (
     DecodingSequence,
     NewTokens,
     Sampled,
     by_sequence,
+    new_sequences,
     sample_next,
 )
 from vlm_server.runner.decode.speculation import DraftChoice, Speculation
@@ -44,7 +44,31 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.adapters import adapters_of_rows
 from vlm_server.runner.model.chunks import PromptChunk, StepOutput
 from vlm_server.runner.model.mrope import next_position_ids
-from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, choice_params
+from vlm_server.runner.sampling import NO_TOKEN
+
+
+class BatchState(enum.Enum):
+    """The state of a batch between two calls."""
+
+    IDLE = "idle"
+    """No step is under way: sequences may join, and single ones be removed."""
+    FORWARDED = "forwarded"
+    """The model runs on the newest tokens, which are unread. Requests may be detached."""
+    SAMPLED = "sampled"
+    """The next tokens are sampled, and those before them not read yet."""
+    WAITING = "waiting"
+    """A detached batch: the model ran on the newest tokens, which are read; masks are awaited."""
+
+
+_NEXT_STATE = {
+    (BatchState.IDLE, "forward"): BatchState.FORWARDED,
+    (BatchState.FORWARDED, "sample"): BatchState.SAMPLED,
+    (BatchState.SAMPLED, "result"): BatchState.IDLE,
+    (BatchState.FORWARDED, "result"): BatchState.WAITING,
+    (BatchState.WAITING, "sample"): BatchState.IDLE,
+}
+"""The legal calls. The main batch cycles through the first three; a detached batch cycles through
+the last two."""
 
 
 class DecodeBatch:
@@ -96,7 +120,13 @@ class DecodeBatch:
         seqs = [
             seq
             for request_id, prompt_kv in prompts.items()
-            for seq in self._new_seqs(request_id, prompt_kv, logits.shape[-1])
+            for seq in new_sequences(
+                request_id,
+                prompt_kv,
+                self._loaded.spec.eos_token_ids,
+                logits.shape[-1],
+                verifies_drafts=bool(self._speculation.widths),
+            )
         ]
         self._speculation.discard_time()
         try:
@@ -294,7 +324,7 @@ class DecodeBatch:
 
     def _move(self, call: str) -> None:
         """Enter the state that `call` leads to."""
-        next_state = NEXT_STATE.get((self._state, call))
+        next_state = _NEXT_STATE.get((self._state, call))
         assert next_state is not None, f"{call} of a batch that is {self._state.value}"
         self._state = next_state
 
@@ -352,28 +382,6 @@ class DecodeBatch:
 
     def _with_matchers(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
         return [(seq, seq.sampler.matcher) for seq in self._seqs if seq.sampler.matcher is not None]
-
-    def _new_seqs(
-        self, request_id: str, prompt_kv: PromptKV, vocabulary_size: int
-    ) -> list[DecodingSequence]:
-        prompt, count = prompt_kv.prompt, prompt_kv.sampling.n
-        matchers = prompt.grammar.begin(count) if prompt.grammar else [None] * count
-        return [
-            DecodingSequence(
-                SeqId(request_id, choice),
-                SequenceSampler(
-                    choice_params(prompt_kv.sampling, choice),
-                    prompt.token_ids,
-                    self._loaded.spec.eos_token_ids,
-                    vocabulary_size,
-                    matcher,
-                ),
-                prompt,
-                prompt.num_tokens,
-                Drafter(prompt.token_ids, prompt.prediction) if self._speculation.widths else None,
-            )
-            for choice, matcher in enumerate(matchers)
-        ]
 
     def _advance_grammars(self, newest: NewTokens, logits: mx.array) -> None:
         """Advance the grammars while the device works on `logits`."""

@@ -13,10 +13,10 @@ from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.interfaces import DraftCounts, PreparedPrompt, SeqId, TokenLogprobs
 from vlm_server.runner import sampling
 from vlm_server.runner.decode.drafts import Drafter
-from vlm_server.runner.kv.prompt_kv import PrefixEntry
+from vlm_server.runner.kv.prompt_kv import PrefixEntry, PromptKV
 from vlm_server.runner.kv.segments import LayerStates, SequenceState
 from vlm_server.runner.ranks import Ranks
-from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler
+from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, choice_params
 
 
 @dataclass(slots=True)
@@ -62,6 +62,35 @@ class DecodingSequence:
         state = SequenceState(cache, snapshots, row, waits_for_copy=waits_for_copy)
         key = PromptKey(token_ids, self.prompt.spans)
         return PrefixEntry(key, state, self.prompt.prefix_salt)
+
+
+def new_sequences(
+    request_id: str,
+    prompt_kv: PromptKV,
+    eos_token_ids: frozenset[int],
+    vocabulary_size: int,
+    *,
+    verifies_drafts: bool,
+) -> list[DecodingSequence]:
+    """A sequence for each choice of a prefilled request."""
+    prompt, count = prompt_kv.prompt, prompt_kv.sampling.n
+    matchers = prompt.grammar.begin(count) if prompt.grammar else [None] * count
+    return [
+        DecodingSequence(
+            SeqId(request_id, choice),
+            SequenceSampler(
+                choice_params(prompt_kv.sampling, choice),
+                prompt.token_ids,
+                eos_token_ids,
+                vocabulary_size,
+                matcher,
+            ),
+            prompt,
+            prompt.num_tokens,
+            Drafter(prompt.token_ids, prompt.prediction) if verifies_drafts else None,
+        )
+        for choice, matcher in enumerate(matchers)
+    ]
 
 
 @dataclass(slots=True)

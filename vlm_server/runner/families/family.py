@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vlm_server.runner.families.corrections.correction import Fix
+from vlm_server.runner.families.corrections import Fix
+from vlm_server.runner.families.embedding import Embedding, YesOrNo
 from vlm_server.runner.model.deepstack import Deepstack
-from vlm_server.runner.model.embedding import Embedding, YesOrNo
 from vlm_server.runner.vision.tiles import Tiling
 from vlm_server.runner.vision.towers import FrameTower
 

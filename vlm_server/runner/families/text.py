@@ -10,8 +10,8 @@ from vlm_server.runner.families.corrections.text import (
     scale_all_embeddings,
     use_static_rope,
 )
+from vlm_server.runner.families.embedding import YesOrNo
 from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule
-from vlm_server.runner.model.embedding import YesOrNo
 
 _PLAIN = (
     "afmoe",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vlm_server.runner.families.corrections.features import embed_apart
-from vlm_server.runner.families.family import Family, MRopeRule, Spelling
-from vlm_server.runner.families.vision_language import qwen
-from vlm_server.runner.model.embedding import (
+from vlm_server.runner.families.embedding import (
     Embedding,
     by_classifier,
     by_last_token,
@@ -17,6 +15,8 @@ from vlm_server.runner.model.embedding import (
     joined_template,
     page_template,
 )
+from vlm_server.runner.families.family import Family, MRopeRule, Spelling
+from vlm_server.runner.families.vision_language import qwen
 from vlm_server.runner.vision.tiles import Tiling
 from vlm_server.runner.vision.towers import DeepstackTower, WindowTower
 

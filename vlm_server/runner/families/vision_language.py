@@ -14,9 +14,9 @@ from vlm_server.runner.families.corrections import (
     paligemma,
     processors,
 )
+from vlm_server.runner.families.embedding import YesOrNo
 from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule, Spelling
 from vlm_server.runner.model.deepstack import Deepstack
-from vlm_server.runner.model.embedding import YesOrNo
 from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
 from vlm_server.runner.vision.towers import DeepstackTower, FrameTower, GlmTower, WindowTower
 

@@ -13,12 +13,12 @@ from mlx_vlm.utils import load_processor
 
 from vlm_server.hub.layout import TOKEN_PROJECTION
 from vlm_server.interfaces.model_spec import ScoreSpec, VectorSpec
+from vlm_server.runner.families.embedding import EmbeddingBatch
 from vlm_server.runner.families.family import Family
 from vlm_server.runner.families.table import row_of, with_module
 from vlm_server.runner.loaded import language_model_of
 from vlm_server.runner.loading.checkpoint.files import read_json
 from vlm_server.runner.model.deepstack import add_to_all_tokens
-from vlm_server.runner.model.embedding import EmbeddingBatch
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 
 BARE = "{%- for message in messages %}{{- message.content }}{%- endfor %}"

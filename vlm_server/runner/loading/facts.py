@@ -20,8 +20,7 @@ from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.families.refusals import refuse_unservable
-from vlm_server.runner.families.table import row_of, with_module
+from vlm_server.runner.families.table import refuse_unservable, row_of, with_module
 from vlm_server.runner.kv.layers import can_store
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalise

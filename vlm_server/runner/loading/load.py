@@ -23,8 +23,7 @@ from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families.family import Family
-from vlm_server.runner.families.refusals import refuse_unservable
-from vlm_server.runner.families.table import row_of
+from vlm_server.runner.families.table import refuse_unservable, row_of
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel, language_model_of
 from vlm_server.runner.loading.adapters import check_applied, check_finite, read_adapters
@@ -50,12 +49,11 @@ from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import probe
 from vlm_server.runner.model.adapters import Adapter, attach
-from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.attention import ModelAttention, use_gated_delta
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.deepstack import add_to_all_tokens
 from vlm_server.runner.model.draft_head import DraftHead, EagleHead, MtpHead, is_eagle
 from vlm_server.runner.model.forward_pass import text_inputs
-from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import has_last_token_head, use_last_token_head
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.simplify import simplify

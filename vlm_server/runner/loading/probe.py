@@ -21,7 +21,7 @@ from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.families.corrections.processors import drop_tokenizer_options
 from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule
-from vlm_server.runner.families.refusals import WRITE_PROMPTS
+from vlm_server.runner.families.table import WRITE_PROMPTS
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.draft_head import append_lazily

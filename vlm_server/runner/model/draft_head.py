@@ -54,8 +54,9 @@ class DraftHead(ABC):
         token_ids: (rows, tokens). hidden: the states before each, (rows, tokens, hidden), of the
         model or of this head. positions: of each row's first token.
         """
+        inputs = self._text_inputs(token_ids, positions)
         with self._attention.in_place():
-            return self._append_text(token_ids, hidden, layers, positions)
+            return self._append(token_ids, inputs, hidden, layers)
 
     def append_chunk(
         self,
@@ -75,29 +76,21 @@ class DraftHead(ABC):
             before = mx.zeros_like(hidden[:, :1])
         states = mx.concatenate([before, hidden[:, :-1]], axis=1)
         with self._attention.in_place():
-            self._append_prompt(token_ids, inputs, states, layers)
+            self._append(token_ids, inputs, states, layers)
 
     @abstractmethod
     def guess(self, hidden: mx.array) -> mx.array:
         """The likeliest tokens, (rows, 1), by states that it returned, (rows, 1, hidden)."""
 
     @abstractmethod
-    def _append_text(
-        self,
-        token_ids: mx.array,
-        hidden: mx.array,
-        layers: Sequence[Any],
-        positions: Sequence[int],
-    ) -> mx.array: ...
+    def _text_inputs(self, token_ids: mx.array, positions: Sequence[int]) -> dict[str, Any]:
+        """What the head needs of the inputs of a model's step with these tokens."""
 
     @abstractmethod
-    def _append_prompt(
-        self,
-        token_ids: mx.array,
-        inputs: dict[str, Any],
-        hidden: mx.array,
-        layers: Sequence[Any],
-    ) -> mx.array: ...
+    def _append(
+        self, token_ids: mx.array, inputs: dict[str, Any], hidden: mx.array, layers: Sequence[Any]
+    ) -> mx.array:
+        """Append tokens to `layers`; returns the states for the tokens after them, lazy."""
 
 
 class MtpHead(DraftHead):
@@ -110,23 +103,12 @@ class MtpHead(DraftHead):
     def guess(self, hidden: mx.array) -> mx.array:
         return likeliest(self._language_model, hidden)
 
-    def _append_text(
-        self,
-        token_ids: mx.array,
-        hidden: mx.array,
-        layers: Sequence[Any],
-        positions: Sequence[int],
-    ) -> mx.array:
-        embeddings = embed(self._language_model, token_ids)
+    def _text_inputs(self, token_ids: mx.array, positions: Sequence[int]) -> dict[str, Any]:
         ids = next_position_ids(self._positions, positions, token_ids.shape[1])
-        return _by_mtp(self.module, embeddings, hidden, layers, ids["position_ids"])
+        return {"inputs_embeds": embed(self._language_model, token_ids), **ids}
 
-    def _append_prompt(
-        self,
-        token_ids: mx.array,
-        inputs: dict[str, Any],
-        hidden: mx.array,
-        layers: Sequence[Any],
+    def _append(
+        self, token_ids: mx.array, inputs: dict[str, Any], hidden: mx.array, layers: Sequence[Any]
     ) -> mx.array:
         position_ids = inputs.get("position_ids")
         if position_ids is None:
@@ -150,21 +132,11 @@ class EagleHead(DraftHead):
         token_ids: mx.array = self.module._draft_to_target(ids, mx.int32)
         return token_ids
 
-    def _append_text(
-        self,
-        token_ids: mx.array,
-        hidden: mx.array,
-        layers: Sequence[Any],
-        positions: Sequence[int],
-    ) -> mx.array:
-        return _by_eagle(self.module, token_ids, hidden, layers)
+    def _text_inputs(self, token_ids: mx.array, positions: Sequence[int]) -> dict[str, Any]:
+        return {}
 
-    def _append_prompt(
-        self,
-        token_ids: mx.array,
-        inputs: dict[str, Any],
-        hidden: mx.array,
-        layers: Sequence[Any],
+    def _append(
+        self, token_ids: mx.array, inputs: dict[str, Any], hidden: mx.array, layers: Sequence[Any]
     ) -> mx.array:
         return _by_eagle(self.module, token_ids, hidden, layers)
 

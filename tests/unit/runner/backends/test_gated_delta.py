@@ -7,9 +7,9 @@ import pytest
 from mlx_vlm.models.gated_delta import gated_delta_ops
 
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
-from vlm_server.runner.model.gated_delta import _MLX_VLM
+from vlm_server.runner.model.attention import _RULES
 
-STEP_BY_STEP = next(f for (_, name), f in _MLX_VLM.items() if name == gated_delta_ops.__name__)
+STEP_BY_STEP = next(f for (_, name), f in _RULES.items() if name == gated_delta_ops.__name__)
 
 
 def inputs(rows: int, count: int, value_size: int, weakest_decay: float) -> list[mx.array]:

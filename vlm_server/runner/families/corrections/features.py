@@ -9,7 +9,7 @@ import mlx.nn as nn
 from mlx_vlm.models.base import InputEmbeddingsFeatures
 from mlx_vlm.models.llava_onevision.llava_onevision import Model as LlavaOnevision
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 
 
 def pack_tiles(model: Any, processor: Any, _settings: Settings) -> None:

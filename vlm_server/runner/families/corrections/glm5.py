@@ -11,7 +11,7 @@ from typing import Any
 from mlx_vlm.models.cache import ArraysCache, CacheList, KVCache, PoolingCache
 from mlx_vlm.models.glm5_next.language import Glm5NextAttention
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 
 
 def correct(model: Any, _processor: Any, _settings: Settings) -> None:

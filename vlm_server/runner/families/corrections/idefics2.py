@@ -16,7 +16,7 @@ import numpy as np
 from mlx_vlm.models.base import InputEmbeddingsFeatures, to_mlx
 from numpy.typing import NDArray
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 
 MARK = "<fake_token_around_image>"
 """Around an image; one stands between two images."""

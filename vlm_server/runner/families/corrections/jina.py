@@ -14,7 +14,7 @@ import mlx.nn as nn
 from mlx_vlm.models.base import InputEmbeddingsFeatures
 from mlx_vlm.models.jina_vlm.image_processor import ImageProcessor
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 from vlm_server.runner.families.corrections.features import look_up_both
 
 IMAGE = "<im_patch>"

@@ -15,7 +15,7 @@ from mlx_vlm.models.cache import KVCache
 from PIL import Image
 
 from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 
 _LAYERS_PER_GLOBAL = 4
 """Each fourth layer attends to all tokens, without positions."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mlx_vlm.models.base import to_mlx
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 from vlm_server.runner.families.corrections.features import look_up_both
 from vlm_server.runner.families.corrections.processors import read_settings
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_vlm.models.base import create_attention_mask, to_mlx
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 
 TEMPLATE = """\
 {%- for message in messages if message.content is not string %}

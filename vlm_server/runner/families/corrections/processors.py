@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 
 
 def drop_tokenizer_options(_model: Any, processor: Any, _settings: Settings) -> None:

@@ -9,7 +9,7 @@ import mlx.nn as nn
 from mlx_vlm.models.base import LanguageModelOutput
 from mlx_vlm.models.gpt2.language import GPT2Model
 
-from vlm_server.runner.families.corrections.correction import Settings, override
+from vlm_server.runner.families.corrections import Settings, override
 
 
 def group_masks(model: Any, _processor: Any, _settings: Settings) -> None:

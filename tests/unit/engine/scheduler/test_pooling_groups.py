@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlm_server.engine.output.vectors import cut, similarity
+from vlm_server.engine.scheduler.pooling_groups import cut, similarity
 
 ROWS = np.array([[0.6, 0.8, 0.0], [0.0, 0.0, 1.0]], dtype=np.float32)
 
