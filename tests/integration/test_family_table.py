@@ -221,6 +221,6 @@ def test_position_writing_encode_excludes_language_model(
 
 def test_language_model_is_locked_only_by_position_writing_encodes(served: Served):
     family = served[0].family
-    writes = family.tower is None and bool(family.position_state)
+    writes = family.tower is None and family.mrope is not None
     assert isinstance(served[0].position_lock, nullcontext) != writes
     assert not writes or family.name in ("glm_ocr", "minicpmo", "paddleocr_vl")

@@ -29,7 +29,7 @@ def test_planned_sequence_bytes_match_use_and_change_no_answer(
     loaded, preparer = served
     before = EngineHarness(loaded, preparer)
     tokens = before.answer(ask("a", "what?", random_image(1)))
-    planned = planned_state_size(loaded.language_model, loaded.family)
+    planned = planned_state_size(loaded.language_model)
     assert [planned.bytes_for(count) for count in (1, 100, 5000)] == [
         before.runner.kv_bytes(count) for count in (1, 100, 5000)
     ]
@@ -61,7 +61,7 @@ def test_automatic_max_num_seqs_follows_memory_and_is_reported(
     loaded: LoadedModel, wanted: int, together: int
 ) -> None:
     """The choices of a request decode together: of three with eight each all, or those of two."""
-    one = planned_state_size(loaded.language_model, loaded.family)
+    one = planned_state_size(loaded.language_model)
     seq_bytes = one.bytes_for(min(4096, loaded.spec.context_tokens))
     free = 2 * wanted * seq_bytes + seq_bytes
     eight = SamplingParams(n=8, max_tokens=40, temperature=1.0, seed=1)

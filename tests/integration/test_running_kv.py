@@ -222,7 +222,7 @@ def live_bytes(served: Served, text: str) -> tuple[int, int]:
     engine.run()
     assert isinstance(engine.ends["live"], Finished)
     loaded = served[0]
-    plan = planned_state_size(loaded.language_model, loaded.family, None, loaded.kv_storage)
+    plan = planned_state_size(loaded.language_model, None, loaded.kv_storage)
     learned, planned = engine.runner.kv_bytes(num_tokens), plan.bytes_for(num_tokens)
     assert learned == planned
     return held, planned

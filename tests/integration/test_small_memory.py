@@ -70,7 +70,7 @@ def free_bytes_of(loaded: LoadedModel, mac: str) -> int:
     """As many conversations of the whole context as fit on the Mac."""
     free_gib, kv_kib = MACS[mac]
     conversations = free_gib * (1 << 20) / (32_768 * kv_kib)
-    size = planned_state_size(loaded.language_model, loaded.family)
+    size = planned_state_size(loaded.language_model)
     return int(conversations * size.bytes_for(CONTEXT_TOKENS))
 
 

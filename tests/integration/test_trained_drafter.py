@@ -419,7 +419,7 @@ def test_sequence_of_drafted_model_takes_planned_bytes(pair: Pair):
     engine = engine_of(pair.drafted)
     engine.answer(prompt_request("image", LONGER))
     sizes = [
-        planned_state_size(loaded.language_model, loaded.family, loaded.drafter)
+        planned_state_size(loaded.language_model, loaded.drafter)
         for loaded in (pair.drafted, pair.plain)
     ]
     for count in (1, 100, 5000):

@@ -76,7 +76,7 @@ def mechanisms(family: str) -> dict[str, frozenset[str]]:
         | frozenset({"ours"} if row.chat_template else ())
         | frozenset({"a frame"} if row.frame_tokens else ()),
         "media": frozenset({"videos" if row.takes_videos else "frames"}),
-        "turns": frozenset({"by turns" if row.position_state and not row.tower else "at once"}),
+        "turns": frozenset({"by turns" if row.mrope and not row.tower else "at once"}),
         "batches": frozenset({"even rows" if row.needs_even_rows else "any rows"})
         | frozenset({"stacked images"} if row.stacks_images else ()),
         "parts": frozenset({row.part or "whole"})

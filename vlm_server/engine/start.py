@@ -221,9 +221,7 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     if loaded.family.embeds is not None:
         return suitable_num_seqs(0, 0)
     memory = governor.stats()
-    size = planned_state_size(
-        loaded.language_model, loaded.family, loaded.drafter, loaded.kv_storage
-    )
+    size = planned_state_size(loaded.language_model, loaded.drafter, loaded.kv_storage)
     seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
     logger.info("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)

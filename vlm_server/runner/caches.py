@@ -108,7 +108,7 @@ class PrefixSizes:
     @classmethod
     def of(cls, settings: CacheSettings, loaded: LoadedModel, free_bytes: int) -> PrefixSizes:
         """Those of a model that leaves `free_bytes`, which decide what `kv_bits = auto` means."""
-        state_size = planned_state_size(loaded.language_model, loaded.family, loaded.drafter)
+        state_size = planned_state_size(loaded.language_model, loaded.drafter)
         num_tokens = min(_CONVERSATION_TOKENS, loaded.spec.context_tokens)
 
         def sizes(bits: int) -> PrefixSizes:

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.protocol import SamplingParams
@@ -19,7 +21,8 @@ from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.kv.layers import empty_layer, new_layers
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.draft_head import DraftHead
-from vlm_server.runner.model.mrope import DecodePositions
+from vlm_server.runner.model.forward_pass import embed_text
+from vlm_server.runner.model.mrope import DecodePositions, forget_positions
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.vision.tiles import Tiling
@@ -97,9 +100,15 @@ class LoadedModel:
         """mlx-vlm's module of the draft head."""
         return None if self.draft_head is None else self.draft_head.module
 
+    def embed_text(self, token_ids: mx.array) -> dict[str, mx.array]:
+        """The language model's inputs for `token_ids`, (rows, tokens), of text; lazy."""
+        inputs = embed_text(self.model, token_ids)
+        self.forget_positions()
+        return inputs
+
     def forget_positions(self) -> None:
         """Clear the positions that mlx-vlm keeps of a prompt on the model."""
-        self.family.forget_positions(self.language_model)
+        forget_positions(self.language_model)
 
 
 def language_model_of(model: Any) -> Any:

@@ -106,7 +106,9 @@ class PrefixWriter:
             return
         try:
             if (entry := make_entry()) is not None:
-                source = entry.state.stored_as(self._store.kv_storage)
+                source = entry.state.stored_as(
+                    self._store.kv_storage, waits_for_copy=self._device_errors.are_late
+                )
                 self._store.store_prefix(entry.key, source, entry.salt)
         except EngineBroken:
             raise

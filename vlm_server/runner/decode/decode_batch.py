@@ -177,8 +177,7 @@ class DecodeBatch:
             if seq.id == seq_id:
                 self._head.catch_up(self._cache, self._seqs)
                 layer_states = snapshot(self._cache, row if len(self._seqs) > 1 else None)
-                is_late = self._loaded.errors.are_late
-                return seq.prefix_entry(self._cache, row, layer_states, waits_for_copy=is_late)
+                return seq.prefix_entry(self._cache, row, layer_states)
         return None
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:

@@ -49,17 +49,15 @@ class DecodingSequence:
             for token_id in token_ids:
                 self.drafter.append(token_id)
 
-    def prefix_entry(
-        self, cache: list[Any], row: int, layer_states: LayerStates, *, waits_for_copy: bool
-    ) -> PrefixEntry:
+    def prefix_entry(self, cache: list[Any], row: int, layer_states: LayerStates) -> PrefixEntry:
         """The prefix cache's entry of the tokens that `cache` holds of this sequence, at `row`.
 
-        layer_states: a `snapshot` of the row. waits_for_copy: see `SequenceState`.
+        layer_states: a `snapshot` of the row.
         """
         answer = np.fromiter(self.token_ids, dtype=np.int32)
         token_ids = np.concatenate([self.prompt.token_ids, answer])
         snapshots = {len(token_ids): layer_states}
-        state = SequenceState(cache, snapshots, row, waits_for_copy=waits_for_copy)
+        state = SequenceState(cache, snapshots, row)
         key = PromptKey(token_ids, self.prompt.spans)
         return PrefixEntry(key, state, self.prompt.prefix_salt)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from vlm_server.runner.families.corrections import Fix
 from vlm_server.runner.families.embedding import Embedding, YesOrNo
@@ -21,10 +21,6 @@ class MRopeRule(enum.Enum):
     SPLIT_VIDEOS = "one grid for each image and each frame group of a video"
     IN_ORDER = "those of text, for images too"
     ASK_MODEL = "by `get_rope_index` of its language model"
-
-
-POSITION_STATE = ("_position_ids", "_rope_deltas")
-"""Attributes of a language model in which mlx-vlm's families with M-RoPE keep positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +65,6 @@ class Family:
     """The cut of images into tiles that are encoded independently; None without one."""
     fix: Fix | None = None
     """The correction of mlx-vlm's model or processor (`corrections`)."""
-    position_state: tuple[str, ...] = ()
-    """Attributes in which the language model keeps a prompt's positions between calls. Ours belong
-    to the request, so these are cleared."""
     chat_template: str = ""
     """Our template, where checkpoints have none, or one without images; in the form in which the
     family was trained."""
@@ -124,8 +117,3 @@ class Family:
     @property
     def warnings(self) -> tuple[str, ...]:
         return () if self.is_checked else (f"{self.name} {_UNCHECKED}",)
-
-    def forget_positions(self, language_model: Any) -> None:
-        """Clear the positions that `language_model` keeps of a prompt."""
-        for name in self.position_state:
-            setattr(language_model, name, None)

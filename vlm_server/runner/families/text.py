@@ -11,7 +11,7 @@ from vlm_server.runner.families.corrections.text import (
     use_static_rope,
 )
 from vlm_server.runner.families.embedding import YesOrNo
-from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule
+from vlm_server.runner.families.family import Family, MRopeRule
 
 _PLAIN = (
     "afmoe",
@@ -129,7 +129,6 @@ TEXT_ROWS = (
             name,
             reads_images=False,
             mrope=MRopeRule.ASK_MODEL,
-            position_state=POSITION_STATE,
             needs_even_rows=True,
         )
         for name in ("qwen3_5_moe_text", "qwen3_5_text")

@@ -15,7 +15,7 @@ from vlm_server.runner.families.corrections import (
     processors,
 )
 from vlm_server.runner.families.embedding import YesOrNo
-from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule, Spelling
+from vlm_server.runner.families.family import Family, MRopeRule, Spelling
 from vlm_server.runner.model.deepstack import Deepstack
 from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
 from vlm_server.runner.vision.towers import DeepstackTower, FrameTower, GlmTower, WindowTower
@@ -38,7 +38,6 @@ def qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
         takes_videos=True,
         mrope=mrope,
         tower=tower,
-        position_state=POSITION_STATE,
         grounding_tokens=1024,
         coordinates="pixels" if name == "qwen2_5_vl" else "thousandths",
         spelling=Spelling(vision_type=name),
@@ -51,7 +50,7 @@ def _qwen2(name: str, tower: type[FrameTower]) -> Family:
 
 
 def _glm(name: str) -> Family:
-    return Family(name, mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE)
+    return Family(name, mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower)
 
 
 VISION_LANGUAGE_ROWS = (
@@ -119,7 +118,6 @@ VISION_LANGUAGE_ROWS = (
         "minicpmo",
         mrope=MRopeRule.IN_ORDER,
         fix=processors.use_images_alone,
-        position_state=POSITION_STATE,
         placeholder="<image>./</image>",
         image_token="<unk>",  # noqa: S106 - of an image
         frame_tokens=("<image>", "</image>"),
@@ -129,7 +127,6 @@ VISION_LANGUAGE_ROWS = (
         "paddleocr_vl",
         is_shardable=True,
         mrope=MRopeRule.WHOLE_VIDEOS,
-        position_state=POSITION_STATE,
         spelling=Spelling(has_flat_config=True, vision_type="paddleocr_vl"),
     ),
     Family(
@@ -168,7 +165,6 @@ VISION_LANGUAGE_ROWS = (
         "qwen3_omni_moe",
         mrope=MRopeRule.SPLIT_VIDEOS,
         tower=DeepstackTower,
-        position_state=POSITION_STATE,
         part="thinker",
         needs_even_rows=True,
         deepstack=Deepstack.ALL_ROWS,

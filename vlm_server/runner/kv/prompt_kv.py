@@ -22,18 +22,8 @@ class PrefixEntry(NamedTuple):
 class PromptKV:
     """A request's prompt, and the KV cache that holds it once it is prefilled."""
 
-    def __init__(
-        self,
-        request: NewRequest,
-        cache: list[Any],
-        row: int | None = None,
-        *,
-        waits_for_copy: bool,
-    ) -> None:
-        """row: the prompt's row in the cache of a batched prefill; None if the cache is its own.
-
-        waits_for_copy: see `SequenceState`.
-        """
+    def __init__(self, request: NewRequest, cache: list[Any], row: int | None = None) -> None:
+        """row: the prompt's row in the cache of a batched prefill; None if the cache is its own."""
         self.prompt = request.prompt
         self.sampling = request.sampling
         self.cache = cache
@@ -42,7 +32,6 @@ class PromptKV:
         self.hidden: mx.array | None = None
         """The hidden state of the last token, (1, 1, hidden), for a draft head."""
         self._row = row
-        self._waits_for_copy = waits_for_copy
 
     def entry(self, num_tokens: int | None = None, *, is_unused: bool) -> PrefixEntry:
         """The prefix cache's entry of the prompt, or of its first `num_tokens`.
@@ -55,6 +44,5 @@ class PromptKV:
             self.snapshots,
             self._row or 0,
             is_unused=is_unused and self._row is None,
-            waits_for_copy=self._waits_for_copy,
         )
         return PrefixEntry(key, state, self.prompt.prefix_salt)

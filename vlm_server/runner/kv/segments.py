@@ -73,8 +73,7 @@ class SequenceState:
     """The `Source` of one sequence: its own layers, or row `row` of a batch's.
 
     snapshots: by the number of tokens before them. is_unused: whether no sequence runs on the
-    layers any more, so that mostly used buffers are stored without a copy. waits_for_copy: whether
-    `take` waits until its copies are made, where errors come late.
+    layers any more, so that mostly used buffers are stored without a copy.
     """
 
     def __init__(
@@ -84,18 +83,20 @@ class SequenceState:
         row: int = 0,
         *,
         is_unused: bool = False,
-        waits_for_copy: bool = False,
     ) -> None:
         self._layers = [layer for layer in layers if _can_be_cut(layer)]
         self._row = row
         self._is_unused = is_unused
-        self._waits_for_copy = waits_for_copy
         self._snapshots = snapshots
         self._storage = EXACT
+        self._waits_for_copy = False
 
-    def stored_as(self, storage: KVStorage) -> Self:
-        """Let `take` quantize as `storage` says; returns this source."""
-        self._storage = storage
+    def stored_as(self, storage: KVStorage, *, waits_for_copy: bool = False) -> Self:
+        """Let `take` quantize as `storage` says; returns this source.
+
+        waits_for_copy: whether `take` waits until its copies are made, where errors come late.
+        """
+        self._storage, self._waits_for_copy = storage, waits_for_copy
         return self
 
     @property

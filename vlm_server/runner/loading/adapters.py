@@ -16,6 +16,7 @@ from vlm_server.runner.families.family import Family
 from vlm_server.runner.kv.layers import can_batch, new_layers
 from vlm_server.runner.loading.adapter_files import LowRank, read_adapter
 from vlm_server.runner.model.adapters import BASE, Adapter, LayerDelta, chosen, reached
+from vlm_server.runner.model.mrope import forget_positions
 
 _IN_LAYERS = re.compile(
     r"(?:(?:model|language_model|text_model|thinker|backbone|transformer|layers)\.)*?"
@@ -62,7 +63,7 @@ def check_applied(language_model: Any, family: Family, adapters: Sequence[Adapte
                 language_model(token_ids, cache=cache)
         except NotImplementedError as error:
             raise ModelLoadError(f"{family.name} can't be served with adapters: {error}") from None
-        family.forget_positions(language_model)
+        forget_positions(language_model)
         for adapter in adapters:
             for delta in adapter.deltas:
                 if id(delta.layer) not in layers and to_numpy(mx.any(delta.b)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from vlm_server.runner.loading.checkpoint.files import reason_of
 from vlm_server.runner.loading.checkpoint.view import no_code_of
 from vlm_server.runner.model.draft_head import EAGLE, is_eagle
 from vlm_server.runner.model.lm_head import embedding_shape
-from vlm_server.settings import AUTO, OFF
+from vlm_server.settings import AUTO, OFF, ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -95,21 +96,36 @@ def _drafter_in(folder: Path) -> DrafterFiles | None:
         return None
 
 
-def open_drafter(
-    files: DrafterFiles | None, setting: str, family: Family, model: Any
-) -> Any | None:
-    """mlx-vlm's module of a drafter for `model`, whose weights may be lazy; or None.
-
-    Raises ModelLoadError if it can't be served or does not fit. One that was found by itself is
-    left out then, with a warning.
-    """
+@contextmanager
+def left_out_if_found(setting: str) -> Iterator[None]:
+    """Catch ModelLoadError, with a warning, for a drafter that `setting` does not name."""
     try:
-        return None if files is None else _open(files, family, model)
+        yield
     except ModelLoadError as error:
         if setting != AUTO:
             raise
         logger.warning("a drafter was found and is not used: %s", error)
+
+
+def open_drafter(
+    settings: ModelSettings, family: Family, model: Any, *, is_split: bool
+) -> Any | None:
+    """mlx-vlm's module of the drafter of `model`, whose weights may be lazy; None without one.
+
+    is_split: whether the model is split over machines. Raises ModelLoadError if the settings name a
+    drafter that can't be served or does not fit.
+    """
+    files = find_drafter(settings.drafter, Path(settings.path))
+    if files is None:
         return None
+    if is_split:
+        if settings.drafter != AUTO:
+            raise ModelLoadError("a model that is split over machines has no drafter: leave it out")
+        return None
+    module = None
+    with left_out_if_found(settings.drafter):
+        module = _open(files, family, model)
+    return module
 
 
 def _open(files: DrafterFiles, family: Family, model: Any) -> Any:

@@ -19,7 +19,8 @@ from vlm_server.runner.families.table import row_of, with_module
 from vlm_server.runner.loaded import language_model_of
 from vlm_server.runner.loading.checkpoint.files import read_json
 from vlm_server.runner.model.deepstack import add_to_all_tokens
-from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
+from vlm_server.runner.model.forward_pass import embed_text
+from vlm_server.runner.model.mrope import DecodePositions, forget_positions, use_shared_mrope
 
 BARE = "{%- for message in messages %}{{- message.content }}{%- endfor %}"
 """The template of models that read text alone: the text, after its prompt."""
@@ -111,9 +112,8 @@ def _probe(family: Family, model: Any) -> mx.array:
     token_ids = mx.ones((1, _PROBE_TOKENS), dtype=mx.int32)
     arguments = dict[str, mx.array]()
     if family.reads_images:
-        embeddings = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
-        family.forget_positions(model.language_model)
-        arguments["inputs_embeds"] = embeddings.inputs_embeds
+        arguments = embed_text(model, token_ids)
+        forget_positions(model.language_model)
         if family.mrope is not None:
             positions = mx.broadcast_to(mx.arange(_PROBE_TOKENS), (3, 1, _PROBE_TOKENS))
             arguments["position_ids"] = positions

@@ -125,7 +125,7 @@ def _with_weights(
             return msgspec.structs.replace(examination, weight_bytes=opened.size_bytes)
         language_model = opened.model.language_model
         storage = _storage_of_running(request.cache) if can_store(language_model) else EXACT
-        state = planned_state_size(language_model, opened.family, opened.drafter, storage)
+        state = planned_state_size(language_model, opened.drafter, storage)
     free_bytes = limit_bytes - opened.size_bytes
     fitting = bisect_right(
         range(1, examination.context_tokens + 1), free_bytes, key=state.bytes_for

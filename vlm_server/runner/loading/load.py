@@ -43,7 +43,7 @@ from vlm_server.runner.loading.checkpoint.view import (
     weights_renamed,
 )
 from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
-from vlm_server.runner.loading.drafter import find_drafter, open_drafter
+from vlm_server.runner.loading.drafter import find_drafter, left_out_if_found, open_drafter
 from vlm_server.runner.loading.embedder import load_embedder, make_embedder_fast
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
@@ -55,19 +55,23 @@ from vlm_server.runner.model.deepstack import add_to_all_tokens
 from vlm_server.runner.model.draft_head import DraftHead, EagleHead, MtpHead, is_eagle
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.lm_head import has_last_token_head, use_last_token_head
-from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
+from vlm_server.runner.model.mrope import (
+    DecodePositions,
+    forget_positions,
+    keeps_positions,
+    use_shared_mrope,
+)
 from vlm_server.runner.model.simplify import simplify
 from vlm_server.runner.model.state_modules import can_forget, use_state_modules
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.vision.patches import use_fast_patches
-from vlm_server.settings import AUTO, ModelSettings
+from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
 _PACKED_BITS = 32
 """Bits of the integers into which quantized weights are packed."""
-_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
 def load(
@@ -110,29 +114,9 @@ def load(
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
     head = _draft_head(settings, opened.drafter, language_model, attention)
     if opened.drafter is not None:
-        family.forget_positions(language_model)
-    text = TextModel(language_model, attention, keeps_hidden=head is not None)
-    if device.runs_our_kernels and family.is_checked and family.embeds is None:
-        count = backend.mixed_step_tokens
-        embed = None
-        if count:
-            embed = text_inputs(model)
-            family.forget_positions(language_model)
-        widths = backend.draft_widths
-        arguments = family.deepstack.arguments
-        text = CompiledModel(
-            language_model,
-            attention,
-            positions,
-            widths,
-            arguments,
-            embed,
-            count,
-            has_adapters=bool(opened.adapters),
-            keeps_hidden=head is not None,
-        )
-        family.forget_positions(language_model)
-    writes = family.tower is None and bool(family.position_state)  # while it encodes
+        forget_positions(language_model)
+    text = _text_model(opened, device, attention, positions, keeps_hidden=head is not None)
+    writes = family.tower is None and keeps_positions(language_model)  # while it encodes
     return LoadedModel(
         model=model,
         processor=processor,
@@ -153,6 +137,36 @@ def load(
     )
 
 
+def _text_model(
+    opened: OpenedModel,
+    device: Device,
+    attention: ModelAttention,
+    positions: DecodePositions,
+    *,
+    keeps_hidden: bool,
+) -> TextModel:
+    """The language model, with compiled steps where the device and the family have them."""
+    family, language_model = opened.family, language_model_of(opened.model)
+    if not device.runs_our_kernels or not family.is_checked or family.embeds is not None:
+        return TextModel(language_model, attention, keeps_hidden=keeps_hidden)
+    backend = backend_of(device)
+    embed = text_inputs(opened.model) if backend.mixed_step_tokens else None
+    forget_positions(language_model)
+    text = CompiledModel(
+        language_model,
+        attention,
+        positions,
+        backend.draft_widths,
+        family.deepstack.arguments,
+        embed,
+        backend.mixed_step_tokens,
+        has_adapters=bool(opened.adapters),
+        keeps_hidden=keeps_hidden,
+    )
+    forget_positions(language_model)
+    return text
+
+
 def _draft_head(
     settings: ModelSettings, module: Any | None, language_model: Any, attention: ModelAttention
 ) -> DraftHead | None:
@@ -162,16 +176,12 @@ def _draft_head(
     """
     if module is None:
         return None
-    kind = EagleHead if is_eagle(module) else MtpHead
-    try:
+    kind, head = EagleHead if is_eagle(module) else MtpHead, None
+    with left_out_if_found(settings.drafter):
         if not (can_forget(language_model) and has_last_token_head(language_model)):
             raise ModelLoadError("no drafter fits this model: its layers or its head are unknown")
-        return kind(module, language_model, attention.attention)
-    except ModelLoadError as error:
-        if settings.drafter != AUTO:
-            raise
-        logger.warning("a drafter was found and is not used: %s", error)
-        return None
+        head = kind(module, language_model, attention.attention)
+    return head
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,34 +236,19 @@ def open_lazily(
         for warning in family.warnings:
             logger.warning("%s", warning)
         if dtype != "auto":
-            model.set_dtype(_DTYPES[dtype])
+            model.set_dtype(getattr(mx, dtype))
         if ranks is not None:
             ranks.shard(model, family.name, is_shardable=family.is_shardable)
         adapters = read_adapters(adapter_folders, family, model)
         _correct(family, model, processor, folder)
-        drafter = _open_drafter(settings, family, model, ranks, dtype)
+        drafter = open_drafter(settings, family, model, is_split=ranks is not None)
+        if drafter is not None and dtype != "auto":
+            drafter.set_dtype(getattr(mx, dtype))
         further = [array for adapter in adapters for array in adapter.arrays] + arrays_of(drafter)
         size_bytes = sum(array.nbytes for array in [*arrays_of(model), *further])
         check_fits(tensors, dtype, budget, size_bytes)
         check_finite(adapters)
         yield OpenedModel(config, family, model, processor, size_bytes, adapters, drafter)
-
-
-def _open_drafter(
-    settings: ModelSettings, family: Family, model: Any, ranks: Ranks | None, dtype: str
-) -> Any | None:
-    """The module of the model's drafter, lazy. Raises ModelLoadError; see `open_drafter`."""
-    files = find_drafter(settings.drafter, Path(settings.path))
-    if files is None:
-        return None
-    if ranks is not None:
-        if settings.drafter != AUTO:
-            raise ModelLoadError("a model that is split over machines has no drafter: leave it out")
-        return None
-    drafter = open_drafter(files, settings.drafter, family, model)
-    if drafter is not None and dtype != "auto":
-        drafter.set_dtype(_DTYPES[dtype])
-    return drafter
 
 
 def as_processors(config: dict[str, Any], row: Family | None) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from vlm_server.runner.loading.checkpoint.files import read_json
 from vlm_server.runner.loading.embedder import BARE, score_spec, vector_spec
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy, text_positions
 from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
+from vlm_server.runner.model.mrope import forget_positions
 from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -252,5 +253,5 @@ def _vocabulary_size(family: Family, model: Any, config: Json) -> int:
     language_model = model.language_model
     token_ids = mx.zeros((1, 1), dtype=mx.int32)
     output = language_model(token_ids, cache=new_layers(language_model))
-    family.forget_positions(language_model)
+    forget_positions(language_model)
     return int(output.logits.shape[-1])

@@ -20,11 +20,12 @@ from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.families.corrections.processors import drop_tokenizer_options
-from vlm_server.runner.families.family import POSITION_STATE, Family, MRopeRule
+from vlm_server.runner.families.family import Family, MRopeRule
 from vlm_server.runner.families.table import WRITE_PROMPTS
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.draft_head import append_lazily
+from vlm_server.runner.model.mrope import forget_positions
 from vlm_server.runner.vision.towers import fast_tower_of
 
 _PROBE_TOKENS = 2
@@ -43,7 +44,6 @@ def probe(name: str, model: Any, processor: Any) -> Family:
         mrope=MRopeRule.ASK_MODEL if hasattr(language_model, "get_rope_index") else None,
         tower=fast_tower_of(getattr(model, "vision_tower", None)),
         fix=drop_tokenizer_options if isinstance(processor, LlavaProcessor) else None,
-        position_state=tuple(name for name in POSITION_STATE if hasattr(language_model, name)),
         writes_prompts=name in WRITE_PROMPTS,
     )
 
@@ -54,10 +54,7 @@ def _package_of(model: Any) -> ModuleType:
 
 
 def planned_state_size(
-    language_model: Any,
-    family: Family,
-    drafter: Any | None = None,
-    storage: KVStorage = EXACT,
+    language_model: Any, drafter: Any | None = None, storage: KVStorage = EXACT
 ) -> StateSize:
     """The memory of a sequence, from a lazy step that is never computed.
 
@@ -67,7 +64,7 @@ def planned_state_size(
     layers = new_layers(language_model, storage)
     token_ids = mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32)
     language_model(token_ids, cache=layers)
-    family.forget_positions(language_model)
+    forget_positions(language_model)
     if drafter is not None:
         layers += append_lazily(drafter, language_model, token_ids, storage)
     return StateSize(layers, _PROBE_TOKENS)

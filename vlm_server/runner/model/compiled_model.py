@@ -206,11 +206,8 @@ class CompiledModel(TextModel):
         mx.async_eval(computed, new_kv)  # type: ignore[no-untyped-call]
         if not self._buffer_pattern:
             self._buffer_pattern = [
-                tuple(arrays) if kind.has_states else tuple(_first(side, 2) for side in arrays)
+                tuple((array if kind.has_states else _first(array, 2))[:1] for array in arrays)
                 for kind, arrays in zip(self._kinds, target.buffers, strict=True)
-            ]
-            self._buffer_pattern = [
-                tuple(array[:1] for array in arrays) for arrays in self._buffer_pattern
             ]
             mx.eval(self._buffer_pattern)
         return output_of_rows(computed), None

@@ -198,17 +198,21 @@ def _concatenate(first: Inputs, second: Inputs, num_rows: int) -> Inputs:
     return inputs
 
 
+def embed_text(model: Any, token_ids: mx.array) -> Inputs:
+    """The inputs of a language model for `token_ids`, (rows, tokens), of text; lazy."""
+    embeddings = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
+    inputs = {
+        "inputs_embeds": embeddings.inputs_embeds,
+        "per_layer_inputs": embeddings.per_layer_inputs,
+    }
+    return {name: array for name, array in inputs.items() if array is not None}
+
+
 def text_inputs(model: Any) -> Embed | None:
     """The inputs of `model` for text, if they depend on each token alone; else None."""
 
     def embed(token_ids: mx.array) -> Inputs:
-        mask = mx.ones_like(token_ids)
-        embeddings = model.get_input_embeddings(token_ids.T, None, mask=mask.T)
-        inputs = {
-            "inputs_embeds": embeddings.inputs_embeds,
-            "per_layer_inputs": embeddings.per_layer_inputs,
-        }
-        return _as_rows({name: array for name, array in inputs.items() if array is not None})
+        return _as_rows(embed_text(model, token_ids.T))
 
     try:
         token_ids = mx.arange(8)[:, None]

@@ -22,6 +22,9 @@ from vlm_server.runner.backends.rope import Rope
 
 _STYLES = frozenset({"chunked", "interleaved"})
 """Styles of M-RoPE in which each frequency follows one of the three positions."""
+_POSITION_STATE = ("_position_ids", "_rope_deltas")
+"""Attributes in which a language model with M-RoPE keeps a prompt's positions between calls. Ours
+belong to the request, so these are cleared."""
 
 
 class DecodePositions(enum.Enum):
@@ -44,6 +47,18 @@ def next_position_ids(
     if width > 1 or kind is DecodePositions.THREE:
         ids = mx.broadcast_to(ids[None], (3, *ids.shape))
     return {"position_ids": ids}
+
+
+def forget_positions(language_model: Any) -> None:
+    """Clear the positions that `language_model` keeps of a prompt."""
+    for name in _POSITION_STATE:
+        if hasattr(language_model, name):
+            setattr(language_model, name, None)
+
+
+def keeps_positions(language_model: Any) -> bool:
+    """Whether `forget_positions` has any effect."""
+    return any(hasattr(language_model, name) for name in _POSITION_STATE)
 
 
 def use_shared_mrope(language_model: Any, rotate: Rotate | None = None) -> DecodePositions:

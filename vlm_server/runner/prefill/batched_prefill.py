@@ -23,7 +23,6 @@ from vlm_server.runner.kv.window_cache import buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.adapters import adapters_of_rows, applied
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
-from vlm_server.runner.prefill.prefill import embed_text
 
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
@@ -61,10 +60,8 @@ def launch_batched(
         for layer in cache
     ]
     mx.async_eval(logits, buffers_of(layers))  # type: ignore[no-untyped-call]
-    waits_for_copy = loaded.errors.are_late
     prompts_kv = {
-        request.request_id: PromptKV(request, layers, row, waits_for_copy=waits_for_copy)
-        for row, request in enumerate(requests)
+        request.request_id: PromptKV(request, layers, row) for row, request in enumerate(requests)
     }
     for prompt_kv, hidden in zip(prompts_kv.values(), last_hidden, strict=False):
         prompt_kv.hidden = hidden
@@ -100,7 +97,7 @@ def _inputs(
     by_row = zip(prompts, padding, strict=True)
     rows = [np.pad(prompt.token_ids[start:], widths, "edge") for prompt, widths in by_row]
     token_ids = mx.array(np.stack(rows))
-    arguments = embed_text(loaded, token_ids)
+    arguments = loaded.embed_text(token_ids)
     positions = [prompt.positions for prompt in prompts if prompt.positions is not None]
     if positions:
         rows = [

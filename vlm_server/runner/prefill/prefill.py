@@ -34,7 +34,7 @@ class Prefill:
         self._prompt = request.prompt
         self._cache = loaded.new_layers()
         self._model_cache = loaded.model_layers(self._cache)
-        self.kv = PromptKV(request, self._cache, waits_for_copy=loaded.errors.are_late)
+        self.kv = PromptKV(request, self._cache)
         for layer in self._cache:
             if isinstance(layer, KVCache):  # allocated once for all chunks
                 layer.step = buffer_capacity(request.prompt.num_tokens)
@@ -188,17 +188,6 @@ class Prefill:
         return self._can_be_compiled and only_append(self._model_cache) and not is_by_place
 
 
-def embed_text(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
-    """The language model's arguments for `token_ids`, (rows, tokens), of text; lazy."""
-    embeddings = loaded.model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
-    loaded.forget_positions()
-    arguments = {
-        "inputs_embeds": embeddings.inputs_embeds,
-        "per_layer_inputs": embeddings.per_layer_inputs,
-    }
-    return {name: array for name, array in arguments.items() if array is not None}
-
-
 class PromptInputs:
     """The language model's arguments for a prompt after its prefix, sliced for each chunk."""
 
@@ -206,7 +195,7 @@ class PromptInputs:
         self._prompt, self._start = request.prompt, request.prefix.length
         self._has_adapters = bool(loaded.spec.adapters)
         self._token_ids = mx.array(self._prompt.token_ids[self._start :])[None]
-        self._token_arguments = embed_text(loaded, self._token_ids)
+        self._token_arguments = loaded.embed_text(self._token_ids)
         later = (span for span in self._prompt.spans if span.start >= self._start)
         spans = [(span.start - self._start, span.end - self._start) for span in later]
         features = tuple[Any, ...](request.features)
