@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
+from tests.tiny_models.llama import vit
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
 
@@ -76,16 +77,7 @@ def _config(vocabulary: Vocabulary) -> Json:
             "sliding_window_pattern": 4,
             "max_position_embeddings": MAX_POSITIONS,
         },
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": TILE_PIXELS,
-            "patch_size": PATCH,
-            "num_channels": 3,
-        },
+        "vision_config": vit("siglip_vision_model", PATCH, image_size=TILE_PIXELS),
     }
 
 

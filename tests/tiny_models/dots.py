@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
 from tests.tiny_models.llama import llama
 from tests.tiny_models.vocabulary import Vocabulary
@@ -23,23 +24,12 @@ SPECIALS = (
 PATCH = 14
 MERGE = 2
 
-TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|' + message.role + '|>' }}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'image' %}{{- '<|img|><|imgpad|><|endofimg|>' }}
-{%- elif part.type == 'text' %}{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '<|endof' + message.role + '|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|assistant|>' }}
-{%- endif %}
-"""
+TEMPLATE = chatml.turns(
+    "'<|' + message.role + '|>'",
+    "<|img|><|imgpad|><|endofimg|>",
+    "'<|endof' + message.role + '|>'",
+    "'<|assistant|>'",
+)
 
 
 def _config(vocabulary: Vocabulary) -> Json:

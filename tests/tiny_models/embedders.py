@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tests.tiny_models import gemma4, idefics, qwen
+from tests.tiny_models import chatml, gemma4, idefics, qwen
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
-from tests.tiny_models.text import SPECIALS, TEMPLATE
 from tests.tiny_models.text_dense import DENSE
 from tests.tiny_models.text_recurrent import RECURRENT
 from tests.tiny_models.vocabulary import Vocabulary
@@ -131,9 +130,9 @@ def _encoder(vocabulary: Vocabulary, config: dict[str, Any], module: str = "") -
     }
     return Checkpoint(
         config={**shared, **config},
-        template=TEMPLATE,
-        eos=("<|im_end|>", "<|endoftext|>"),
-        pad="<|endoftext|>",
+        template=chatml.chatml(""),
+        eos=chatml.EOS,
+        pad=chatml.PAD,
         files={},
         style=_NO_HEAD,
         module=module,
@@ -154,7 +153,7 @@ def _reranker_family(model_type: str, architecture: str, *, types: bool = False)
             tokenizer={"model_input_names": names},
         )
 
-    return Family(SPECIALS, describe)
+    return Family(chatml.SPECIALS, describe)
 
 
 def _judge_family(family: Family) -> Family:
@@ -168,7 +167,7 @@ def _judge_family(family: Family) -> Family:
 
 def _encoder_family(model_type: str, module: str = "", **config: Any) -> Family:
     described = {"model_type": model_type, **config}
-    return Family(SPECIALS, partial(_encoder, config=described, module=module))
+    return Family(chatml.SPECIALS, partial(_encoder, config=described, module=module))
 
 
 def _sentences(family: Family, module: str, **options: Any) -> Family:

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from mlx_vlm.models.fastvlm.config import VisionConfig
 
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
 from tests.tiny_models.llama import llama
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 IMAGE_SIDE_PIXELS = 256
 SPARE_ROWS = 8
 
 VisionConfig.layers = [1, 1, 1, 1, 1]
 VisionConfig.embed_dims = [32, 32, 32, 32, 32]
-
-TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 
 
 def _config(vocabulary: Vocabulary) -> Json:
@@ -45,9 +36,9 @@ def _config(vocabulary: Vocabulary) -> Json:
 def _describe(vocabulary: Vocabulary) -> Checkpoint:
     return Checkpoint(
         config=_config(vocabulary),
-        template=TEMPLATE,
-        eos=("<|im_end|>", "<|endoftext|>"),
-        pad="<|endoftext|>",
+        template=chatml.OF_TEXTS,
+        eos=chatml.EOS,
+        pad=chatml.PAD,
         files={
             "preprocessor_config.json": {
                 "image_processor_type": "CLIPImageProcessor",
@@ -62,4 +53,4 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
     )
 
 
-FASTVLM = Family(SPECIALS, _describe)
+FASTVLM = Family(chatml.SPECIALS, _describe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
+from tests.tiny_models.llama import vit
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
 
@@ -78,16 +79,7 @@ def _config(vocabulary: Vocabulary) -> Json:
             "mm_tokens_per_image": TOKENS_PER_IMAGE,
             "max_position_embeddings": MAX_POSITIONS,
         },
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": IMAGE_SIDE_PIXELS,
-            "patch_size": 14,
-            "num_channels": 3,
-        },
+        "vision_config": vit("siglip_vision_model", 14, image_size=IMAGE_SIDE_PIXELS),
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
+from tests.tiny_models.llama import vit
 from tests.tiny_models.vocabulary import Vocabulary
 
 SPECIALS = (
@@ -16,23 +18,12 @@ TILE_PIXELS = 32
 PATCH = 8
 PINPOINTS = [[rows * TILE_PIXELS, columns * TILE_PIXELS] for rows in (1, 2) for columns in (1, 2)]
 
-TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|start_of_role|>' + message.role + '<|end_of_role|>' }}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'image' %}{{- '<image>' }}
-{%- elif part.type == 'text' %}{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '<|end_of_text|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|start_of_role|>assistant<|end_of_role|>' }}
-{%- endif %}
-"""
+TEMPLATE = chatml.turns(
+    "'<|start_of_role|>' + message.role + '<|end_of_role|>'",
+    "<image>",
+    "'<|end_of_text|>\\n'",
+    "'<|start_of_role|>assistant<|end_of_role|>'",
+)
 
 
 def _config(vocabulary: Vocabulary) -> Json:
@@ -63,16 +54,7 @@ def _config(vocabulary: Vocabulary) -> Json:
             "rope_theta": 10000.0,
             "max_position_embeddings": MAX_POSITIONS,
         },
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": TILE_PIXELS,
-            "patch_size": PATCH,
-            "num_channels": 3,
-        },
+        "vision_config": vit("siglip_vision_model", PATCH, hidden_size=64, image_size=TILE_PIXELS),
     }
 
 

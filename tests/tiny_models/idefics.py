@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
-from tests.tiny_models.llama import llama
+from tests.tiny_models.llama import llama, vit
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
 
@@ -46,16 +46,7 @@ def _config(vocabulary: Vocabulary, model_type: str, vision_type: str) -> Json:
         "image_token_id": vocabulary.id("<image>"),
         "scale_factor": SCALE,
         "text_config": llama(len(vocabulary)),
-        "vision_config": {
-            "model_type": vision_type,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": TILE_PIXELS,
-            "patch_size": PATCH,
-            "num_channels": 3,
-        },
+        "vision_config": vit(vision_type, PATCH, image_size=TILE_PIXELS),
     }
 
 

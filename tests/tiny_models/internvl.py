@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
-from tests.tiny_models.llama import llama
+from tests.tiny_models.llama import llama, vit
 from tests.tiny_models.vocabulary import Vocabulary
 
 SPECIALS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
+    *chatml.SPECIALS,
     "<img>",
     "</img>",
     "<IMG_CONTEXT>",
@@ -22,25 +21,6 @@ TILE_PIXELS = 56
 PATCH = 14
 TOKENS_PER_TILE = (TILE_PIXELS // PATCH // 2) ** 2
 MAX_TILES = 4
-
-TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'image' %}{{- '<IMG_CONTEXT>\\n' }}
-{%- elif part.type == 'video' %}{{- '<video>\\n' }}
-{%- elif part.type == 'text' %}{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 
 
 def _config(vocabulary: Vocabulary) -> Json:
@@ -53,29 +33,24 @@ def _config(vocabulary: Vocabulary) -> Json:
         "min_dynamic_patch": 1,
         "use_thumbnail": True,
         "text_config": llama(len(vocabulary), model_type="qwen3"),
-        "vision_config": {
-            "model_type": "internvl_vision",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_channels": 3,
-            "image_size": [TILE_PIXELS, TILE_PIXELS],
-            "patch_size": [PATCH, PATCH],
-            "layer_scale_init_value": 1.0,
-            "norm_type": "layer_norm",
-            "attention_bias": True,
-            "use_qk_norm": False,
-        },
+        "vision_config": vit(
+            "internvl_vision",
+            [PATCH, PATCH],
+            image_size=[TILE_PIXELS, TILE_PIXELS],
+            layer_scale_init_value=1.0,
+            norm_type="layer_norm",
+            attention_bias=True,
+            use_qk_norm=False,
+        ),
     }
 
 
 def _describe(vocabulary: Vocabulary) -> Checkpoint:
     return Checkpoint(
         config=_config(vocabulary),
-        template=TEMPLATE,
-        eos=("<|im_end|>", "<|endoftext|>"),
-        pad="<|endoftext|>",
+        template=chatml.chatml("<IMG_CONTEXT>\n"),
+        eos=chatml.EOS,
+        pad=chatml.PAD,
         tokens={
             "start_image_token": "<img>",
             "end_image_token": "</img>",
@@ -111,12 +86,6 @@ def _describe_qwen2(vocabulary: Vocabulary) -> Checkpoint:
 INTERNVL_QWEN2 = Family(SPECIALS, _describe_qwen2)
 
 
-TEMPLATE_CHAT = TEMPLATE.replace("<IMG_CONTEXT>", "<image>").replace(
-    "{{- part.text }}", "{{- part.text or part.content }}"
-)
-"""As transformers' conversions write it; mlx-vlm's messages have text as `content`."""
-
-
 def _config_chat(vocabulary: Vocabulary) -> Json:
     """InternVL 3 and 3.5 as OpenGVLab writes them; they name no image token."""
     config = _config(vocabulary)
@@ -140,9 +109,9 @@ def _config_chat(vocabulary: Vocabulary) -> Json:
 def _describe_chat(vocabulary: Vocabulary) -> Checkpoint:
     return Checkpoint(
         config=_config_chat(vocabulary),
-        template=TEMPLATE_CHAT,
-        eos=("<|im_end|>", "<|endoftext|>"),
-        pad="<|endoftext|>",
+        template=chatml.chatml("<image>\n"),
+        eos=chatml.EOS,
+        pad=chatml.PAD,
         files={"preprocessor_config.json": {"crop_size": TILE_PIXELS}},
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
+from tests.tiny_models.llama import vit
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
 
@@ -27,24 +29,7 @@ SPECIALS = (
 PATCH = 8
 TILE_PIXELS = 32
 
-TEMPLATE = """\
-{{- bos_token }}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'image' %}{{- '<image>' }}
-{%- elif part.type == 'text' %}{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
+TEMPLATE = chatml.chatml("<image>", before="bos_token")
 
 
 def _config(vocabulary: Vocabulary) -> Json:
@@ -73,16 +58,7 @@ def _config(vocabulary: Vocabulary) -> Json:
             "max_position_embeddings": MAX_POSITIONS,
             "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         },
-        "vision_config": {
-            "model_type": "siglip2_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_channels": 3,
-            "num_patches": 16,
-            "patch_size": PATCH,
-        },
+        "vision_config": vit("siglip2_vision_model", PATCH, num_patches=16),
     }
 
 

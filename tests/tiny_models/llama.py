@@ -1,4 +1,4 @@
-"""The plain text decoder that several families put under their vision tower."""
+"""The plain text decoder and the plain vision tower that several families have."""
 
 from __future__ import annotations
 
@@ -22,4 +22,17 @@ def llama(vocab_size: int, **further: Any) -> Json:
         "rope_theta": 100000.0,
         "max_position_embeddings": MAX_POSITIONS,
         "tie_word_embeddings": False,
+    } | further
+
+
+def vit(model_type: str, patch_size: Any, **further: Any) -> Json:
+    """A `vision_config` of hidden size 32, with what a family adds or changes."""
+    return {
+        "model_type": model_type,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_channels": 3,
+        "patch_size": patch_size,
     } | further

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
-from tests.tiny_models.llama import llama
+from tests.tiny_models.llama import llama, vit
 from tests.tiny_models.vocabulary import Vocabulary
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
@@ -35,17 +35,13 @@ def _config(vocabulary: Vocabulary) -> Json:
         "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default",
         "text_config": llama(len(vocabulary)),
-        "vision_config": {
-            "model_type": "clip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "num_channels": 3,
-            "image_size": IMAGE_SIDE_PIXELS,
-            "patch_size": PATCH,
-            "projection_dim": 32,
-        },
+        "vision_config": vit(
+            "clip_vision_model",
+            PATCH,
+            num_hidden_layers=3,
+            image_size=IMAGE_SIDE_PIXELS,
+            projection_dim=32,
+        ),
     }
 
 

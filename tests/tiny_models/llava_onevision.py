@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
-from tests.tiny_models.llama import llama
+from tests.tiny_models.llama import llama, vit
 from tests.tiny_models.vocabulary import Vocabulary
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -44,17 +44,9 @@ def _config(vocabulary: Vocabulary) -> Json:
         "vision_feature_select_strategy": "full",
         "use_image_newline_parameter": True,
         "text_config": llama(len(vocabulary), model_type="qwen2"),
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_channels": 3,
-            "image_size": TILE_PIXELS,
-            "patch_size": PATCH,
-            "vision_use_head": False,
-        },
+        "vision_config": vit(
+            "siglip_vision_model", PATCH, image_size=TILE_PIXELS, vision_use_head=False
+        ),
     }
 
 

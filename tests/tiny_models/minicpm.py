@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
-from tests.tiny_models.llama import llama
+from tests.tiny_models.llama import llama, vit
 from tests.tiny_models.vocabulary import Vocabulary
 
 SPECIALS = (*chatml.SPECIALS, "<unk>", "<image>", "</image>", "<slice>", "</slice>")
 TOKENS_PER_IMAGE = 8
 PATCH = 14
-
-TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 
 
 def _config(vocabulary: Vocabulary) -> Json:
@@ -37,22 +28,14 @@ def _config(vocabulary: Vocabulary) -> Json:
         "init_audio": False,
         "init_tts": False,
         "slice_mode": False,
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 8 * PATCH,
-            "patch_size": PATCH,
-        },
+        "vision_config": vit("siglip_vision_model", PATCH, image_size=8 * PATCH),
     }
 
 
 def _describe(vocabulary: Vocabulary) -> Checkpoint:
     return Checkpoint(
         config=_config(vocabulary),
-        template=TEMPLATE,
+        template=chatml.OF_TEXTS,
         eos=chatml.EOS,
         pad=chatml.PAD,
         files={

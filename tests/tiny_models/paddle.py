@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
-from tests.tiny_models.llama import llama
+from tests.tiny_models.llama import llama, vit
 from tests.tiny_models.vocabulary import Vocabulary
 
 SPECIALS = (
@@ -19,24 +20,13 @@ SPECIALS = (
 PATCH = 14
 MERGE = 2
 
-TEMPLATE = """\
-{{- '<s>' }}
-{%- for message in messages %}
-{{- 'User: ' if message.role == 'user' else 'Assistant: ' if message.role == 'assistant' else '' }}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'image' %}{{- '<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>' }}
-{%- elif part.type == 'text' %}{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '</s>' if message.role == 'assistant' else '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- 'Assistant: ' }}
-{%- endif %}
-"""
+TEMPLATE = chatml.turns(
+    "'User: ' if message.role == 'user' else 'Assistant: ' if message.role == 'assistant' else ''",
+    "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    "'</s>' if message.role == 'assistant' else '\\n'",
+    "'Assistant: '",
+    before="'<s>'",
+)
 
 
 def _config(vocabulary: Vocabulary) -> Json:
@@ -54,17 +44,7 @@ def _config(vocabulary: Vocabulary) -> Json:
         "video_token_id": vocabulary.id("<|video_pad|>"),
         "vision_start_token_id": vocabulary.id("<|IMAGE_START|>"),
         "vision_end_token_id": vocabulary.id("<|IMAGE_END|>"),
-        "vision_config": {
-            "model_type": "paddleocr_vl",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_channels": 3,
-            "image_size": 8 * PATCH,
-            "patch_size": PATCH,
-            "spatial_merge_size": MERGE,
-        },
+        "vision_config": vit("paddleocr_vl", PATCH, image_size=8 * PATCH, spatial_merge_size=MERGE),
     }
 
 

@@ -5,32 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from tests.tiny_models import chatml
 from tests.tiny_models.checkpoint import Checkpoint, Family
 from tests.tiny_models.llama import llama
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WINDOW = 32
 VOCABULARY = "vocab_size"
 POSITIONS = "max_position_embeddings"
-
-TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'text' %}{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 
 
 def text_family(
@@ -46,7 +29,7 @@ def text_family(
     """
     named = {"architectures": [architecture]} | config
     names = {VOCABULARY: vocabulary, POSITIONS: positions}
-    return Family(SPECIALS, partial(_describe, named, style or Style(), names))
+    return Family(chatml.SPECIALS, partial(_describe, named, style or Style(), names))
 
 
 def tied(**names: Any) -> Style:
@@ -70,9 +53,9 @@ def _describe(
     size = {VOCABULARY: len(vocabulary)}
     return Checkpoint(
         config={names.get(name, name): value for name, value in plain.items()} | size | config,
-        template=TEMPLATE,
-        eos=("<|im_end|>", "<|endoftext|>"),
-        pad="<|endoftext|>",
+        template=chatml.chatml(""),
+        eos=chatml.EOS,
+        pad=chatml.PAD,
         files={},
         style=style,
     )
