@@ -46,7 +46,7 @@ from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model import gated_delta
+from vlm_server.runner.model import attention
 
 ONE_IMAGE_IS_RIGHT = {
     "fastvlm": "mlx-vlm moves a token of text over each image after the first",
@@ -407,7 +407,7 @@ def mlx_vlm_tokens(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) ->
 def mlx_vlms_gated_delta() -> Iterator[None]:
     """Let hybrid models compute mlx-vlm's own rule, which `use_gated_delta` replaced."""
     with pytest.MonkeyPatch.context() as patch:
-        for (module, name), original in gated_delta._MLX_VLM.items():
+        for (module, name), original in attention._RULES.items():
             patch.setattr(module, name, original)
         yield
 

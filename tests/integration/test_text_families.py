@@ -29,7 +29,6 @@ from vlm_server.runner.caches import build_caches
 from vlm_server.runner.families.table import FAMILIES, row_of
 from vlm_server.runner.kv.layers import can_store, new_layers
 from vlm_server.runner.model.lm_head import has_last_token_head
-from vlm_server.runner.prefill.prefill import embed_text
 from vlm_server.settings import CacheSettings
 
 LONGER = SamplingParams(max_tokens=24, temperature=0.0)
@@ -165,7 +164,7 @@ def test_text_model_computes_tokens_as_their_embeddings(served: Served):
     model, token_ids = loaded.language_model, mx.arange(300, 316)[None]
     both = [
         model(token_ids, cache=new_layers(model), **inputs).logits
-        for inputs in ({}, embed_text(loaded, token_ids))
+        for inputs in ({}, loaded.embed_text(token_ids))
     ]
     loaded.forget_positions()
     assert mx.allclose(*both, atol=1e-4)

@@ -20,7 +20,6 @@ class InspectableCache(Protocol):
 
     def check_integrity(self) -> None:
         """Raises AssertionError if counters and entries disagree."""
-        ...
 
 
 class Pinnable(Protocol):

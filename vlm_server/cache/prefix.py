@@ -25,15 +25,12 @@ class Source(Protocol[T_co, S_co]):
     @property
     def snapshots(self) -> Mapping[int, S_co]:
         """Snapshots by the number of positions before them."""
-        ...
 
     def size_bytes(self, start: int, end: int) -> int:
         """The size of the segment that `take` would return."""
-        ...
 
     def take(self, start: int, end: int) -> T_co:
         """The state of positions `start` to `end`. May take long."""
-        ...
 
 
 class PrefixMatch(Generic[T, S]):

@@ -23,7 +23,6 @@ class Segment(Protocol):
 
     def split(self, at: int) -> tuple[Self, Self]:
         """The segments of the first `at` positions and of the rest."""
-        ...
 
 
 class Snapshot(Protocol):

@@ -17,7 +17,6 @@ class Step(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step's result. To be called once, before the next launch."""
-        ...
 
 
 class EncodeExecutor(Protocol):
@@ -25,16 +24,13 @@ class EncodeExecutor(Protocol):
 
     def start(self, encodes: Sequence[EncodeWork]) -> None:
         """Begin to encode media of one size in one call."""
-        ...
 
     @property
     def has_parts_left(self) -> bool:
         """Whether parts of an encode are left for `advance_encode`."""
-        ...
 
     def advance_encode(self, *, is_alone: bool) -> None:
         """Launch the next part of an encode, if any; is_alone: whether no step preceded."""
-        ...
 
 
 class Runner(Protocol):
@@ -43,33 +39,27 @@ class Runner(Protocol):
     @property
     def num_tracked(self) -> int:
         """Prompts and sequences that hold device memory."""
-        ...
 
     def launch(self, plan: SchedulerOutput) -> Step:
         """Begin the runner's part of `plan`; returns as soon as the device has the work."""
-        ...
 
     def synchronize(self) -> None:
         """Wait for all launched work, on devices that report errors late.
 
         Errors are thus attributed to the work that caused them.
         """
-        ...
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Device memory in bytes of one sequence's KV; 0 before the first prompt."""
-        ...
 
     def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
         """The size of a piggybacked chunk of `prompt` in a mixed step with `num_seqs` sequences.
 
         0 if the chunk must run alone, after the decode pass.
         """
-        ...
 
     def precompile_next(self) -> bool:
         """Compile one more shape that later prompts may have; False if none is left."""
-        ...
 
 
 class EncodeCall(Protocol):
@@ -80,11 +70,9 @@ class EncodeCall(Protocol):
 
         Raises RequestError.
         """
-        ...
 
     def result(self) -> Sequence[EncodedImage]:
         """Wait for the features, in order. Raises RequestError, as `Encoder.begin`."""
-        ...
 
 
 class Encoder(Protocol):
@@ -95,7 +83,6 @@ class Encoder(Protocol):
 
         Raises RequestError if any is invalid; then none is encoded.
         """
-        ...
 
 
 class Preparer(Protocol):
@@ -105,9 +92,7 @@ class Preparer(Protocol):
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
     ) -> Prepared:
         """Prepare a request. Raises RequestError if it is invalid, and Cancelled."""
-        ...
 
     @property
     def num_tracked(self) -> int:
         """The number of media items in preparation."""
-        ...

@@ -86,12 +86,10 @@ class PrefixState(Protocol):
     @property
     def segments(self) -> Sequence[tuple[Any, int]]:
         """KV segments in order, each with the number of its first tokens that match."""
-        ...
 
     @property
     def snapshot(self) -> Any:
         """The state of layers that can't be cut; None if there are none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ class PrefixStore(Protocol):
     @property
     def kv_storage(self) -> KVStorage:
         """How it stores KV."""
-        ...
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Store the state that `source` has of `prompt`."""

@@ -102,6 +102,22 @@ class ThreadedEngine:
         )
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
 
+    @classmethod
+    def with_hanging_encoder(cls) -> ThreadedEngine:
+        """A running engine whose encoder waits until its gate is set."""
+        engine = cls()
+        engine.encoder.gate.clear()
+        engine.thread.start()
+        return engine
+
+    @classmethod
+    def with_hanging_preparer(cls) -> ThreadedEngine:
+        """A running engine whose preparer waits until its gate is set."""
+        engine = cls()
+        engine.preparer.gate.clear()
+        engine.thread.start()
+        return engine
+
     @property
     def num_tracked(self) -> int:
         return self.scheduler.stats().tracked + self.runner.num_tracked
@@ -210,9 +226,7 @@ def test_text_is_prepared_while_images_occupy_all_preparers():
 
 
 def test_waiting_loop_wakes_for_deadline():
-    engine = ThreadedEngine()
-    engine.preparer.gate.clear()
-    engine.thread.start()
+    engine = ThreadedEngine.with_hanging_preparer()
     submitted = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_timeout_seconds=0.2))
     started = time.monotonic()
     engine.inbox.put(submitted)
@@ -228,9 +242,7 @@ def test_waiting_loop_wakes_for_deadline():
 
 
 def test_abort_during_preparation_is_answered_at_once():
-    engine = ThreadedEngine()
-    engine.thread.start()
-    engine.preparer.gate.clear()
+    engine = ThreadedEngine.with_hanging_preparer()
     engine.inbox.put(submit("a"))
     engine.wait_for(Accepted, "a")
     engine.wait_for_preparation()
@@ -247,9 +259,7 @@ def test_abort_during_preparation_is_answered_at_once():
 
 
 def test_aborted_preparations_do_not_delay_next():
-    engine = ThreadedEngine()
-    engine.thread.start()
-    engine.preparer.gate.clear()
+    engine = ThreadedEngine.with_hanging_preparer()
     for n in range(20):
         engine.inbox.put(submit(f"r{n}"))
         engine.inbox.put(Abort(f"r{n}"))
@@ -263,9 +273,7 @@ def test_aborted_preparations_do_not_delay_next():
 
 
 def test_drain_finishes_running_requests_refuses_new_and_ends():
-    engine = ThreadedEngine()
-    engine.thread.start()
-    engine.preparer.gate.clear()
+    engine = ThreadedEngine.with_hanging_preparer()
     engine.inbox.put(submit("a", images=2))
     engine.wait_for(Accepted, "a")
     engine.inbox.put(Drain())
@@ -305,9 +313,7 @@ def test_failed_image_of_encode_batch_fails_alone():
 
 
 def test_text_decodes_while_image_is_encoded():
-    engine = ThreadedEngine()
-    engine.encoder.gate.clear()
-    engine.thread.start()
+    engine = ThreadedEngine.with_hanging_encoder()
     engine.inbox.put(submit("a", images=1))
     engine.inbox.put(submit("b"))
     engine.wait_for(Finished, "b")
@@ -324,9 +330,7 @@ def test_drain_ends_idle_engine():
 
 def draining() -> ThreadedEngine:
     """An engine that drains while a request is being prepared."""
-    engine = ThreadedEngine()
-    engine.thread.start()
-    engine.preparer.gate.clear()
+    engine = ThreadedEngine.with_hanging_preparer()
     engine.inbox.put(submit("a"))
     engine.wait_for(Accepted, "a")
     engine.inbox.put(Drain())
@@ -483,9 +487,7 @@ def test_image_is_announced_before_its_encode():
 
 
 def test_announcement_names_exactly_requests_on_device():
-    engine = ThreadedEngine()
-    engine.encoder.gate.clear()
-    engine.thread.start()
+    engine = ThreadedEngine.with_hanging_encoder()
     engine.inbox.put(submit("a", images=1))
     engine.wait_for(Accepted, "a")
     while not announced(engine):
@@ -503,9 +505,7 @@ def test_announcement_names_exactly_requests_on_device():
 
 
 def test_request_waiting_for_encoder_is_not_announced():
-    engine = ThreadedEngine()
-    engine.encoder.gate.clear()
-    engine.thread.start()
+    engine = ThreadedEngine.with_hanging_encoder()
     engine.inbox.put(submit("a", images=1))
     engine.wait_for(Accepted, "a")
     while not announced(engine):
@@ -548,9 +548,7 @@ def wait_for_rest(engine: ThreadedEngine) -> None:
 
 def test_hanging_encoder_keeps_its_heartbeat_number_after_abort():
     """The supervisor's watchdog has no other sign of the hang."""
-    engine = ThreadedEngine()
-    engine.encoder.gate.clear()
-    engine.thread.start()
+    engine = ThreadedEngine.with_hanging_encoder()
     engine.inbox.put(submit("a", images=1))
     while not announced(engine):
         time.sleep(0.001)
@@ -564,9 +562,7 @@ def test_hanging_encoder_keeps_its_heartbeat_number_after_abort():
 
 
 def test_hanging_preparer_keeps_its_heartbeat_number():
-    engine = ThreadedEngine()
-    engine.preparer.gate.clear()
-    engine.thread.start()
+    engine = ThreadedEngine.with_hanging_preparer()
     engine.inbox.put(submit("a", images=1))
     assert len(wait_for_signs(engine, "preparers", 1)) == 1
     engine.inbox.put(submit("b", images=1))

@@ -23,7 +23,6 @@ class EncodedImage(Protocol):
     @property
     def tokens_per_call(self) -> int | None:
         """Tokens per encoder call, if the image took several calls; None if it took one."""
-        ...
 
 
 class StoredBlock(Source[Any, Any], Protocol):

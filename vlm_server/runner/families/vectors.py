@@ -32,7 +32,6 @@ _COLIDEFICS = page_template(
     after="<end_of_utterance>\\nAssistant:",
     spare="<end_of_utterance>",
 )
-_TEXT_EMBEDDING = Embedding(by_model)
 EMBEDDING_ROWS = (
     replace(
         qwen("qwen3_vl_embedding", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
@@ -67,12 +66,8 @@ EMBEDDING_ROWS = (
         embeds=Embedding(by_mean, template=joined_template("<|image|>")),
     ),
     *(
-        Family(name, reads_images=False, embeds=_TEXT_EMBEDDING)
-        for name in (
-            "bert",
-            "llama_bidirec",
-            "modernbert",
-        )
+        Family(name, reads_images=False, embeds=Embedding(by_model))
+        for name in ("bert", "llama_bidirec", "modernbert")
     ),
     Family(
         "xlm_roberta",
@@ -80,23 +75,20 @@ EMBEDDING_ROWS = (
         embeds=Embedding(by_model, processor="xlm-roberta", first_position=2),
         aliases=("xlm-roberta",),
     ),
-    Family(
-        "gemma3_embedding",
-        reads_images=False,
-        embeds=Embedding(by_model, processor="gemma3_text"),
+    *(
+        Family(f"{name}_embedding", reads_images=False, embeds=Embedding(by_model, processor=text))
+        for name, text in (
+            ("gemma3", "gemma3_text"),
+            ("lfm2", "lfm2"),
+            ("ministral3", "ministral3"),
+            ("qwen3", "qwen3"),
+        )
     ),
-    Family("lfm2_embedding", reads_images=False, embeds=Embedding(by_model, processor="lfm2")),
     Family(
         "lfm2_colbert",
         reads_images=False,
         embeds=Embedding(by_model, is_multi=True, processor="lfm2", batches_lengths=False),
     ),
-    Family(
-        "ministral3_embedding",
-        reads_images=False,
-        embeds=Embedding(by_model, processor="ministral3"),
-    ),
-    Family("qwen3_embedding", reads_images=False, embeds=Embedding(by_model, processor="qwen3")),
     *(
         Family(
             f"{name.replace('-', '_')}_reranker",

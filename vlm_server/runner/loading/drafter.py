@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlx_vlm.speculative.drafters.mtp_split import MTPSplitter, get_mtp_splitter
 from mlx_vlm.utils import get_model_and_args, load_model, load_model_weights
@@ -23,6 +23,8 @@ from vlm_server.runner.model.lm_head import embedding_shape
 from vlm_server.settings import AUTO, OFF, ModelSettings
 
 logger = logging.getLogger(__name__)
+
+Drafter = TypeVar("Drafter")
 
 _MTP = "qwen3_5_mtp"
 KINDS = (_MTP, EAGLE)
@@ -96,15 +98,16 @@ def _drafter_in(folder: Path) -> DrafterFiles | None:
         return None
 
 
-@contextmanager
-def left_out_if_found(setting: str) -> Iterator[None]:
-    """Catch ModelLoadError, with a warning, for a drafter that `setting` does not name."""
+def or_none(setting: str, load: Callable[[], Drafter]) -> Drafter | None:
+    """The result of `load`; None, with a warning, for a drafter that `setting` does not name and
+    that does not load."""
     try:
-        yield
+        return load()
     except ModelLoadError as error:
         if setting != AUTO:
             raise
         logger.warning("a drafter was found and is not used: %s", error)
+        return None
 
 
 def open_drafter(
@@ -122,10 +125,7 @@ def open_drafter(
         if settings.drafter != AUTO:
             raise ModelLoadError("a model that is split over machines has no drafter: leave it out")
         return None
-    module = None
-    with left_out_if_found(settings.drafter):
-        module = _open(files, family, model)
-    return module
+    return or_none(settings.drafter, partial(_open, files, family, model))
 
 
 def _open(files: DrafterFiles, family: Family, model: Any) -> Any:

@@ -43,7 +43,7 @@ from vlm_server.runner.loading.checkpoint.view import (
     weights_renamed,
 )
 from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
-from vlm_server.runner.loading.drafter import find_drafter, left_out_if_found, open_drafter
+from vlm_server.runner.loading.drafter import find_drafter, open_drafter, or_none
 from vlm_server.runner.loading.embedder import load_embedder, make_embedder_fast
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
@@ -174,14 +174,14 @@ def _draft_head(
 
     Raises ModelLoadError if not, and the settings name it.
     """
-    if module is None:
-        return None
-    kind, head = EagleHead if is_eagle(module) else MtpHead, None
-    with left_out_if_found(settings.drafter):
+
+    def new_head() -> DraftHead:
         if not (can_forget(language_model) and has_last_token_head(language_model)):
             raise ModelLoadError("no drafter fits this model: its layers or its head are unknown")
-        head = kind(module, language_model, attention.attention)
-    return head
+        kind = EagleHead if is_eagle(module) else MtpHead
+        return kind(module, language_model, attention.attention)
+
+    return None if module is None else or_none(settings.drafter, new_head)
 
 
 @dataclass(frozen=True, slots=True)
