@@ -17,10 +17,7 @@ USUAL = (
 )
 """Scenarios that run unless others are named."""
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "small-mac", "day")
-_RARE = (
-    *("--set", "--api-key-file", "--drafts"),
-    *("--minutes", "--size", "--seed", "--timeout", "--plot"),
-)
+_RARE = ("--set", "--api-key-file", "--drafts", "--minutes", "--size", "--seed", "--timeout")
 _DESCRIPTION = """\
 Measures how fast a server answers: it plays what people and agents do, and prints one table, with \
 what is good and what is bad in each row. Without a server, it measures the daemon that runs here. \
@@ -83,12 +80,6 @@ def add_to(parser: Parser) -> None:
         type=Path,
         metavar="FILE",
         help="write all measurements; -: print them instead",
-    )
-    output.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw the times to the first token of the scenario day, as SVG",
     )
     parser.set_defaults(run="bench.run:run")
     rare_options(parser, *_RARE)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from vlm_server import settings
-from vlm_server.cli.bench import day, plot, report, scenarios
+from vlm_server.cli.bench import day, report, scenarios
 from vlm_server.cli.bench.command import SCENARIOS
 from vlm_server.cli.bench.day import DaySample
 from vlm_server.cli.bench.figures import Figure
@@ -66,8 +66,7 @@ async def _bench_until_signal(args: argparse.Namespace) -> int:
 async def bench(args: argparse.Namespace) -> int:
     """Measure as `args` say, and write even if it ends early; returns the exit code."""
     plan = _plan(args)
-    _check_target("--json", args.json)
-    _check_target("--plot", args.plot)
+    _check_target(args.json)
     runs: list[BenchRun] = []
     async with contextlib.AsyncExitStack() as stack:
         targets = await _targets(args, stack)
@@ -87,8 +86,6 @@ async def bench(args: argparse.Namespace) -> int:
         finally:
             progress.clear()
             _write(args.json, targets, plan, runs)
-            if args.plot is not None:
-                args.plot.write_text(plot.svg(runs))
     answering_servers = {
         run.server for run in runs if any(answer.error is None for answer in run.answers)
     }
@@ -145,10 +142,10 @@ async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> B
     return BenchRun(scenario, round_, name, seconds, figures, answers, samples)
 
 
-def _check_target(option: str, file: Path | None) -> None:
+def _check_target(file: Path | None) -> None:
     """Raises ConfigError if `file` could not be written after the measurements."""
     if file not in (None, _STDOUT) and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise ConfigError(f"{option} {file}: it is a folder, or there is no folder for it")
+        raise ConfigError(f"--json {file}: it is a folder, or there is no folder for it")
 
 
 def _plan(args: argparse.Namespace) -> BenchPlan:
@@ -160,8 +157,6 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
         raise ConfigError("--rounds must be at least 1")
     if not args.minutes > 0:
         raise ConfigError("--minutes must be above 0")
-    if args.plot is not None and day.NAME not in names:
-        raise ConfigError(f"--plot needs --scenarios {day.NAME}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     return BenchPlan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
 

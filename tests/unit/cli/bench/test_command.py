@@ -7,13 +7,13 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from huggingface_hub import constants
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command, run
+from vlm_server.cli.bench.day import FIXED_WORK
 from vlm_server.cli.bench.day import NAME as DAY
 from vlm_server.cli.bench.report import BenchPlan
 from vlm_server.cli.bench.scenarios import SCENARIOS
@@ -77,8 +77,7 @@ URL = "--url=a=http://127.0.0.1:9/v1"
         ((URL, "--scenarios", "repeat,nap"), "'nap'"),
         ((URL, "--rounds", "0"), "--rounds"),
         ((URL, "--minutes", "0"), "--minutes"),
-        ((URL, "--plot", "day.svg"), "--scenarios day"),
-        ((URL, "--scenarios", "day", "--plot", "/nowhere/day.svg"), "--plot"),
+        ((URL, "--json", "/nowhere/all.json"), "--json"),
         ((URL, "--size", "big"), "WIDTHxHEIGHT"),
         (("--url", "127.0.0.1:8000"), "NAME="),
         ((URL, URL), "same name"),
@@ -139,13 +138,14 @@ async def test_bench_measures_running_daemon_and_prints_json(
     assert set(app.authorizations) == {"Bearer one"}
 
 
-async def test_bench_day_writes_plot(tmp_path: Path):
-    file = tmp_path / "day.svg"
+async def test_bench_day_writes_samples(tmp_path: Path):
+    file = tmp_path / "day.json"
     async with listening(ScriptedServer()) as url:
         options = ["--scenarios=day", "--minutes=0.001", "--rounds=1", "--size=40x20"]
-        status = await run.bench(parse(f"--url=it={url}", *options, f"--plot={file}"))
+        status = await run.bench(parse(f"--url=it={url}", *options, f"--json={file}"))
     assert status == 0
-    assert "it, round 1: " in "".join(ElementTree.parse(file).getroot().itertext())
+    *_, day = json.loads(file.read_text())["runs"]
+    assert {sample["kind"] for sample in day["samples"]} > {"burst", FIXED_WORK}
 
 
 async def test_bench_writes_results_when_cancelled(
