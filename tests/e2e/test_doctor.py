@@ -68,7 +68,7 @@ def test_doctor_prints_its_findings_as_text(port: str) -> None:
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0
-    assert lines[0].startswith("ok       chip: ")
+    assert lines[0].startswith("ok       machine: ")
     assert lines[-1] == "Everything is well." or lines[-1].endswith(("warning.", "warnings."))
     advised = [line for line in lines if line.startswith("         → ")]
     assert len(advised) == sum(line.startswith(("warning", "PROBLEM")) for line in lines)

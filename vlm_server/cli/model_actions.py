@@ -16,8 +16,7 @@ import msgspec
 
 from vlm_server.cli import options, text
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
-from vlm_server.cli.client.questions import answer_to, questions_for
-from vlm_server.cli.client.ranking import rankings, writes
+from vlm_server.cli.client.questions import answer_to, questions_for, rankings, writes
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine

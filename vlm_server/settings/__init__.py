@@ -5,11 +5,9 @@ are read from a TOML file (`configs/default.toml` lists all of them), from the e
 `section.key=value` overrides. Unknown and former names are errors.
 """
 
-from vlm_server.settings.batches import *  # noqa: F403
 from vlm_server.settings.descriptions import *  # noqa: F403
 from vlm_server.settings.engine import *  # noqa: F403
 from vlm_server.settings.environment import *  # noqa: F403
-from vlm_server.settings.files import *  # noqa: F403
 from vlm_server.settings.front import *  # noqa: F403
 from vlm_server.settings.media import *  # noqa: F403
 from vlm_server.settings.memory import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Settings of the front process: connections, limits, URLs, deadlines, log, metrics, traces."""
+"""Settings of the front process: connections, limits, URLs, files, batches, deadlines, log."""
 
 from __future__ import annotations
 
@@ -156,6 +156,40 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum number of watches' questions that are answered at the same time."""
     yield_seconds: Annotated[float, Meta(ge=0)] = 5.0
     """Time for which a watch's question lets other requests that wait for the device go first."""
+
+
+class FileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    folder: Annotated[AbsolutePath, Auto] = ""
+    """Absolute path of a folder of your own in which uploaded files outlive the daemon; one daemon
+    at a time uses it. `auto` is a temporary folder, which is gone when the daemon stops."""
+    max_bytes: Annotated[int, Meta(ge=0)] = 1024 * MIB
+    """Maximum disk space of all uploaded files, each counted as 16 KiB more than its size. API keys
+    share it; the least recently used file of the one with the most is dropped first. 0 takes no
+    files."""
+    max_file_bytes: Annotated[int, Meta(ge=1024)] = 256 * MIB
+    """Maximum size of an uploaded file, within `files.max_bytes`."""
+    keep_seconds: Annotated[float, Meta(gt=0)] = 86400.0
+    """Time after its last use for which an uploaded file is kept."""
+    upload_timeout_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    """Time within which an upload must arrive."""
+
+
+class BatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_running: Annotated[int, Meta(ge=0, le=1024)] = 4
+    """Maximum number of lines that are run at the same time. 0 takes no batches."""
+    min_idle_seconds: Annotated[float, Meta(ge=0)] = 1.0
+    """Minimum time without another request before a line is begun."""
+    on_battery: bool = False
+    """Whether lines are run while the machine is on battery."""
+    max_batches_per_key: Annotated[int, Meta(ge=1)] = 100
+    """Maximum number of batches of an API key. The oldest one that has ended makes room."""
+    max_lines: Annotated[int, Meta(ge=1)] = 50_000
+    """Maximum number of lines of a batch."""
+    max_line_bytes: Annotated[int, Meta(ge=1024)] = 8 * MIB
+    """Maximum size of a line."""
+    max_output_bytes: Annotated[int, Meta(ge=1024)] = 256 * MIB
+    """Maximum size of a batch's results, within `files.max_file_bytes`. A result past it is
+    replaced by an error."""
 
 
 class DeadlineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

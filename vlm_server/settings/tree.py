@@ -11,11 +11,11 @@ from typing import Any, get_type_hints
 import msgspec
 
 from vlm_server.errors import ConfigError
-from vlm_server.settings.batches import BatchSettings
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
-from vlm_server.settings.files import FileSettings
 from vlm_server.settings.front import (
+    BatchSettings,
     DeadlineSettings,
+    FileSettings,
     Limits,
     Log,
     MetricsSettings,

@@ -13,14 +13,18 @@ from starlette.responses import JSONResponse, Response
 from vlm_server.api.admin import on_disk
 from vlm_server.errors import Conflict, InvalidRequest, NotAvailable
 from vlm_server.hub.catalog import CATALOG
+from vlm_server.hub.download import library_environment
 from vlm_server.hub.find import find_all
-from vlm_server.hub.search import search
+from vlm_server.hub.messages import FoundModel, SearchResult
+from vlm_server.platform.child import launch
 from vlm_server.settings import Settings
 from vlm_server.supervisor.engine_process.client import ModelClient
 from vlm_server.supervisor.models.memory_shares import needed_bytes
 
 _MAX_QUERY_CHARS = 100
 _MAX_SEARCHES = 2
+_SEARCH = "vlm_server.hub.search_process"
+_SEARCH_SECONDS = 20.0
 
 
 class HubModels:
@@ -48,7 +52,7 @@ class HubModels:
             raise Conflict("Other searches are running: try again when they have ended.", "query")
         self._num_searches += 1
         try:
-            found = await search(query)
+            found = await _search(query)
         except NotAvailable as error:
             return JSONResponse({"models": [], "problem": str(error)})
         finally:
@@ -77,3 +81,20 @@ class HubModels:
             {**facts, "fits": fits(size), "here": facts["name"] in here}
             for size, facts in described
         ]
+
+
+async def _search(query: str) -> tuple[FoundModel, ...]:
+    """Checkpoints of the hub whose names have `query`, by their downloads. Raises NotAvailable."""
+    command = launch.command(_SEARCH, query)
+    environment = {**launch.environment(), **library_environment()}
+    try:
+        async with launch.run_process(command, environment) as process:
+            output, _ = await asyncio.wait_for(process.communicate(), _SEARCH_SECONDS)
+        result = msgspec.json.decode(output, type=SearchResult)
+    except TimeoutError:
+        raise NotAvailable(f"the hub did not answer within {_SEARCH_SECONDS:.0f} s") from None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise NotAvailable("the hub can't be searched: the log says why") from error
+    if result.refusal:
+        raise NotAvailable(result.refusal)
+    return result.models

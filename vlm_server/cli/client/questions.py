@@ -1,4 +1,4 @@
-"""Test questions, mostly about drawn images, and the answers of a daemon to them."""
+"""Test questions and queries, mostly about drawn images, and the answers of a daemon to them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -72,6 +73,44 @@ def answer_to(question: Question, daemon: Daemon, seconds: float | None = None) 
         return "".join([chunk.content async for chunk in chunks]).strip()
 
     return asyncio.run(asyncio.wait_for(answer(), seconds))
+
+
+_ANSWERS_BY_QUERY = {
+    "What barks at strangers?": "A dog guards the house.",
+    "Where does the sun set?": "In the evening, the west is red.",
+    "How is bread made?": "Dough of flour and water is baked.",
+}
+"""Queries, each with the document that answers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A query in words, the document that suits it, and the one that the model put first."""
+
+    query: str
+    expected: str
+    first: str
+    score: float
+
+
+def writes(daemon: Daemon) -> bool:
+    """Whether the default model answers in words; True if that is unknown."""
+    return "completion" in daemon.capabilities()
+
+
+def rankings(daemon: Daemon) -> Iterator[Ranking]:
+    """The default model's rankings for all test queries. Raises CommandFailed."""
+    if "vision" in daemon.capabilities():
+        pictures = list(image_questions())
+        documents = [picture.subject for picture in pictures]
+        queries: list[tuple[str, Any]] = [(p.subject, {"image": p.url}) for p in pictures]
+    else:
+        documents = list(_ANSWERS_BY_QUERY.values())
+        queries = [(query, query) for query in _ANSWERS_BY_QUERY]
+    for (shown, query), expected in zip(queries, documents, strict=True):
+        body = {"model": "default", "query": query, "documents": documents, "top_n": 1}
+        (best,) = daemon.post("rerank", body)["results"]
+        yield Ranking(shown, expected, documents[best["index"]], best["relevance_score"])
 
 
 def _canvas() -> tuple[Image.Image, ImageDraw.ImageDraw]:

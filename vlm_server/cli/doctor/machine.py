@@ -1,4 +1,4 @@
-"""Checks of the machine: chip, memory, system, Python, and room on its disks."""
+"""Checks of the machine, its memory, and the room on its disks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
+from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.platform import machine
@@ -21,42 +21,31 @@ from vlm_server.settings.paths import expand_home
 
 _MIN_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
-_OLDEST_MACOS = 14
-_SUPPORTED = {("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64")}
 _MODEL_BYTES = 5 << 30
 _STATE_BYTES = 64 * MIB
 
 
 def look_at_machine(_: Situation) -> list[Finding]:
-    """Checks of chip, memory, system and Python."""
-    available = available_bytes(Path("/"))
+    """Checks of the machine, and of its memory."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return [
-        chip(platform.system(), platform.machine()),
-        memory(physical, machine.memory_bytes(), available),
-        system(platform.system(), macos_version()),
-        ok("python", f"{platform.python_version()}, {sys.executable}"),
+        this_machine(platform.system(), platform.machine()),
+        memory(physical, machine.memory_bytes(), available_bytes(Path("/"))),
     ]
 
 
-def chip(name: str, architecture: str) -> Finding:
-    """Whether MLX supports the chip. `name` and `architecture` are those of `platform`."""
-    model = _chip_name(name) or architecture
+def this_machine(system: str, architecture: str) -> Finding:
+    """System, processors and Python. `system` and `architecture` are those of `platform`."""
     cpus, used_cpus = os.cpu_count() or 1, machine.num_cpus()
-    text = f"{model} ({architecture}), {cpus} processors" + (
-        f", of which {used_cpus} may be used" if used_cpus < cpus else ""
-    )
-    if name == "Darwin" and architecture != "arm64":
-        is_translated = (output_of(("sysctl", "-n", "sysctl.proc_translated")) or "").strip() == "1"
-        advice = (
-            "this Python is for Intel and runs translated: install one for arm64"
-            if is_translated
-            else "MLX needs Apple silicon: use a Mac with it, or Linux"
-        )
-        return problem("chip", text, advice)
-    if (name, architecture) not in _SUPPORTED:
-        return problem("chip", text, "MLX has packages for Apple silicon, Linux x86_64 and aarch64")
-    return ok("chip", text)
+    processors = f"{cpus} processors"
+    if used_cpus < cpus:
+        processors += f", of which {used_cpus} may be used"
+    python = f"Python {platform.python_version()}, {sys.executable}"
+    text = f"{platform.platform()}, {architecture}, {processors}; {python}"
+    if system == "Darwin" and architecture != "arm64":
+        advice = "MLX needs Apple silicon, and a Python for arm64: one for Intel is translated"
+        return problem("machine", text, advice)
+    return ok("machine", text)
 
 
 def memory(physical_bytes: int, allowed_bytes: int, available_bytes: int | None) -> Finding:
@@ -73,50 +62,15 @@ def memory(physical_bytes: int, allowed_bytes: int, available_bytes: int | None)
     return ok("memory", text)
 
 
-def system(name: str, macos: str) -> Finding:
-    """Whether MLX supports the system. `macos` is its version, empty elsewhere."""
-    text = f"{_system_name(name)}, kernel {platform.release()}"
-    if name == "Darwin" and macos and int(macos.partition(".")[0]) < _OLDEST_MACOS:
-        return problem("system", text, f"MLX needs macOS {_OLDEST_MACOS} or newer: update it")
-    return ok("system", text)
-
-
 def available_bytes(root: Path) -> int | None:
     """Memory available without swapping, in bytes, where the system reports it (Linux)."""
-    told = _in_file(root / "proc/meminfo", r"^MemAvailable:\s+(\d+) kB")
-    return int(told) * 1024 if told else None
-
-
-def _chip_name(name: str) -> str:
-    if name == "Darwin":
-        return (output_of(("sysctl", "-n", "machdep.cpu.brand_string")) or "").strip()
-    return _in_file(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
-
-
-def _in_file(path: Path, pattern: str) -> str:
-    """The match of `pattern` in a file of the system; empty if there is none."""
     try:
-        match = re.search(pattern, path.read_text(), re.MULTILINE)
+        told = re.search(
+            r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE
+        )
     except OSError:
-        return ""
-    return match[1].strip() if match else ""
-
-
-def macos_version() -> str:
-    """The version of macOS, empty elsewhere; an old Python gets 16 for macOS 26."""
-    if platform.system() != "Darwin":
-        return ""
-    told = (output_of(("sw_vers", "-productVersion")) or "").strip()
-    return told or platform.mac_ver()[0]
-
-
-def _system_name(name: str) -> str:
-    if name == "Darwin":
-        return f"macOS {macos_version()}"
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        return name
+        return None
+    return int(told[1]) * 1024 if told else None
 
 
 def look_at_disks(situation: Situation) -> list[Finding]:

@@ -10,8 +10,7 @@ from typing import IO
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
-from vlm_server.cli.client.questions import answer_to, questions_for
-from vlm_server.cli.client.ranking import rankings, writes
+from vlm_server.cli.client.questions import answer_to, questions_for, rankings, writes
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampl
 from vlm_server.prompt.media.image_sizes import ImageSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.template.templates import ChatTemplate
-from vlm_server.protocol import DocumentPage, Image, Submit, Video
+from vlm_server.protocol import DocumentPage, Image, ImageUse, Submit, Video, VideoUse
 from vlm_server.settings import VideoSettings
 
 _MAX_FRAMES_AS_IMAGES = 16
@@ -261,3 +262,27 @@ class _KeyLocks:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def images_used(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
+    """Size and tokens of each image among `media`, in order; not of pages."""
+    return tuple(
+        ImageUse(*item.layout.size, len(item.layout.token_ids))
+        for item in media
+        if item.sampled is None and item.page is None and item.layout.size is not None
+    )
+
+
+def videos_used(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
+    """Frames and tokens of each video among `media`, in order; a video may be several items."""
+    uses = []
+    for (_, sampled), items in groupby(media, lambda item: (item.param, item.sampled)):
+        if sampled is not None:
+            layouts = [item.layout for item in items]
+            width, height = layouts[0].size or (0, 0)
+            times = tuple(round(seconds, 3) for seconds in sampled.seconds)
+            num_tokens = sum(len(layout.token_ids) for layout in layouts)
+            uses.append(
+                VideoUse(len(times), times[-1], num_tokens, sampled.is_cut, width, height, times)
+            )
+    return tuple(uses)
