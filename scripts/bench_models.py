@@ -3,7 +3,7 @@
 Each has the family, the shape and the size of vocabulary of a model that people run; `NAME-small`
 has the same make at some 40 M parameters, for CPUs. Processors, templates and the first tokens are
 those of the tiny models in `tests`; weights are drawn on the device, so that a GPU makes them in
-seconds. `mid`, `agent`, `3b`, `1b` and `long` have a small vocabulary.
+seconds. `mid`, `agent`, `3b` and `1b` have a small vocabulary.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from mlx.utils import tree_flatten
 from mlx_vlm.convert import convert
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-from tests.tiny_models import definition, make, vocabulary
+from tests.tiny_models import definition, make
 from tests.tiny_models.checkpoint import write as write_tiny
-from tests.tiny_models.qwen import SPECIALS
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import (
     HEAD_GAIN,
@@ -46,10 +45,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bits", type=int, choices=(4, 8), help="quantize, as mlx-vlm does")
-    parser.add_argument("--words", action="store_true", help="a vocabulary of 4,096 tokens")
     wanted = parser.parse_args()
-    if wanted.words:
-        _use_words()
     if wanted.bits is None:
         _write(wanted.name, wanted.out, wanted.seed)
     else:
@@ -60,13 +56,6 @@ def main() -> None:
                 whole, str(wanted.out), quantize=True, q_bits=wanted.bits, q_group_size=group_size
             )
     print(wanted.out)
-
-
-def _use_words() -> None:
-    """Train the tokenizer on the documentation: tokens as long as those of real models."""
-    vocabulary.MERGES = 4096 - 256 - len(SPECIALS)
-    pages = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
-    vocabulary.CORPUS = "\n".join(page.read_text() for page in pages)
 
 
 def _write(name: str, folder: Path, seed: int) -> None:

@@ -331,10 +331,6 @@ _FORMER = {
         _text(1536, 6144, 18, 12, 2) | _mrope(16, 24, 24),
         _qwen2_5_vision(16, 640, 8, 1710, 1536),
     ),
-    "long": _qwen2_5(
-        _text(256, 704, 2, 4, 2, max_position_embeddings=40960) | _mrope(8, 12, 12),
-        {"out_hidden_size": 256},
-    ),
 }
 
 
