@@ -109,13 +109,23 @@ class Request:
 
     @property
     def has_uncached_media(self) -> bool:
-        """Whether there are media after the cached prefix."""
+        """Whether there are media after the cached prefix, and their prompt is not prefilled."""
         spans = self._prompt.spans if self._prompt else ()
-        return bool(spans) and spans[-1].end > self.num_cached_tokens
+        return bool(spans) and spans[-1].end > self.num_cached_tokens and not self.is_scoring
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether its prompt is prefilled, and options are left to score."""
+        prompt = self._prompt
+        return (
+            prompt is not None and bool(prompt.options) and self.num_prefilled == prompt.num_tokens
+        )
 
     @property
     def num_prefill_tokens_left(self) -> int:
-        return self.prompt.num_tokens - self.num_prefilled
+        """Tokens left of its prompt, and of its options."""
+        options = self.prompt.options[self.num_scored :]
+        return self.prompt.num_tokens - self.num_prefilled + sum(map(len, options))
 
     @property
     def num_media_tokens(self) -> int:

@@ -239,10 +239,14 @@ def _encode_candidate(request: Request, num_encoded: int = 0) -> TurnCandidate:
 
 
 def _prefill_candidate(request: Request) -> TurnCandidate:
-    """A candidate for the prefill's turn, at whose end all its sequences join the decode batch."""
+    """A candidate for the prefill's turn, at whose end all its sequences join the decode batch.
+
+    One that scores options counts as not begun: there may be so many that a short request must not
+    wait for the end of any of those with more.
+    """
     return TurnCandidate(
         request.request_id,
         request.num_prefill_tokens_left,
-        request.is_known_to_runner,
+        request.is_known_to_runner and not request.is_scoring,
         num_seqs=len(request.choices),
     )

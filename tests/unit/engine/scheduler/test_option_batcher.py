@@ -19,6 +19,7 @@ from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.option_batcher import OptionBatcher, branches_of
 from vlm_server.interfaces import Branches
@@ -74,3 +75,35 @@ def test_step_has_as_many_options_as_memory_allows() -> None:
         assert (question.num_tokens, branches) == (24, Branches(0, expected, 1))
         request.num_scored = 39
         assert batcher.next_branches(request, others_decode=True) == (Branches(39, 40, 1),)
+
+
+def test_short_prompts_take_turns_with_many_options() -> None:
+    """However many questions with more options than a prompt has tokens are under way."""
+    requests = LiveRequests()
+    order = DeviceOrder(requests, max_num_seqs=8)
+
+    def add(name: str, num_options: int, images: int = 0) -> Request:
+        request = Request(submit(name), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
+        request.move_to(State.PREPARING)
+        options = tuple((i, i) for i in range(num_options))
+        request.on_prepared(prepared(replace(prompt(name, images), options=options)), 0)
+        request.admit(0)
+        requests.enqueue(request)
+        return request
+
+    for name, num_options in (("first", 400), ("second", 300)):
+        question = add(name, num_options, images=1)
+        question.move_to(State.PREFILL)
+        question.is_known_to_runner = True
+        question.num_prefilled = question.prompt.num_tokens
+    picture = add("picture", 0, images=1)
+    assert order.next_to_encode(during=None) is picture
+    picture.move_to(State.PREFILL)
+    turns = list[str]()
+    for _ in range(4):
+        turn = order.next_to_prefill()
+        assert turn is not None
+        order.start_chunk(turn)
+        turn.num_scored += turn is not picture
+        turns.append(turn.request_id)
+    assert turns == ["first", "picture"] * 2
