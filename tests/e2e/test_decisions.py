@@ -115,6 +115,7 @@ def test_usage_counts_and_nothing_is_left(daemon: Daemon) -> None:
     assert usage["output_tokens"] == 0
     assert usage["prompt_tokens"] == usage["input_tokens"] == usage["total_tokens"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] / 2
+    assert len(usage["images"]) == 1
     assert "prefill;dur=" in answer.headers["Server-Timing"]
     daemon.wait_idle()
 

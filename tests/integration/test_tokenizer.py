@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
+from tokenizers import Tokenizer, normalizers
 
 from tests.integration.harness import Load, ask, prompt_of
 from tests.support.image_files import submitted
@@ -32,3 +35,15 @@ def test_placeholder_ids_are_detokenized_but_refused_as_prompt(load_tiny: Load):
     assert prompt_of(preparer, submit).text == PromptTokenizer(loaded.spec).text_of(ids)
     with pytest.raises(InvalidRequest, match="stand for images"):
         prompt_of(preparer, structs.replace(submit, count_only=False))
+
+
+def test_options_that_tokenizer_makes_equal_are_refused(load_tiny: Load):
+    """Each would have the probability of both."""
+    spec = load_tiny("qwen3_vl")[0].spec
+    options = ("red", "\u00e9", "e\u0301")
+    assert len(PromptTokenizer(spec).tokenize_options(options, [1], "q")) == 3
+    normalizing = Tokenizer.from_str(spec.backend.to_str())
+    normalizing.normalizer = normalizers.NFC()
+    prompts = PromptTokenizer(replace(spec, backend=normalizing))
+    with pytest.raises(InvalidRequest, match="Options 1 and 2"):
+        prompts.tokenize_options(options, [1], "q")

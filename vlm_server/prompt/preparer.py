@@ -217,6 +217,7 @@ class MultimodalPreparer:
             answer_format=None,
             images=images_used(media),
             videos=videos_used(media),
+            documents=document_uses(media),
             param=given.param,
         )
         option_ids = self._prompts.tokenize_options(given.options, token_ids, given.param)

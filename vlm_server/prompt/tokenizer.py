@@ -122,7 +122,8 @@ class PromptTokenizer:
     ) -> list[tuple[int, ...]]:
         """Ids of each option as the text that follows `prompt_ids`.
 
-        Raises InvalidRequest for control tokens, and for an option of no tokens or too many.
+        Raises InvalidRequest for control tokens, for an option of no tokens or too many, and for
+        equal ones: as texts they differ, but not to a tokenizer that normalizes them.
         """
         if any(len(option) > self._max_option_characters for option in options):
             message = f"An option has more than {MAX_OPTION_TOKENS} tokens."
@@ -134,7 +135,7 @@ class PromptTokenizer:
         except (TypeError, UnicodeEncodeError):
             raise _no_text(param) from None
         (tail_ids, *ids), count = (encoding.ids for encoding in encodings), len(options)
-        tokenized = list[tuple[int, ...]]()
+        tokenized = dict[tuple[int, ...], int]()
         for number, (after_tail, alone) in enumerate(zip(ids[:count], ids[count:], strict=True)):
             is_after = after_tail[: len(tail_ids)] == tail_ids
             option_ids = tuple(after_tail[len(tail_ids) :] if is_after else alone)
@@ -146,8 +147,10 @@ class PromptTokenizer:
                     f"{MAX_OPTION_TOKENS}.",
                     param,
                 )
-            tokenized.append(option_ids)
-        return tokenized
+            if (other := tokenized.setdefault(option_ids, number)) != number:
+                message = f"Options {other} and {number} are the same tokens to this model."
+                raise InvalidRequest(message, param)
+        return list(tokenized)
 
     def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
         """The ids of a prompt given as ids, checked. Raises InvalidRequest."""

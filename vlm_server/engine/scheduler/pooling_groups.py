@@ -17,6 +17,7 @@ from vlm_server.engine.request.request import Request, group_id_of, input_id, in
 from vlm_server.protocol import (
     ContentPart,
     Decision,
+    DocumentUse,
     Finished,
     ImagePart,
     ImageUse,
@@ -57,6 +58,8 @@ class _Group:
     results: dict[int, Result] = field(default_factory=dict)
     images: dict[int, tuple[ImageUse, ...]] = field(default_factory=dict)
     videos: dict[int, tuple[VideoUse, ...]] = field(default_factory=dict)
+    documents: tuple[DocumentUse, ...] = ()
+    """Of the conversation that questions share."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     timeline: Timeline = field(default_factory=Timeline)
@@ -118,6 +121,7 @@ class PoolingGroups:
         else:
             group.results[index] = cut(result, group.pooling.dimensions)
         group.images[index], group.videos[index] = request.prompt.images, request.prompt.videos
+        group.documents = request.prompt.documents
         group.prompt_tokens += request.prompt.num_tokens
         group.cached_tokens += request.num_cached_tokens
         if len(group.results) < len(group.indices):
@@ -157,6 +161,7 @@ class PoolingGroups:
             finished,
             images=tuple(image for index in shown for image in group.images[index]),
             videos=tuple(video for index in shown for video in group.videos[index]),
+            documents=group.documents,
             decisions=decisions,
         )
         rows = [each for each in results if not isinstance(each, Decision)]

@@ -24,6 +24,7 @@ from vlm_server.api.dialects.openai.questions import (
     answer_of,
     read_question,
 )
+from vlm_server.api.dialects.openai.render import media_usage
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation, Counts
@@ -158,13 +159,13 @@ def _fill(conversation: Conversation, request: DecisionRequest, ignored: Ignored
 
 
 def encode_decisions(model: str, options: bytes, finished: Finished) -> bytes:
-    """mlx-vlm's answer, with OpenAI's usage beside its own."""
+    """mlx-vlm's answer, with OpenAI's usage and ours beside its own."""
     asked = msgpack.decode(options, type=list[Asked])
     answers, decisions = dict[str, Any](), list(finished.decisions)
     for question in asked:
         its_decisions = decisions[: question.num_inputs]
         del decisions[: question.num_inputs]
         answers[question.name] = answer_of(question, its_decisions)
-    usage = usage_json(finished)
+    usage = usage_json(finished) | media_usage(finished)
     usage |= {"input_tokens": finished.usage.prompt_tokens, "output_tokens": 0}
     return msgspec.json.encode({"model": model, "answers": answers, "usage": usage})

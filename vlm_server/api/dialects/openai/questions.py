@@ -186,7 +186,8 @@ def _labels_that_apply(asked: Asked, decisions: Sequence[Decision]) -> dict[str,
 def _yes_or_no(decision: Decision) -> tuple[tuple[float, float], bool]:
     """Log probabilities of yes and of no, in any spelling; and whether greedy sampling says yes."""
     yes, no = decision.logprobs[: len(_YES)], decision.logprobs[len(_YES) :]
-    return (_log_sum(yes), _log_sum(no)), decision.greedy < len(_YES)
+    logprobs = min(_log_sum(yes), 0.0), min(_log_sum(no), 0.0)  # rounding may exceed 0
+    return logprobs, decision.greedy < len(_YES)
 
 
 def _normalized(logprobs: Sequence[float]) -> list[float]:

@@ -182,13 +182,18 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _usage_of_all(finished: Finished) -> dict[str, Any]:
-    """The usage with our extensions `images`, `videos` and `documents`: the tokens of each."""
+    """The usage with our extensions."""
+    return _usage(finished.usage) | media_usage(finished)
+
+
+def media_usage(finished: Finished) -> dict[str, Any]:
+    """Our extensions `images`, `videos` and `documents`: the tokens of each."""
     media = {
         "images": finished.images,
         "videos": finished.videos,
         "documents": finished.documents,
     }
-    return _usage(finished.usage) | {name: uses for name, uses in media.items() if uses}
+    return {name: uses for name, uses in media.items() if uses}
 
 
 class CompletionRenderer(_Renderer):

@@ -148,6 +148,7 @@ def frame_sampling(request: VideoFields, part: VideoFields, *, is_list: bool) ->
     fields = {**request, **part}
     if not is_list:
         _choose_rate_or_number(fields, part)
+    _choose_number_or_most(fields, part)
     _check_order(fields)
     values: dict[str, Any] = {name: given.value for name, given in fields.items()}
     number = fields.get("num_frames")
@@ -166,6 +167,20 @@ def _choose_rate_or_number(fields: dict[str, Given], part: VideoFields) -> None:
             "`fps` and `num_frames` exclude each other; `max_frames` bounds the frames of `fps`.",
             fields["num_frames"].param,
         )
+
+
+def _choose_number_or_most(fields: dict[str, Given], part: VideoFields) -> None:
+    """Drop the request's `max_frames` if the part wants more; that of the part bounds any number.
+
+    Raises InvalidRequest if both fields are the part's, or the request's.
+    """
+    number, most = fields.get("num_frames"), fields.get("max_frames")
+    if number is None or most is None or number.value <= most.value:
+        return
+    if ("num_frames" in part) == ("max_frames" in part):
+        raise InvalidRequest("`num_frames` is above `max_frames`.", number.param)
+    if "num_frames" in part:
+        del fields["max_frames"]
 
 
 def _check_order(fields: VideoFields) -> None:

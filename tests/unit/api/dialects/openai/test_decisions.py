@@ -116,6 +116,16 @@ async def test_answers_are_those_of_mlx_vlm(
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
+async def test_rounding_makes_no_logprob_positive(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = (decided(Decision((-1e-9, math.log(1e-6), -50.0, -50.0), 0)),)
+    question = {"instructions": "Is it?", "type": "bool"}
+    answer = (await decide(client, {"a": question})).json()["answers"]["a"]
+    assert answer["logprobs"]["true"] == 0
+    assert answer["value"] is True
+
+
 async def test_tiny_probabilities_add_up_to_one(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:

@@ -59,6 +59,10 @@ def reading(**fields: Any) -> dict[str, Any]:
         (processor(fps=1, max_pixels=5), {"fps": 2}, FrameSampling(fps=2, max_pixels=5)),
         (processor(fps=1, start=1), {"num_frames": 2}, FrameSampling(num_frames=2, start=1)),
         (processor(num_frames=9), {"fps": 2, "max_frames": 4}, FrameSampling(fps=2, max_frames=4)),
+        (processor(max_frames=4), {"num_frames": 9}, FrameSampling(num_frames=9)),
+        (processor(fps=1) | reading(num_frames=4), {"nframes": 9}, FrameSampling(num_frames=9)),
+        (processor(max_frames=4), {"nframes": 3}, FrameSampling(num_frames=3, max_frames=4)),
+        (processor(num_frames=9), {"max_frames": 4}, FrameSampling(num_frames=9, max_frames=4)),
     ],
 )
 def test_spellings_of_clients_mean_same_frames(
@@ -88,6 +92,8 @@ def test_rate_and_number_go_together_in_list_of_frames() -> None:
         ({}, {"end": 0}, f"{PART}.end"),
         (processor(end=1), {"video_start": 2}, f"{PART}.video_start"),
         ({}, {"min_pixels": 9, "max_pixels": 8}, f"{PART}.min_pixels"),
+        ({}, {"nframes": 9, "max_frames": 8}, f"{PART}.nframes"),
+        (processor(num_frames=9, max_frames=8), {}, "mm_processor_kwargs.num_frames"),
     ],
 )
 def test_contradictory_fields_of_videos_are_refused_by_name(
