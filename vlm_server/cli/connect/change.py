@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple, Protocol
 
 from vlm_server.cli.connect import tree
@@ -60,14 +62,15 @@ def edit(form: Format, text: str, edits: Sequence[Edit]) -> str:
             if tree.get(values, holder) in ({}, []):
                 tree.drop(values, holder)
     if actual != expected:
-        raise Unusable("it is written in a way that can't be changed safely")
+        raise Unusable(tree.UNSAFE)
     return edited.replace("\n", "\r\n") if has_crlf else edited
 
 
 def undo(form: Format, current: str, record: Record) -> Undone:
     """`current` without the change of `record`: exactly the text before, if nothing else changed.
 
-    Else each value of ours that is still there becomes what it was. Raises Unusable.
+    Else each value of ours that is still there becomes what it was; by its lines, with the comments
+    in them, if these have not changed since. Raises Unusable.
     """
     if current == record.written:
         return Undone(record.before)
@@ -84,8 +87,27 @@ def undo(form: Format, current: str, record: Record) -> Undone:
             continue
         edits.append(Edit(path, tree.get(before, path)))
     text = _prune(form, edit(form, current, edits), before, record.paths)
-    is_ours = record.before is None and text.split() in ([], form.EMPTY.split())
-    return Undone(None if is_ours else text, tuple(kept))
+    if record.before is None:
+        return Undone(None if text.split() in ([], form.EMPTY.split()) else text, tuple(kept))
+    merged = _merged(record.written, record.before, current)
+    with contextlib.suppress(Unusable):
+        if merged is not None and form.parse(merged) == form.parse(text):
+            return Undone(merged)
+    return Undone(text, tuple(kept))
+
+
+def _merged(written: str, before: str, current: str) -> str | None:
+    """`current` with what differs of `written` as in `before`; None if that has changed since."""
+    old, new, now = (text.splitlines(keepends=True) for text in (written, before, current))
+    kept = SequenceMatcher(None, old, now, autojunk=False).get_matching_blocks()
+    changes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    for tag, start, end, first, last in reversed(changes):
+        if tag != "equal":
+            block = next((b for b in kept if b.a <= start and end <= b.a + b.size), None)
+            if block is None:
+                return None
+            now[start - block.a + block.b : end - block.a + block.b] = new[first:last]
+    return "".join(now)
 
 
 def _holders(paths: Iterable[Path]) -> list[Path]:

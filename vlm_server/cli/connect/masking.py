@@ -11,6 +11,14 @@ _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|header|cookie
 _REFERENCE = re.compile(r"[A-Z][A-Z0-9_]*|\$?\{.*\}|\$\w+|.{0,7}|\d+", re.DOTALL)
 """Names of environment variables, references to them, and what is too short to be a key."""
 _LONG = 16
+_WRITTEN = re.compile(
+    r"""((?:key|token|secret|password|authorization|credentials?|cookie)["']?\s*[:=]\s*["']?"""
+    r"""(?:Bearer )?)([^\s"',;]+)""",
+    re.IGNORECASE,
+)
+"""A secret after its name, in a comment too."""
+_LOGIN = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
+"""A password in a URL."""
 
 
 def masked_key(key: str) -> str:
@@ -24,7 +32,10 @@ def masked(text: str, trees: Iterable[Any], key: str | None) -> str:
     for secret in sorted({*secrets, *([key] if key else [])}, key=len, reverse=True):
         for written in (json.dumps(secret)[1:-1], secret):
             text = text.replace(written, masked_key(secret))
-    return text
+    text = _LOGIN.sub(r"\1…", text)
+    return _WRITTEN.sub(
+        lambda m: m[0] if _REFERENCE.fullmatch(m[2]) else m[1] + masked_key(m[2]), text
+    )
 
 
 def _secrets(tree: Any, is_secret: bool) -> Iterator[str]:

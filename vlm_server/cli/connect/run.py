@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import itertools
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import address_of
 from vlm_server.cli.connect import service, settings_file
-from vlm_server.cli.connect.change import edit, undo
+from vlm_server.cli.connect.change import Undone, edit, undo
 from vlm_server.cli.connect.clients import CLIENTS, Client
 from vlm_server.cli.connect.masking import masked
 from vlm_server.cli.connect.settings_file import Record, Records
@@ -84,12 +85,12 @@ def _undo(arguments: argparse.Namespace, client: Client) -> int:
     current, record = settings_file.read(file), records.load()
     if record is None:
         raise CommandFailed(f"{path} was not changed by vlm-server connect, or this is undone")
-    if current is None:
+    if current is None and record.before is None:
         records.remove()
         print(f"{path} is gone already.")
         return 0
     with _explained(path):
-        undone = undo(client.form, current, record)
+        undone = Undone(record.before) if current is None else undo(client.form, current, record)
         shown = _diff(client, path, current, undone.text, None)
     if undone.text != current:
         print(f"{shown}\n")
@@ -110,7 +111,8 @@ def _mode_step(file: Path, key: str | None) -> Iterator[str]:
     """Advice on a file that has the key, and that others may read."""
     is_open = file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
     if key and is_open and key in (settings_file.read(file) or ""):
-        yield f"Others can read {file}, which has the API key now: chmod 600 {file}"
+        command = f"chmod 600 {shlex.quote(str(file))}"
+        yield f"Others can read {file}, which has the API key now: {command}"
 
 
 @contextlib.contextmanager

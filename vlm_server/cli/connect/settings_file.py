@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class Record(msgspec.Struct, frozen=True):
 def read(path: Path) -> str | None:
     """The text at `path`, with its ends of lines; None without a file. Raises CommandFailed."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CommandFailed(f"{path} is not a regular file; nothing was changed")
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:

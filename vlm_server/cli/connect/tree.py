@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[str, ...]
 MISSING: Any = object()
+UNSAFE = "it is written in a way that can't be changed safely"
 
 
 class Unusable(ValueError):
@@ -33,7 +34,7 @@ def get(tree: Any, path: Path) -> Any:
 
 
 def put(tree: Any, path: Path, value: Any, *, in_list: bool) -> None:
-    """Set the value at `path`; a new item of a list becomes its first. Raises Unusable.
+    """Set the value at `path`; an item of a list becomes its first. Raises Unusable.
 
     A missing level above it becomes a list if `in_list`, else a table.
     """
@@ -41,10 +42,9 @@ def put(tree: Any, path: Path, value: Any, *, in_list: bool) -> None:
     if isinstance(tree, list):
         if rest or not isinstance(value, dict):
             raise Unusable(f"{name} is not what its place holds")
-        if (old := get(tree, (name,))) is MISSING:
-            tree.insert(0, value)
-        else:
-            tree[tree.index(old)] = value
+        if (old := get(tree, (name,))) is not MISSING:
+            tree.remove(old)
+        tree.insert(0, value)
     elif not isinstance(tree, dict):
         raise Unusable(f"what holds {name} is of another type")
     elif not rest:

@@ -384,6 +384,47 @@ def test_every_model_is_listed_and_chosen_one_is_used() -> None:
     assert images == {"org/Big": False, "small": True}
 
 
+async def test_advised_command_quotes_file(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(home / "my home"))
+    file_of("claude-code", home / "my home", "{}").chmod(0o644)
+    assert "chmod 600 '/" in (await run("claude-code", "--yes")).out
+
+
+async def test_secrets_in_comments_and_urls_are_not_shown(run: Run, home: Path) -> None:
+    secrets = ("commented-secret-1", "escaped-\\u0073ecret-2", "password-3")
+    lines = (
+        '{\n  "env": {\n    // export TOKEN=%s\n    "A_KEY": "%s",\n'
+        '    "PROXY": "http://me:%s@host"\n  }\n}\n'
+    )
+    file_of("claude-code", home, lines % secrets)
+    shown = (await run("claude-code", "--yes")).out + (await run("claude-code", "--undo")).out
+    assert '"http://me:…@host"' in shown
+    assert not any(secret in shown for secret in (*secrets, "escaped-secret"))
+
+
+async def test_undo_restores_file_that_is_gone(run: Run, home: Path) -> None:
+    text = FILES["codex"][1]
+    file = file_of("codex", home, text)
+    await run("codex", "--yes")
+    file.unlink()
+    assert (await run("codex", "--undo", stdin="n\n")).code == 1
+    assert not file.exists()
+    assert (await run("codex", "--undo", "--yes")).code == 0
+    assert file.read_text() == text
+
+
+async def test_file_of_special_kind_is_refused(run: Run, home: Path) -> None:
+    path = file_of("zed", home)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert "is not a regular file" in (await run("zed", "--yes")).err
+    path.unlink()
+    path.mkdir()
+    assert "is not a regular file" in (await run("zed", "--yes")).err
+
+
 async def test_link_in_circle_is_refused(run: Run, home: Path) -> None:
     link = file_of("zed", home)
     link.parent.mkdir(parents=True)

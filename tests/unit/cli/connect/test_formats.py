@@ -194,6 +194,7 @@ def test_any_commented_json_survives_edit_and_undo(text: str, others: dict[str, 
         (jsonc, "\n[]", 2),
         (jsonc, "{" + '"a": {' * 200, 1),
         (jsonc, '{"a": /* open', 1),
+        (jsonc, '{\n"a": ' + "1" * 5000 + "}", 2),
         (toml, "a = 1\nb =\n", 2),
         (toml, 'a = 1\nb = "x', 2),
         (yaml, "a: 1\nb: [1\nc: 2\n", 3),
@@ -219,3 +220,57 @@ def test_broken_text_is_refused_with_line(form: Format, text: str, line: int) ->
 def test_edits_that_would_change_more_are_refused(form: Format, text: str, change: Edit) -> None:
     with pytest.raises(Unusable):
         edit(form, text, [change])
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "edits"),
+    [
+        (toml, '# a\n[providers.ours]\n# b\nname = "me" # c\nlist = { x = 1 }\n', TOML_EDITS),
+        (toml, "model = '''mine''' # a\n\n[x]\ny=1\n", TOML_EDITS),
+        (jsonc, '{\n  // a\n  "a": { "x": 1 /* b */ }, // c\n  "env": {}\n}\n', JSON_EDITS),
+        (jsonc, '{\r\n  "a": 1, // a\r\n  "env": {"A": "1"}\r\n}\r\n', JSON_EDITS),
+        (yaml, "models:\n  - name: ours # a\n    # b\n    url: x\n  - name: z\n", YAML_EDITS),
+        (yaml, "models: [{name: 'a'}]\nx: 1\n", YAML_EDITS),
+    ],
+)
+@pytest.mark.parametrize("place", ["above", "below"])
+def test_undo_beside_later_edits_gives_replaced_lines_and_comments_back(
+    form: Format, text: str, edits: list[Edit], place: str
+) -> None:
+    record = record_of(form, text, edits)
+    since = "# since\n" if form is not jsonc else "// since\r\n" if "\r" in text else "// since\n"
+    above, below = (since, "") if place == "above" else ("", since)
+    undone = undo(form, above + record.written + below, record)
+    assert undone == (above + text + below, ())
+
+
+@pytest.mark.parametrize("null", ["null", "~ # none", "\n  null"])
+def test_null_becomes_list(null: str) -> None:
+    edited = edit(
+        yaml, f"models: {null}\nx: 1\n", [Edit(("models", "b"), {"name": "b"}), *YAML_EDITS]
+    )
+    assert yaml.parse(edited) == {"models": [OURS, {"name": "b"}], "x": 1}
+    assert ("# none" in edited) == ("# none" in null)
+
+
+def test_item_is_replaced_after_unusual_ends_of_lines() -> None:
+    text = 'name: "x\u2028y"\nmodels:\n  # mine\n  - name: ours\n  # others\n  - name: z\n'
+    edited = edit(yaml, text, YAML_EDITS)
+    assert "# mine" in edited
+    assert yaml.parse(edited)["models"] == [OURS, {"name": "z"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models: {a: b}\n",
+        "models: &m\n  - name: a\nother: *m\n",
+        "x: &m\n  - name: a\nmodels: *m\n",
+        "? models\n: - name: a\n",
+        "name: x\n...\n",
+        "models: text\n",
+    ],
+)
+def test_unusual_yaml_is_refused(text: str) -> None:
+    with pytest.raises(Unusable):
+        edit(yaml, text, [*YAML_EDITS, Edit(("models", "b"), {"name": "b"})])

@@ -190,7 +190,10 @@ class _Scanner:
                 return _Node(start, end, value)
         if (scalar := _SCALAR.match(self._text, start)) is None:
             raise self.fault("a value is expected", start)
-        return _Node(start, scalar.end(), json.loads(scalar[0]))
+        try:
+            return _Node(start, scalar.end(), json.loads(scalar[0]))
+        except ValueError:  # an integer of thousands of digits
+            raise self.fault("a number is too long", start) from None
 
     def _string(self, start: int) -> tuple[str, int]:
         if self._text[start : start + 1] != '"':

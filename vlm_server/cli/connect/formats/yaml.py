@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from vlm_server.cli.connect.tree import Path, Unusable
+from vlm_server.cli.connect.tree import UNSAFE, Path, Unusable
 
 EMPTY = ""
 HAS_NAMED_ITEMS = True
@@ -36,6 +36,8 @@ def put(text: str, path: Path, value: Any) -> str:
     """`text` with `value` at `path`; a new item becomes the first of its list."""
     name = path[0]
     key, node = _entry(text, name)
+    if path[1:] and isinstance(node, yaml.ScalarNode):  # `null` in the place of a list
+        text = text[: node.start_mark.index] + text[node.end_mark.index :]
     if key is None:
         text += "\n" if text and not text.endswith("\n") else ""
         return text + _dump({name: [value] if path[1:] else value})
@@ -72,15 +74,22 @@ def _without_item(text: str, node: Any, item: Any) -> str:
         return text[: node.start_mark.index] + flow + text[node.end_mark.index :]
     if len(node.value) > 1:
         dash = text.rindex("-", 0, item.start_mark.index)
-        return _cut_lines(text, text.count("\n", 0, dash), _last_line(item))
+        line = len(text[: dash + 1].splitlines()) - 1  # YAML has further ends of lines
+        return _cut_lines(text, line, _last_line(item))
     key_end = text.rindex(":", 0, node.start_mark.index) + 1
     text = _cut_lines(text, node.start_mark.line, _last_line(item))
     return f"{text[:key_end]} []{text[key_end:]}"
 
 
 def _entry(text: str, name: str) -> tuple[Any, Any]:
-    """The nodes of a key at the top, and of its value; None for both if it is not there."""
-    root: Any = yaml.compose(text, yaml.SafeLoader)
+    """The nodes of a key at the top, and of its value; None for both if it is not there.
+
+    Raises Unusable if an edit before has broken the text.
+    """
+    try:
+        root: Any = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError:
+        raise Unusable(UNSAFE) from None
     entries = root.value if isinstance(root, yaml.MappingNode) else ()
     return next((entry for entry in entries if entry[0].value == name), (None, None))
 
