@@ -45,6 +45,39 @@ def test_chosen_pages_of_document_are_asked_about(daemon: Daemon, open_page: Ope
     assert page.locator(".asked .media").inner_text().split() == ["report.pdf", "Pages", "2"]
 
 
+def test_document_shows_its_pages_before_and_after_it_is_asked_about(
+    daemon: Daemon, open_page: Open
+) -> None:
+    page = open_page(daemon)
+    attach(page, "drop", report(*("CUP", "SUN", "BOX", "KEY", "CAT", "DOG", "HAT", "PEN")))
+    sheets = page.locator("#attachments .sheets img")
+    sheets.nth(5).wait_for()
+    assert sheets.evaluate_all("images => images.map((image) => image.alt)") == [
+        f"Page {number}" for number in range(1, 7)
+    ]
+    page.locator("#attachments").get_by_text("8 pages").wait_for()
+    page.locator("#attachments").get_by_text("and 2 more").wait_for()
+    page.get_by_label("Pages of report.pdf").fill("2, 7")
+    ask(page, "What does it say?")
+    sheets = page.locator(".asked .sheets img")
+    sheets.nth(1).wait_for()
+    assert [sheet.get_attribute("alt") for sheet in sheets.all()] == ["Page 2", "Page 7"]
+    page.reload()
+    sheets.nth(1).wait_for()
+    assert accessibility_problems(page) == []
+    assert "/v1/documents/pages" not in daemon.log.read_text()
+
+
+def test_broken_document_is_shown_by_its_name(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    with page.expect_response("**/v1/documents/pages?*") as response:
+        attach(page, "drop", (b"no PDF", "broken.pdf", "application/pdf"))
+    assert response.value.status == 400
+    assert page.locator("#attachments .paper").inner_text().strip() == "broken.pdf"
+    answer = ask(page, "What does it say?")
+    assert "not a readable PDF" in answer.get_by_role("alert").inner_text()
+
+
 @pytest.mark.parametrize("device", list(VIEWPORTS))
 def test_attached_media_make_strip(daemon: Daemon, open_page: Open, device: str) -> None:
     page = open_page(daemon, device=device)
@@ -83,7 +116,7 @@ def test_picture_is_taken_of_camera_and_screen(
     image = page.locator("#attachments img")
     image.wait_for()
     assert image.evaluate("async (img) => { await img.decode(); return img.naturalWidth; }") > 300
-    assert page.evaluate("[...document.querySelectorAll('video')].length") == 0
+    assert page.locator("video:not(#watch-picture)").count() == 0
 
 
 @pytest.mark.parametrize("question", SAMPLE_ANSWERS)

@@ -126,6 +126,13 @@ def test_excessive_answer_is_shown_whole_and_page_stays_alive(page: Any, text: s
     assert len([letter for letter in written if letter.isalnum()]) >= len(letters)
 
 
+def test_answer_of_json_is_shown_as_written(page: Any) -> None:
+    text = '[{"count": 12345678901234567890, "share": 1.0}]'
+    shown = say(page, text).locator(".text figure.code")
+    assert shown.locator("pre").inner_text() == text
+    assert shown.locator(".c-attr").count() == 2
+
+
 def test_blocks_stay_in_place_while_more_is_written(page: Any) -> None:
     """What a reader has selected stays selected."""
     page.get_by_role("textbox", name="Question", exact=True).fill(

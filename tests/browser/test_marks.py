@@ -36,7 +36,7 @@ def test_numbered_marks_have_legend_with_pixels(
 ) -> None:
     page = answered(scripted_daemon, open_page, device)
     assert page.locator(".marked .mark").all_inner_texts() == ["1", "2"]
-    rows = page.locator(".marked .legend li")
+    rows = page.locator(".marked .places li")
     assert rows.nth(0).inner_text().split() == ["1", "circle", "80,", "100,", "240,", "300", "Copy"]
     assert rows.nth(1).inner_text().split() == ["2", "star", "480,", "200", "Copy"]
     rows.nth(1).get_by_role("button", name="Copy").click()

@@ -134,6 +134,7 @@ def test_two_sizes_of_picture_are_compared(daemon: Daemon, open_page: Open, devi
     ask(page, "What shape is this?")
     answers = page.locator(".answer")
     assert [text_of(answer) for answer in answers.all()] == ["square", "square"]
+    assert all(label.bounding_box()["width"] > 30 for label in page.locator(".answer .label").all())
     assert page.locator(".answer .label").all_inner_texts() == [
         "Pictures as usual",
         "Small pictures",
@@ -159,5 +160,6 @@ def test_two_models_are_compared(models_daemon: ModelsDaemon, open_page: Open) -
     page.locator(".answer .figures").nth(1).wait_for(timeout=LOAD_MS)
     wait_until_answered(page)
     answers = page.locator(".answer")
+    assert all(label.bounding_box()["width"] > 30 for label in page.locator(".answer .label").all())
     assert page.locator(".answer .label").all_inner_texts() == ["shapes", "second"]
     assert [text_of(answer) for answer in answers.all()] == ["square", "square"]

@@ -1,11 +1,10 @@
 """Every state of a conversation, in light and dark, on desktops and phones: accessible, and fits.
 
-The photographs lie in pytest's folder of the test, or where `PHOTOGRAPHS` says.
+`PHOTOGRAPHS` names a folder for the photographs: see `test_views`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tests.browser.test_ask import SQUARE
 from tests.browser.test_inputs import CLIP, report
 from tests.browser.test_markdown import TEXT
 from tests.browser.test_marks import BOXES, picture
-from tests.browser.test_views import accessibility_problems, check_that_it_fits
+from tests.browser.test_views import check_shapes
 from tests.support.daemons import Daemon
 
 TWO = (picture(), "two.png", "image/png")
@@ -30,12 +29,22 @@ def begin(page: Any, question: str) -> None:
 
 
 def empty(page: Any) -> None:
-    page.locator("#composer").wait_for()
+    page.locator("#sample img").evaluate("async (image) => { await image.decode(); }")
+
+
+def one(page: Any) -> None:
+    attach(page, "drop", TWO)
 
 
 def attached(page: Any) -> None:
     attach(page, "drop", SQUARE, CLIP, report("CUP"))
     page.locator("#attachments .frames canvas").nth(5).wait_for()
+    page.locator("#attachments .sheets img").wait_for()
+
+
+def document(page: Any) -> None:
+    attach(page, "drop", report(*(f"PAGE {number}" for number in range(1, 9))))
+    page.locator("#stage .sheets img").nth(5).wait_for()
 
 
 def waiting(page: Any) -> None:
@@ -115,7 +124,20 @@ def camera(page: Any) -> None:
 STATES: dict[str, Callable[[Any], None]] = {
     state.__name__: state
     for state in (
-        *(empty, attached, waiting, written, stopped, failed, edited, versions, marked, enlarged),
+        *(
+            empty,
+            one,
+            attached,
+            document,
+            waiting,
+            written,
+            stopped,
+            failed,
+            edited,
+            versions,
+            marked,
+            enlarged,
+        ),
         *(wrong_options, compared, history, camera),
     )
 }
@@ -135,9 +157,4 @@ def test_every_state_is_accessible_and_fits(
 ) -> None:
     page = open_page(scripted_daemon, device=device, scheme=scheme)
     STATES[state](page)
-    folder = Path(os.environ.get("PHOTOGRAPHS", tmp_path))
-    page.screenshot(path=folder / f"{state}-{scheme}-{device}.png")
-    assert accessibility_problems(page) == []
-    check_that_it_fits(page)
-    page.set_viewport_size({"width": 320, "height": 640})
-    check_that_it_fits(page)
+    check_shapes(page, tmp_path / f"{state}-{scheme}-{device}.png", device)

@@ -1,7 +1,11 @@
-"""Every view in light and dark, on desktops and phones: accessible, within its width, quick."""
+"""Every view in light and dark, on desktops and phones: accessible, within its width, quick.
+
+The photographs lie in pytest's folder of the test, or where `PHOTOGRAPHS` says.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,27 @@ def accessibility_problems(page: Any) -> list[str]:
     ]
 
 
+def check_shapes(page: Any, path: Path, device: str) -> None:
+    """Photograph the page as it is, with text at twice its size, and if it is on a phone sideways;
+    assert that it is accessible and fits, and fits the narrowest phones. Photographs lie beside
+    `path`."""
+    path = Path(os.environ.get("PHOTOGRAPHS", path.parent)) / path.name
+    page.screenshot(path=path, full_page=page.locator(".wide:visible").count() > 0)
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+    upright = page.viewport_size
+    if device == "phone":
+        page.set_viewport_size({"width": upright["height"], "height": upright["width"]})
+        page.screenshot(path=path.with_stem(f"{path.stem}-sideways"))
+        check_that_it_fits(page)
+    page.set_viewport_size({"width": 320, "height": 640})
+    check_that_it_fits(page)
+    page.set_viewport_size(upright)
+    page.evaluate("document.documentElement.style.fontSize = '200%'")
+    page.screenshot(path=path.with_stem(f"{path.stem}-large"))
+    check_that_it_fits(page)
+
+
 def check_that_it_fits(page: Any) -> None:
     """Assert that nothing scrolls sideways or overflows its card."""
     assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
@@ -67,15 +92,12 @@ def test_every_view_is_accessible_and_fits(
     page = open_page(daemon, device=device, scheme=scheme)
     assert accessibility_problems(page) == []
     show(page, view)
-    assert accessibility_problems(page) == []
-    check_that_it_fits(page)
-    page.screenshot(path=tmp_path / f"{view}-{scheme}-{device}.png")
-    with Image.open(tmp_path / f"{view}-{scheme}-{device}.png") as shot:
+    page.screenshot(path=tmp_path / "shade.png")
+    with Image.open(tmp_path / "shade.png") as shot:
         red, green, blue = shot.convert("RGB").getpixel((1, VIEWPORTS[device][1] // 2))
     assert (max(red, green, blue) < 64) == (scheme == "dark")
     assert (min(red, green, blue) > 192) == (scheme == "light")
-    page.set_viewport_size({"width": 320, "height": 640})
-    check_that_it_fits(page)
+    check_shapes(page, tmp_path / f"{view}-{scheme}-{device}.png", device)
 
 
 @pytest.mark.alone

@@ -67,6 +67,7 @@ from vlm_server.api.dialects.responses.stored import (
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.document_preview import DocumentPreview
 from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.streams.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
@@ -103,6 +104,7 @@ BODIES = {
     BATCHES: RouteBody((BatchRequest,)),
     MESSAGE_BATCHES: RouteBody((BatchBody,)),
     MEDIA: RouteBody((), content_type="application/octet-stream"),
+    "/v1/documents/pages": RouteBody((), content_type="application/octet-stream"),
     "/api/chat": RouteBody((OllamaChatRequest,)),
     "/api/generate": RouteBody((OllamaGenerateRequest,)),
     "/api/embed": RouteBody((EmbedRequest,)),
@@ -127,6 +129,10 @@ PARAMETERS = {
     "/v1/responses": _RESUMING,
     "/v1/watch": _RESUMING,
     "/v1/watch/{watch_id}/frames": (Parameter("time", "query", "number", "POST"),),
+    "/v1/documents/pages": (
+        Parameter("pages", "query", "string", "POST"),
+        Parameter("max_pixels", "query", "integer", "POST"),
+    ),
     "/v1/status": (Parameter("model", "query", "string"),),
     "/v1/hub/search": (Parameter("query", "query", "string"),),
     "/v1/log": (Parameter("after", "query", "integer"),),
@@ -226,6 +232,7 @@ def _openai(generation: Generation) -> list[Route]:
         _post("/tokenize", tokens),
         _post("/v1/detokenize", text),
         _post("/detokenize", text),
+        _post("/v1/documents/pages", DocumentPreview(generation).draw),
     ]
 
 

@@ -24,6 +24,26 @@ async def test_model_list_and_model_are_equal(client: httpx.AsyncClient) -> None
     assert (await client.get("/v1/models/default")).json() == model
 
 
+@pytest.mark.parametrize(
+    ("route", "headers", "num_lines"),
+    [
+        ("/v1/models", {}, 1),
+        ("/v1/models", {"X-VLM-Page": "look"}, 0),
+        ("/v1/models/unknown", {"X-VLM-Page": "look"}, 1),
+    ],
+)
+async def test_looks_of_page_are_logged_only_if_they_fail(
+    client: httpx.AsyncClient,
+    caplog: pytest.LogCaptureFixture,
+    route: str,
+    headers: dict[str, str],
+    num_lines: int,
+) -> None:
+    with caplog.at_level(logging.INFO, "vlm_server.api"):
+        await client.get(route, headers=headers)
+    assert len(caplog.records) == num_lines
+
+
 async def test_model_name_may_contain_slash(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:

@@ -32,6 +32,7 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "DELETE /v1/watch/{watch_id}": "End a watch",
     },
     "Files and batches": {
+        "POST /v1/documents/pages": "Draw pages of a document",
         "POST /v1/files": "Upload a file",
         "GET /v1/files": "List uploaded files",
         "GET /v1/files/{file_id}": "Describe an uploaded file",

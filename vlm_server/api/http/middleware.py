@@ -61,7 +61,7 @@ class RequestLog:
             await self.app(scope, receive, send_with_id)
         finally:
             route = access_log.route_of(scope)
-            entry.log(scope["method"], route)
+            entry.log(scope)
             self.answered[route, entry.status] += 1
             self.ended.add(entry, route)
             if (answer := entry.answer) is not None:

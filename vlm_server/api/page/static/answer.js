@@ -65,7 +65,7 @@ export class AnswerView {
       this.thinking.lastChild.textContent = thoughts;
       this.thinking.firstChild.textContent = text || calls.length || finish || !isOpen ? "Thoughts" : "Thinking…";
     }
-    if (this.answer.fields.response_format) this.text.replaceChildren(...(text ? [codeBlock(text, "json", !isOpen)] : []));
+    if (this.answer.fields.response_format || (!isOpen && isJson(text))) this.text.replaceChildren(...(text ? [codeBlock(text, "json", !isOpen)] : []));
     else showMarkdown(this.text, text, !isOpen);
     this.pause = Math.min((performance.now() - start) * BUSY_SHARE, 1000);
   }
@@ -123,7 +123,7 @@ export class AnswerView {
       h(
         "p.copies",
         canContinue(answer) && button("Continue", actions.goOn, "Go on where it ended"),
-        actions.again && button("Again", actions.again, "Ask for another answer"),
+        actions.again && !answer.error && button("Again", actions.again, "Ask for another answer"),
         actions.choose && button("Go on with this one", actions.choose),
         answer.text && copied("Copy", () => answer.text),
         copied("Copy as curl", () => asCurl(actions.body(), names)),
@@ -196,6 +196,16 @@ function callElement(call, changed) {
     h("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, h("code", pretty(call.arguments))),
     h("label", "Result", result),
   );
+}
+
+/** Whether an answer is nothing but an object or a list. */
+function isJson(text) {
+  if (!/^\s*[[{]/.test(text)) return false;
+  try {
+    return typeof JSON.parse(text) === "object";
+  } catch {
+    return false;
+  }
 }
 
 function pretty(json) {

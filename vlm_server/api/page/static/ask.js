@@ -220,7 +220,8 @@ function showAll() {
   $("attachments").hidden = !$("attachments").children.length;
   $("welcome").hidden = hasTurns;
   for (const id of ["invitation", "well", "sample"]) $(id).hidden = attached.length > 0;
-  $("stage").hidden = !attached.length;
+  $("stage").hidden = attached.length !== 1;
+  $("several").hidden = attached.length < 2;
   $("stage").replaceChildren(...(hasTurns ? [] : attached.map((one) => preview(one))));
   $("question").placeholder = attached.length ? "Ask about it" : hasTurns ? "Ask more" : "Ask a question";
   const tokens = pictureTokens(attached);
@@ -245,8 +246,10 @@ function showSend() {
 
 function grow() {
   const box = $("question");
-  box.style.height = "auto";
-  box.style.height = `${Math.min(box.scrollHeight, 180)}px`;
+  if (!CSS.supports("field-sizing: content")) {
+    box.style.height = "auto";
+    box.style.height = `${box.scrollHeight}px`;
+  }
   showSend();
 }
 

@@ -1,5 +1,6 @@
 // Pictures, clips and documents on their way to the server: what can't be sent as it is, is made so that it can.
 
+import { ask } from "./api.js";
 import { h } from "./dom.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
@@ -8,6 +9,8 @@ const DOCUMENTS = ["application/pdf"];
 const MAX_SIDE = 4096;
 const NUM_FRAMES = 6;
 const FRAME_HEIGHT = 120;
+const NUM_PAGES = 6; // of a document that are shown
+const PAGE_PIXELS = 60_000;
 
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map((one) => one.toString(36)).join("");
 
@@ -107,10 +110,34 @@ function happened(target, event) {
   });
 }
 
-/** How a medium is shown in a list: a picture, a strip of frames, or a sheet of paper. */
+/** The first of a document's pages that are asked about, drawn by the server: {total, pages: [{page, width, height, url}]}. */
+async function firstPages({ blob, pages: chosen }) {
+  const draw = async (pages) =>
+    (await ask(`v1/documents/pages?pages=${pages}&max_pixels=${PAGE_PIXELS}`, { body: blob, isLook: true, quiet: true })).json();
+  const { num_pages: total, pages } = await draw(encodeURIComponent(chosen || 1));
+  if (chosen) return { total: pages.length, pages: pages.slice(0, NUM_PAGES) };
+  const last = Math.min(total, NUM_PAGES);
+  return { total, pages: last > 1 ? [...pages, ...(await draw(`2-${last}`)).pages] : pages };
+}
+
+/** A document: its name, the pages that are asked about, and what the first ones look like. */
+function paper(one) {
+  const about = h("span.muted", one.pages ? `Pages ${one.pages}` : "");
+  const sheets = h("div.sheets", { tabindex: "0", role: "group", "aria-label": `First pages of ${one.name}` });
+  const show = ({ total, pages }) => {
+    sheets.append(...pages.map(({ page, width, height, url }) => h("img", { src: url, alt: `Page ${page}`, title: `Page ${page}`, width, height })));
+    if (total > pages.length) sheets.append(h("span.muted", `and ${total - pages.length} more`));
+    if (!one.pages) about.textContent = total === 1 ? "1 page" : `${total} pages`;
+  };
+  const chosen = one.pages ?? "";
+  if (one.drawn?.chosen !== chosen) one.drawn = { chosen, pages: firstPages(one) };
+  one.drawn.pages.then(show, () => null); // what is wrong with it, the answer says
+  return h("div.paper", sheets, h("p", h("b", one.name), " ", about));
+}
+
+/** How a medium is shown in a list: a picture, a strip of frames, or a strip of pages. */
 export function preview(one) {
-  if (one.kind === "document")
-    return h("div.paper", h("span", one.name), one.pages && h("span.muted", `Pages ${one.pages}`));
+  if (one.kind === "document") return paper(one);
   if (one.kind === "image") return h("img", { src: one.url, alt: one.name, width: one.width, height: one.height });
   const strip = h("div.frames", { role: "img", "aria-label": `Frames of ${one.name}` }, h("span", one.name));
   drawFrames(strip, one);

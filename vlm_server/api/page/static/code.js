@@ -20,6 +20,7 @@ export function codeBlock(text, language, isComplete) {
   if (isComplete && text.length <= MAX_CHARACTERS) colour(code, text, LANGUAGES[language.toLowerCase()]);
   return h(
     "figure.code",
+    { "data-language": language },
     h("figcaption", h("span", language || "Text"), button),
     h("pre", { tabindex: "0", "aria-label": language ? `Code in ${language}` : "Code" }, code),
   );

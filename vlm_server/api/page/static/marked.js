@@ -22,12 +22,12 @@ export function placeOf({ kind, x, y, width, height }, picture) {
 }
 
 /** The list of what is marked. The mark of the one that is pointed at stands out in `layer`. */
-export function legend(regions, picture, layer) {
+export function placesOf(regions, picture, layer) {
   const light = (index) => {
     for (const mark of layer.querySelectorAll(".mark")) mark.classList.toggle("lit", mark.dataset.mark === String(index));
   };
   return h(
-    "ol.legend",
+    "ol.places",
     { "aria-label": "Marked in the picture" },
     regions.map((region, index) => {
       const place = placeOf(region, picture);
@@ -49,7 +49,7 @@ export function marked(picture, regions) {
   return h(
     "figure.marked",
     h("button", { type: "button", class: "zoom", "aria-label": "Enlarge the picture", onclick: () => enlarge(picture, regions) }, layer),
-    legend(regions, picture, layer),
+    placesOf(regions, picture, layer),
   );
 }
 

@@ -47,7 +47,7 @@ export function setModels(told) {
 function choose() {
   const can = chosen().capabilities;
   $("think-field").hidden = !can?.includes("thinking");
-  document.body.classList.toggle("blind", can?.includes("vision") === false);
+  document.body.classList.toggle("blind", can?.length > 0 && !can.includes("vision"));
   offerComparisons();
   showChecks();
   dispatchEvent(new Event("options"));

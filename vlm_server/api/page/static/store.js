@@ -87,7 +87,7 @@ const REFUSED = "This browser does not keep conversations: this one is lost when
 
 export const sizeOf = (list) => list.reduce((sum, { bytes = 0 }) => sum + bytes, 0);
 
-const withoutContent = ({ blob, url, frames, ...facts }) => facts;
+const withoutContent = ({ blob, url, drawn, ...facts }) => facts;
 
 /** Deletes the pictures of a conversation but for those in `used`. */
 function drop(contents, id, used) {

@@ -1,7 +1,7 @@
 // A picture as large as the window: zoomed by wheel, fingers, keys and buttons, with marks, and positions in pixels.
 
 import { h, icon, copy } from "./dom.js";
-import { legend, marksOf } from "./marked.js";
+import { marksOf, placesOf } from "./marked.js";
 
 const MAX_SCALE = 32;
 const STEP = 1.4;
@@ -39,7 +39,7 @@ class Viewer {
           button("close", "Close", () => this.dialog.close())),
       ),
       this.stage,
-      regions.length ? legend(regions, picture, this.layer) : null,
+      regions.length ? placesOf(regions, picture, this.layer) : null,
     );
     this.listen();
   }
