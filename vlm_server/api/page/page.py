@@ -6,9 +6,11 @@ styles and requests involve this server alone: see `CONTENT_SECURITY_POLICY`.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
@@ -40,7 +42,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), display-capture=(self), microphone=(), geolocation=()",
     "Cache-Control": "no-cache",  # cached, but revalidated by the ETag
-    "Vary": "Accept",
+    "Vary": "Accept, Accept-Encoding",
 }
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -98,7 +100,16 @@ def _read(path: Path) -> PageFile:
 
 
 def _answer(request: Request, file: PageFile) -> Response:
-    headers = {**_HEADERS, "ETag": file.etag}
-    if file.etag in request.headers.get("if-none-match", ""):
+    headers, content = {**_HEADERS, "ETag": file.etag}, file.content
+    if "gzip" in request.headers.get("accept-encoding", "") and file.media_type != "image/png":
+        headers |= {"ETag": f'{file.etag[:-1]}-gzip"', "Content-Encoding": "gzip"}
+        content = _compressed(content)
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(file.content, headers=headers, media_type=file.media_type)
+    return Response(content, headers=headers, media_type=file.media_type)
+
+
+@cache
+def _compressed(content: bytes) -> bytes:
+    """`content`, that of a file of the page: compressed once, when it is first asked for."""
+    return gzip.compress(content, mtime=0)
