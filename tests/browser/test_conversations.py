@@ -46,6 +46,18 @@ def is_shown(page: Any) -> bool:
     )
 
 
+def test_long_conversation_opens_at_its_end(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    for number in range(9):
+        ask(page, f"say 0 answer {number}")
+    page.locator("#history-list .name").wait_for()
+    page.reload()
+    last = page.locator(".answer").nth(8)
+    last.get_by_role("button", name="Again").wait_for()
+    expect(last.locator("footer")).to_be_in_viewport()
+
+
 def test_conversation_with_picture_is_there_after_reload(page: Any) -> None:
     attach(page, "drop", SQUARE)
     ask(page, "say 0 a blue square")
@@ -66,7 +78,7 @@ def test_new_tab_begins_empty_and_opens_kept_conversation(page: Any) -> None:
     page.locator("#history-list .name").wait_for()
     other = page.context.new_page()
     other.goto(page.url)
-    other.get_by_role("heading", name="Ask a question").wait_for()
+    other.get_by_role("heading", name="Ask about a picture").wait_for()
     other.locator("#history-list .name", has_text="kept text").click()
     other.locator(".answer .text p", has_text="kept text").wait_for()
     assert is_shown(other)
@@ -96,7 +108,7 @@ def test_conversation_is_renamed_and_deleted(page: Any) -> None:
     assert accessibility_problems(page) == []
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     page.locator("#history-list .name", has_text="second").wait_for(state="detached")
-    page.get_by_role("heading", name="Ask a question").wait_for()
+    page.get_by_role("heading", name="Ask about a picture").wait_for()
     page.reload()
     page.locator("#history-list .name", has_text="Fruit").wait_for()
     assert titles(page) == ["Fruit"]

@@ -179,6 +179,24 @@ def test_question_waits_for_full_server(page: Any) -> None:
     assert len(refused) == 2
 
 
+def test_question_is_asked_again_as_soon_as_engine_is_ready(page: Any) -> None:
+    """A restart may take less time than the server says."""
+
+    def refuse(route: Any) -> None:
+        error = {"message": "The engine restarts.", "code": "engine_unavailable"}
+        route.fulfill(status=503, json={"error": error}, headers={"Retry-After": "30"})
+
+    page.route("**/v1/chat/completions", refuse)
+    page.route("**/health/ready", lambda route: route.fulfill(status=503, json={"status": "x"}))
+    page.get_by_role("textbox", name="Question", exact=True).fill("say 0 at last")
+    page.keyboard.press("Enter")
+    page.get_by_text("The model is being started. Trying again in 29 s").wait_for()
+    page.unroute("**/v1/chat/completions")
+    page.unroute("**/health/ready")
+    page.locator(".answer .figures").wait_for(timeout=10_000)
+    assert texts(page) == ["at last"]
+
+
 def test_error_has_servers_reason_and_can_be_tried_again(page: Any) -> None:
     def refuse(route: Any) -> None:
         error = {"message": "The picture has too many pixels.", "code": "invalid_image"}

@@ -47,6 +47,7 @@ export function startAsk() {
   $("new").addEventListener("click", startAnew);
   for (const name of ["run", "opened", "options"]) addEventListener(name, showAll);
   addEventListener("written", followEnd);
+  addEventListener("opened", () => requestAnimationFrame(() => toEnd()));
   session.onTrouble((text) => ($("trouble").textContent = text));
   takeDrops();
   startOptions();

@@ -53,7 +53,7 @@ function draw(status) {
   put("memory", "Memory", stats ? `${bytes(stats.memory.active_bytes)} in use` : "", memory(status, stats));
   put("last", "Last requests", "", ended(status.requests.ended));
   const answers = status.latencies.e2e_request_latency_seconds.percentiles;
-  put("delays", "Times", answers ? `the last ${count(answers.count)} answers` : "", times(status.latencies));
+  put("delays", "Times", answers ? (answers.count === 1 ? "one answer" : `the last ${count(answers.count)} answers`) : "", times(status.latencies));
   put(
     "caches",
     "Caches",

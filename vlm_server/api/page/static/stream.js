@@ -93,11 +93,16 @@ class Waits {
 
   async pause(seconds, trouble, reason) {
     const end = performance.now() + seconds * 1000;
+    let wasDown = false;
     dispatchEvent(new Event("trouble")); // whoever shows the server's state looks again
     while (!this.signal.aborted && performance.now() < end) {
       const left = end - performance.now();
       this.tell({ trouble, reason, seconds: Math.ceil(left / 1000) });
       await new Promise((resolve) => setTimeout(resolve, Math.min(left, 250)));
+      if (trouble !== "engine_unavailable") continue;
+      const isUp = (await isReady(this.signal))?.ok;
+      if (isUp && wasDown) break; // sooner than the server thought
+      wasDown ||= !isUp;
     }
     this.signal.throwIfAborted();
   }
@@ -114,12 +119,15 @@ function tellProgress(comment, tell) {
   }
 }
 
+/** The answer to whether a model can answer; null if the server can't be reached. */
+const isReady = (signal) => fetch("health/ready", { cache: "no-store", signal }).catch(() => null);
+
 /** Waits until a model can answer, after its engine died. */
 export async function untilReady(signal, tell) {
   const end = performance.now() + BUSY_SECONDS * 1000;
   while (performance.now() < end) {
     signal.throwIfAborted();
-    const response = await fetch("health/ready", { cache: "no-store", signal }).catch(() => null);
+    const response = await isReady(signal);
     signal.throwIfAborted();
     if (response?.ok) return;
     tell({ trouble: response ? "engine_died" : "line" });
