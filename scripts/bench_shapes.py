@@ -24,7 +24,7 @@ class Shape:
     dtype: str = "bfloat16"
 
 
-def _text(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **more: Any) -> Json:
+def _text(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> Json:
     return {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -32,7 +32,7 @@ def _text(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **mor
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "max_position_embeddings": 32768,
-    } | more
+    }
 
 
 def _mrope(*section: int) -> Json:

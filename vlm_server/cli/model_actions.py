@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import sys
 import time
@@ -47,7 +46,7 @@ class _ModelRow(msgspec.Struct):
 def pull(arguments: argparse.Namespace) -> int:
     """Download a model, or its newest version, to the hub's cache. Raises VlmServerError."""
     name = _hub_name(arguments.model)
-    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    settings = options.load_settings_only(arguments)
     set_up_logging(settings.log)
     progress = ProgressLine(sys.stderr)
 
@@ -168,7 +167,7 @@ def remove(arguments: argparse.Namespace) -> int:
     from vlm_server.hub import cached
 
     name = _hub_name(arguments.model)
-    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    settings = options.load_settings_only(arguments)
     plan = cached.removal(name)
     if plan is None:
         checkpoint = find.find(str(name), settings.model.search_folders)
@@ -179,11 +178,7 @@ def remove(arguments: argparse.Namespace) -> int:
     print(f"{name}: {size_text(plan.size_bytes)} in {find.hub_cache()}")
     for path in plan.paths:
         print(f"  {path}")
-    granted = "yes" if arguments.yes else ""
-    with contextlib.suppress(EOFError):
-        granted = granted or input("Remove this? [y/N] ").strip().lower()
-    if granted not in ("y", "yes"):
-        print("Nothing was removed.")
+    if not text.is_confirmed("Remove this?", "Nothing was removed.", is_given=arguments.yes):
         return 1
     plan.execute()
     if remaining_paths := [str(path) for path in plan.paths if path.exists()]:

@@ -115,6 +115,11 @@ def load_settings(
     return load_settings_with_sources(options, environment)[0]
 
 
+def load_settings_only(arguments: argparse.Namespace) -> Settings:
+    """`load_settings` for a command whose MODEL is another than the settings'."""
+    return load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+
+
 def load_settings_with_sources(
     options: argparse.Namespace, environment: Mapping[str, str] | None = None
 ) -> tuple[Settings, Sources]:
@@ -133,16 +138,14 @@ def load_settings_with_sources(
     models = {}
     for name, listed_model in loaded.models.items():
         if listed_model.base:
-            _check_adapter(name, listed_model.adapter)
+            _check_folder(f"models.{name}.adapter", listed_model.adapter, "adapter_config.json")
             models[name] = listed_model
             continue
         model = find_checkpoint(listed_model.as_model("", loaded.model.search_folders))
         models[name] = msgspec.structs.replace(listed_model, path=model.path)
-        _check_template(f"models.{name}", listed_model)
-        _check_drafter(f"models.{name}", listed_model)
+        _check_files(f"models.{name}", listed_model)
     loaded = msgspec.structs.replace(loaded, models=models)
-    _check_template("model", loaded.model)
-    _check_drafter("model", loaded.model)
+    _check_files("model", loaded.model)
     keys.check_settings(loaded.server)
     if loaded.distributed.hostfile:
         read_hostfile(Path(loaded.distributed.hostfile))
@@ -248,31 +251,26 @@ def check_memory_limit(settings: Settings) -> None:
             )
 
 
-def _check_adapter(name: str, folder: str) -> None:
-    from vlm_server.settings.paths import expand_home, missing_path_error
-
-    path = expand_home(folder)
-    if not os.path.isfile(path / "adapter_config.json"):
-        text = f"models.{name}.adapter: {path} is no adapter: it has no adapter_config.json"
-        raise missing_path_error(path, text)
-
-
-def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
-    from vlm_server.settings.paths import expand_home, missing_path_error
-
-    path = expand_home(checkpoint.chat_template)
-    if checkpoint.chat_template and not os.path.isfile(path):
-        raise missing_path_error(path, f"{section}.chat_template: there is no file {path}")
-
-
-def _check_drafter(section: str, checkpoint: CheckpointSettings) -> None:
+def _check_files(section: str, checkpoint: CheckpointSettings) -> None:
+    """Raises ConfigError or NotAvailable if a chat template or a drafter is not there."""
     from vlm_server.settings import AUTO, OFF
     from vlm_server.settings.paths import expand_home, missing_path_error
 
-    path = expand_home(checkpoint.drafter)
-    if checkpoint.drafter not in (AUTO, OFF) and not os.path.isfile(path / "config.json"):
-        text = f"{section}.drafter: {path} is no drafter: it has no config.json"
-        raise missing_path_error(path, text)
+    template = expand_home(checkpoint.chat_template)
+    if checkpoint.chat_template and not os.path.isfile(template):
+        text = f"{section}.chat_template: there is no file {template}"
+        raise missing_path_error(template, text)
+    if checkpoint.drafter not in (AUTO, OFF):
+        _check_folder(f"{section}.drafter", checkpoint.drafter, "config.json")
+
+
+def _check_folder(setting: str, folder: str, file: str) -> None:
+    """Raises ConfigError or NotAvailable if the folder of `setting` does not have `file`."""
+    from vlm_server.settings.paths import expand_home, missing_path_error
+
+    path, noun = expand_home(folder), setting.rpartition(".")[2]
+    if not os.path.isfile(path / file):
+        raise missing_path_error(path, f"{setting}: {path} is no {noun}: it has no {file}")
 
 
 def _portable(override: str) -> str:

@@ -1,7 +1,8 @@
-"""Text for terminals: tables, sizes, no control characters."""
+"""Text for terminals: tables, sizes, questions, no control characters."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import textwrap
@@ -73,3 +74,14 @@ def binary_size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} GiB" if num_bytes < 1024 else f"{num_bytes / 1024:.1f} TiB"
+
+
+def is_confirmed(question: str, refusal: str, *, is_given: bool = False) -> bool:
+    """Whether the user types `y`, unless it `is_given` already; `refusal` is printed if not."""
+    answer = "yes" if is_given else ""
+    with contextlib.suppress(EOFError):
+        answer = answer or input(f"{question} [y/N] ").strip().lower()
+    if answer not in ("y", "yes"):
+        print(refusal)
+        return False
+    return True

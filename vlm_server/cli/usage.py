@@ -244,14 +244,11 @@ def _section(title: str, rows: Rows, write: Callable[[str, str, int], str]) -> s
 
 def _row(name: str, text: str, column: int) -> str:
     """A name, and its text from `column` on, which begins a line of its own if it must."""
-    indent, start = " " * column, f"  {name}"
-    lines = textwrap.wrap(text, _width() - column) or [""]
-    first = (
-        f"{start:<{column}}{lines[0]}"
-        if len(start) + 2 <= column
-        else f"{start}\n{indent}{lines[0]}"
-    )
-    return "\n".join([first.rstrip(), *(f"{indent}{line}" for line in lines[1:])]) + "\n"
+    start, indent = f"  {name}", " " * column
+    wrapped = textwrap.fill(text, _width(), initial_indent=indent, subsequent_indent=indent)
+    is_long = len(start) + 2 > column
+    row = f"{start}\n{wrapped}" if is_long else f"{start:<{column}}{wrapped[column:]}"
+    return row.rstrip() + "\n"
 
 
 def _example(text: str, line: str, _: int) -> str:

@@ -128,6 +128,20 @@ def _tree(folder: Path) -> Iterator[Path]:
         yield from (Path(above, name) for name in (*folders, *files))
 
 
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file, or replace it as a whole; by default its owner's alone. Raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
+        try:
+            os.fchmod(new.fileno(), mode)
+            new.write(content)
+            new.flush()
+            os.fsync(new.fileno())
+            os.replace(new.name, path)
+        except BaseException:
+            os.unlink(new.name)
+            raise
+
+
 def caches_folder(home: Path) -> Path:
     """Where a user's programs keep what they can make again; it may not exist yet."""
     if sys.platform == "darwin":

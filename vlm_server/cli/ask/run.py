@@ -31,7 +31,7 @@ ServedModel = dict[str, Any]
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer one question, or hold a conversation. Wrong arguments raise before anything starts."""
-    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    settings = options.load_settings_only(arguments)
     files, question = media.split(arguments.words)
     values = parameter_values(arguments)
     if arguments.save_boxes is not None:

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import os
 import secrets
-import shutil
 import signal
 import sys
 import time
@@ -33,6 +32,7 @@ from vlm_server.cli.bench.servers import (
 )
 from vlm_server.cli.client.daemon import own_key, read_key, url_of
 from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.text import columns_of
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import to_download
@@ -99,8 +99,7 @@ def _write(
     if file == _STDOUT:
         print(report.document(targets, plan, runs).decode())
         return
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(report.comparison(targets, plan, runs, columns))
+    print(report.comparison(targets, plan, runs, columns_of(sys.stdout)))
     if file is not None:
         file.write_bytes(report.document(targets, plan, runs))
 

@@ -206,11 +206,10 @@ class Client(ChatClient):
         """The number of times that an idle target returned freed device memory; None if unknown."""
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         try:
-            headers, seconds = authorization(self.target.api_key), _STATUS_SECONDS
-            async with httpx.AsyncClient(trust_env=False, timeout=seconds, headers=headers) as http:
-                response = await http.get(f"{self.target.base_url}/status")
-                told: Any = response.raise_for_status().json()
-                decisions: dict[str, int] = told["engine"]["stats"]["memory"]["decisions"]
+            url = f"{self.target.base_url}/status"
+            response = await self._http.get(url, timeout=_STATUS_SECONDS)
+            told: Any = response.raise_for_status().json()
+            decisions: dict[str, int] = told["engine"]["stats"]["memory"]["decisions"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return None  # another kind of server
         return sum(times for kind, times in decisions.items() if kind.startswith("clear_"))

@@ -21,9 +21,10 @@ from vlm_server.cli.connect.settings_file import Record, Records
 from vlm_server.cli.connect.steps import ENTERED_CLIENTS
 from vlm_server.cli.connect.tree import Unusable
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import printable
+from vlm_server.cli.text import is_confirmed, printable
 
 _CONTEXT_LINES = 2
+_NO_CHANGE = "Nothing was changed."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         if client is None:
             raise CommandFailed(f"connect {arguments.client} writes nothing that could be undone")
         return _undo(arguments, client)
-    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    settings = options.load_settings_only(arguments)
     served = service.ask(*address_of(arguments, settings), arguments.model)
     if client is not None:
         return _connect(arguments, client, served)
@@ -65,7 +66,7 @@ def _connect(arguments: argparse.Namespace, client: Client, served: service.Serv
         print(f"{path} has this already.")
         return 0
     print(f"{shown}\n")
-    if not _is_granted(arguments, f"Write this to {path}? [y/N] "):
+    if not is_confirmed(f"Write this to {path}?", _NO_CHANGE, is_given=arguments.yes):
         return 1
     paths = tuple(path for path, _ in edits)
     _check_unchanged(file, current)
@@ -96,7 +97,7 @@ def _undo(arguments: argparse.Namespace, client: Client) -> int:
         print(f"{shown}\n")
         if arguments.print:
             return 0
-        if not _is_granted(arguments, f"Write this to {path}? [y/N] "):
+        if not is_confirmed(f"Write this to {path}?", _NO_CHANGE, is_given=arguments.yes):
             return 1
         _check_unchanged(file, current)
         settings_file.replace(file, undone.text)
@@ -144,16 +145,6 @@ def _diff(
     )
     trees = [client.form.parse(text or client.form.EMPTY) for text in (old, new)]
     return printable(masked("\n".join(lines), trees, key))
-
-
-def _is_granted(arguments: argparse.Namespace, question: str) -> bool:
-    answer = "yes" if arguments.yes else ""
-    with contextlib.suppress(EOFError):
-        answer = answer or input(question).strip().lower()
-    if answer not in ("y", "yes"):
-        print("Nothing was changed.")
-        return False
-    return True
 
 
 def _print_steps(steps: Iterator[str]) -> None:

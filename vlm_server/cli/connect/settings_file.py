@@ -10,13 +10,13 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from vlm_server.cli.connect import tree
 from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.platform.private_folder import replace_file
 from vlm_server.settings.paths import state_folder
 
 _MAX_BYTES = 16 << 20
@@ -70,16 +70,7 @@ def replace(path: Path, text: str | None) -> None:
         if not os.access(path, os.W_OK):
             raise CommandFailed(f"{path} is read-only; nothing was changed")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
-        try:
-            os.fchmod(new.fileno(), mode)
-            new.write(text.encode())
-            new.flush()
-            os.fsync(new.fileno())
-            os.replace(new.name, path)
-        except BaseException:
-            os.unlink(new.name)
-            raise
+    replace_file(path, text.encode(), mode)
 
 
 class Records:

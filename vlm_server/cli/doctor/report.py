@@ -27,6 +27,7 @@ from vlm_server.cli.doctor.secrets import Redactor, known_secrets
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service.manager import ServiceManager
+from vlm_server.platform.private_folder import replace_file
 from vlm_server.settings import Server, describe_settings
 
 _VARIABLES = (
@@ -65,13 +66,8 @@ _FIELDS = {
 def write(path: Path, report: Mapping[str, Any]) -> None:
     """Replace `path`, readable by its owner only. Raises CommandFailed."""
     text = json.dumps(report, indent=1, ensure_ascii=False)
-    if path.is_dir():
-        raise CommandFailed(f"can't write {path}: it is a folder")
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text + "\n")
-        draft.replace(path)
+        replace_file(path, f"{text}\n".encode())
     except OSError as error:
         raise CommandFailed(f"can't write {path}: {error.strerror}") from None
 

@@ -28,6 +28,7 @@ from vlm_server.cli.service.manager import (
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
+from vlm_server.platform.private_folder import replace_file
 from vlm_server.settings import Server, Settings, settings_in, variable_of
 
 _HOW_TO_INSTALL = "'vlm-server service install' installs and starts it"
@@ -219,14 +220,10 @@ def undo_on_failure(manager: ServiceManager) -> Iterator[None]:
 def write(files: Files) -> None:
     """Replace the files, each atomically, readable by their owner only. Raises CommandFailed."""
     for path, content in files.items():
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.touch(mode=0o600)
-            draft.write_bytes(content)
-            draft.replace(path)
+            replace_file(path, content)
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise CommandFailed(f"can't write {path}: {error.strerror}") from None
 
 
