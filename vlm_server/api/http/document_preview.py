@@ -14,7 +14,7 @@ from starlette.responses import Response
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.generation import Generation, context_of
-from vlm_server.api.http.queue_slots import QueueSlot
+from vlm_server.api.http.queue.queue_slots import QueueSlot
 from vlm_server.api.parsing.media.documents import Document, PageOptions, Pages, read_header
 from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.errors import InvalidRequest
