@@ -28,11 +28,11 @@ async def test_model_list_and_model_are_equal(client: httpx.AsyncClient) -> None
     ("route", "headers", "num_lines"),
     [
         ("/v1/models", {}, 1),
-        ("/v1/models", {"X-VLM-Page": "look"}, 0),
-        ("/v1/models/unknown", {"X-VLM-Page": "look"}, 1),
+        ("/v1/models", {"X-VLM-Look": "1"}, 0),
+        ("/v1/models/unknown", {"X-VLM-Look": "1"}, 1),
     ],
 )
-async def test_looks_of_page_are_logged_only_if_they_fail(
+async def test_looks_for_news_are_logged_only_if_they_fail(
     client: httpx.AsyncClient,
     caplog: pytest.LogCaptureFixture,
     route: str,

@@ -27,8 +27,8 @@ AnsweredRequests = Counter[tuple[str, int]]
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
-_PAGE_HEADER = b"x-vlm-page"
-"""Of requests with which the page looks for news: they are not logged unless they fail."""
+_LOOK_HEADER = b"x-vlm-look"
+"""Of requests with which the page and our commands look for news: only failures are logged."""
 _FRAMES = "/v1/watch/{watch_id}/frames"
 _UNLOGGED = ("/health", "/ping", "/metrics", "/v1/status", "/v1/log", "/page/", _FRAMES)
 """Starts of routes that are polled or sent many times: probes, scrapes, the page, frames."""
@@ -105,7 +105,7 @@ class Entry:
     def log(self, scope: Scope) -> None:
         """Write the line of the request of `scope`, unless it is one of many that look for news."""
         method, route = scope["method"], route_of(scope)
-        is_look = any(name == _PAGE_HEADER for name, _ in scope["headers"]) and self.status < 400
+        is_look = any(name == _LOOK_HEADER for name, _ in scope["headers"]) and self.status < 400
         is_unlogged = is_look or route == "/" or route.startswith(_UNLOGGED)
         if not is_unlogged and logger.isEnabledFor(logging.INFO):
             fields = self.fields(method, route)

@@ -26,6 +26,8 @@ _LOOK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL)
+_LOOK = {"X-VLM-Look": "1"}
+"""Keeps a request for news out of the daemon's log."""
 
 OnStage = Callable[[str, float], None]
 """Callback for the stage of loading, and its fraction from 0 to 1."""
@@ -156,7 +158,7 @@ class Daemon:
 
     def _get(self, url: str) -> httpx.Response:
         try:
-            return self._http.get(url)
+            return self._http.get(url, headers=_LOOK)
         except _FAILURES as error:
             raise self._no_answer(error) from None
 

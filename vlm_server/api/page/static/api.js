@@ -32,7 +32,7 @@ export const get = async (path, options) => (await ask(path, { ...options, isLoo
 async function send(path, { body, method, signal, headers: more, isLook }, key) {
   const headers = { ...more };
   if (key) headers.Authorization = `Bearer ${key}`;
-  if (isLook) headers["X-VLM-Page"] = "look";
+  if (isLook) headers["X-VLM-Look"] = "1";
   const isFile = body instanceof Blob;
   if (body !== undefined) headers["Content-Type"] = isFile ? body.type : "application/json";
   try {
