@@ -71,7 +71,7 @@ async def test_every_file_is_sent_with_its_type_and_policy(
     assert not re.search(r"unsafe|https?:|\*", " ".join(policy.values()))
 
 
-async def test_page_file_is_compressed_for_those_who_accept_it(client: httpx.AsyncClient) -> None:
+async def test_page_file_is_compressed_for_clients_with_gzip(client: httpx.AsyncClient) -> None:
     small = await client.get("/page/main.js", headers={"accept-encoding": "br, gzip"})
     large = await client.get("/page/main.js", headers={"accept-encoding": "identity"})
     assert (small.headers["content-encoding"], large.headers.get("content-encoding")) == (

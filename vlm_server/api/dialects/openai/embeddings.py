@@ -22,6 +22,7 @@ from vlm_server.api.dialects.openai.pooling_inputs import (
     check_inputs,
     pooling_type,
 )
+from vlm_server.api.dialects.openai.usage import prompt_usage
 from vlm_server.api.dialects.vectors import numbers, vectors_of
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
@@ -136,18 +137,8 @@ def encode_embeddings(model: str, options: bytes, finished: Finished) -> bytes:
         {"object": "embedding", "index": index, "embedding": embedding}
         for index, embedding in enumerate(vectors_of(finished, _base64 if as_base64 else numbers))
     ]
-    answer = {"object": "list", "data": data, "model": model, "usage": usage_json(finished)}
+    answer = {"object": "list", "data": data, "model": model, "usage": prompt_usage(finished.usage)}
     return msgspec.json.encode(answer)
-
-
-def usage_json(finished: Finished) -> dict[str, Any]:
-    """OpenAI's usage of a request whose answer has no tokens."""
-    usage = finished.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 def _base64(row: bytes) -> str:
