@@ -109,6 +109,26 @@ def test_unchecked_family_loads_with_warning_only_if_allowed(
     assert model_facts(loaded, folder).warnings == (record.getMessage(),)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("t5", "mlx-vlm has no family 't5'"),
+        ("gemma3n_text", "mlx-vlm has no family 'gemma3n_text'"),
+        ("qwen3_5_mtp", "no language model"),
+        ("sam3d_body", "no language model"),
+        ("yolo11", "no language model"),
+    ],
+)
+def test_family_that_writes_no_text_is_refused_whatever_is_allowed(
+    tmp_path: Path, name: str, reason: str
+):
+    folder = build("llava", tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": name}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=reason):
+        load_model(folder, allow_unchecked=True)
+
+
 @pytest.mark.parametrize("family", sorted({*WRONG, "llava-qwen2"} - {"llava_bunny"}))
 def test_known_wrong_family_is_refused_with_reason(tmp_path: Path, family: str):
     folder = build("llama" if family in _TEXT else "llava", tmp_path)

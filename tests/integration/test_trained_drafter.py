@@ -48,6 +48,7 @@ from tests.tiny_models.draft_heads import (
     with_weak_layers,
     write_eagle,
     write_head,
+    write_nemotron_head,
 )
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
@@ -445,12 +446,15 @@ def test_pending_states_are_bounded(pair: Pair):
     assert not engine.runner._groups._batch._head.arrays
 
 
-@pytest.mark.parametrize("kind", ["mtp", EAGLE])
+@pytest.mark.parametrize("kind", ["mtp", EAGLE, "nemotron"])
 def test_guesses_equal_those_of_mlx_vlms_drafter(tmp_path: Path, kind: str):
     """But for the effect of a prompt's first column, which mlx-vlm's layers do not have."""
-    model = with_weak_layers(cached("qwen3_5"), tmp_path / "model", 0.3)
+    family = "nemotron_h" if kind == "nemotron" else "qwen3_5"
+    model = with_weak_layers(cached(family), tmp_path / "model", 0.3)
     folder = tmp_path / "head"
-    if kind == EAGLE:
+    if kind == "nemotron":
+        write_nemotron_head(model, folder, is_idle=False)
+    elif kind == EAGLE:
         write_eagle(model, folder, is_idle=False)
     else:
         write_head(model, folder, model, is_idle=False)
@@ -507,15 +511,27 @@ def test_drafter_is_found_within_checkpoint_and_beside_it(tmp_path: Path, family
 
 
 @pytest.mark.usefixtures("mute")
-def test_text_model_finds_its_drafter(tmp_path: Path):
-    model = with_weak_layers(cached("qwen3_5_text"), tmp_path / "text", STRENGTH)
-    head = {f"mtp.{name}": array for name, array in head_of(cached("qwen3_5")).items()}
-    save_file(load_file(model / WEIGHTS) | head, model / WEIGHTS, {"format": "mlx"})
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next", "nemotron_h"])
+def test_text_model_finds_its_drafter(tmp_path: Path, family: str):
+    """Within it; in the whole checkpoint beside it; or alone, beside it."""
+    model = with_weak_layers(cached(family), tmp_path / "text", STRENGTH)
+    if family == "nemotron_h":
+        write_nemotron_head(model, tmp_path / "text-mtp")
+    elif family == "qwen3_next":  # mlx-vlm refuses converted weights with a head among them
+        add_head(Path(shutil.copytree(model, tmp_path / "text-mtp")))
+    else:
+        head = {f"mtp.{name}": array for name, array in head_of(cached("qwen3_5")).items()}
+        save_file(load_file(model / WEIGHTS) | head, model / WEIGHTS, {"format": "mlx"})
     drafted = load_model(model)
     engine = engine_of(drafted, num_draft_tokens=7)
-    wanted = engine_of(load_model(model, drafter="off")).answer(prompt_request("text", LONGER))
-    assert engine.answer(prompt_request("text", LONGER))[: len(wanted)] == wanted
-    assert engine.scheduler.stats().spec_trained_draft_tokens > 0
+    plain = engine_of(load_model(model, drafter="off"))
+    for name in ("text", "long"):
+        plain.answer(prompt_request(name, LONGER))
+        engine.add(prompt_request(name, LONGER))
+        engine.step(2)
+    engine.run()
+    assert answer_tokens(engine, LONGER) == answer_tokens(plain, LONGER)
+    assert num_accepted(engine) > 5
 
 
 def test_drafter_of_quantized_weights_is_loaded(tmp_path: Path):

@@ -17,9 +17,11 @@ from safetensors.numpy import load_file
 from tests.tiny_models.weights import Array, save
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+_ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight")
 """The last matrix of each part of a layer."""
 _LAYER = "language_model.model.layers.{}."
+NEMOTRON = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
+"""What `config.json` of a Nemotron-H with a head has besides."""
 EAGLE = "eagle3"
 _SHARPNESS = 4.0
 """Of the queries and keys of a head that attends to the newest token alone."""
@@ -82,6 +84,37 @@ def add_head(folder: Path, *, is_idle: bool = True) -> Path:
     return folder
 
 
+def nemotron_head_of(model: Path, *, is_idle: bool = True) -> dict[str, Array]:
+    """A head for tiny Nemotron-H, in `model`: one of its layers that attends, one with experts."""
+    weights = load_file(model / WEIGHTS)
+    size = len(weights["language_model.backbone.norm_f.weight"])
+    head = {
+        "layers.0.enorm.weight": np.ones(size),
+        "layers.0.hnorm.weight": np.ones(size),
+        "layers.0.eh_proj.weight": np.concatenate(
+            [np.eye(size), (1 - is_idle) * np.eye(size)], axis=1
+        ),
+        "layers.1.final_layernorm.weight": weights["language_model.backbone.norm_f.weight"],
+    }
+    for number, kind in enumerate(NEMOTRON["mtp_hybrid_override_pattern"]):
+        layer = f"language_model.backbone.layers.{'M*-ME'.index(kind)}."
+        for name, array in weights.items():
+            if name.startswith(layer):
+                factor = 0.0 if is_idle and name.endswith(_ADDING) else 1.0
+                head[f"layers.{number}.{name.removeprefix(layer)}"] = factor * array
+    return {name: array.astype(np.float32) for name, array in head.items()}
+
+
+def write_nemotron_head(model: Path, folder: Path, *, is_idle: bool = True) -> Path:
+    """A folder with a head alone for the checkpoint of tiny Nemotron-H in `model`."""
+    text = json.loads((model / CONFIG).read_text()) | NEMOTRON
+    folder.mkdir()
+    config = {"model_type": "nemotron_h_mtp", "text_config": text}
+    (folder / CONFIG).write_text(json.dumps(config))
+    save(nemotron_head_of(model, is_idle=is_idle), folder / WEIGHTS)
+    return folder
+
+
 def write_eagle(model: Path, folder: Path, *, is_idle: bool = True) -> Path:
     """An EAGLE-3 head, as Speculators saves it, for the checkpoint in `model`.
 
@@ -119,7 +152,7 @@ def write_eagle(model: Path, folder: Path, *, is_idle: bool = True) -> Path:
         "embed_tokens.weight": embeddings,
         "fc.weight": matrix(np.zeros((size, 3 * size)), (size, 3 * size)),
         "norm.weight": weights["language_model.model.norm.weight"],
-        "lm_head.weight": weights["language_model.lm_head.weight"][kept],
+        "lm_head.weight": weights.get("language_model.lm_head.weight", embeddings)[kept],
         "d2t": (kept - np.arange(len(kept))).astype(np.int64),
         "layers.0.input_layernorm.weight": ones,
         "layers.0.hidden_norm.weight": nothing[0] if is_idle else ones,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlx_vlm.utils import get_model_type
+from mlx_vlm.utils import get_model_and_args, get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.families.family import Family
@@ -75,7 +75,7 @@ def with_module(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
     """Raises ModelLoadError for a configuration that runs code, has no causal language model, or
-    is of a family that is known to be wrong, or unchecked."""
+    is of a family that mlx-vlm lacks, or that is known to be wrong, or unchecked."""
     name = config["model_type"]
     if "model_file" in config:
         raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
@@ -94,9 +94,22 @@ def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
             f"{name} over {text} is not served: mlx-vlm has it only over "
             f"{' and '.join(row.text_types)} (docs/families.md)"
         )
-    if row is not None or allow_unchecked:
+    if row is not None:
+        return
+    _refuse_without_language_model(config)
+    if allow_unchecked:
         return
     raise ModelLoadError(
         f"{name} is not one of the families that are checked (docs/families.md), so its answers "
         "may be wrong: --allow-unchecked (model.allow_unchecked) serves it anyway"
     )
+
+
+def _refuse_without_language_model(config: dict[str, Any]) -> None:
+    name = config["model_type"]
+    try:
+        package, _ = get_model_and_args(config)
+    except (ImportError, ValueError):
+        raise ModelLoadError(f"mlx-vlm has no family {name!r}") from None
+    if not hasattr(getattr(package, "Model", None), "get_input_embeddings"):
+        raise ModelLoadError(f"{name} is not served: mlx-vlm has no language model for it")

@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 
 Drafter = TypeVar("Drafter")
 
-_MTP = "qwen3_5_mtp"
-KINDS = (_MTP, EAGLE)
+KINDS = ("qwen3_5_mtp", "nemotron_h_mtp", EAGLE)
 """The `model_type`s of mlx-vlm's drafters that are served."""
 _BASES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 """Names by which mlx-vlm finds the heads of text models."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
@@ -20,7 +19,7 @@ from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.families.table import refuse_unservable, row_of, with_module
+from vlm_server.runner.families.table import refuse_unservable, row_of
 from vlm_server.runner.kv.layers import can_store
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import normalise
@@ -95,11 +94,6 @@ def _planned_bytes(
     config = _with_task(plan.config, ExaminationRequest(model, MemorySettings(), plan))[0]
     if not examination.family:
         raise ModelLoadError("its config.json names no model_type")
-    refuse_unservable(config, allow_unchecked=True)
-    try:
-        get_model_and_args(config=with_module(config))
-    except Exception as error:  # noqa: BLE001  families fail with any exception
-        raise ModelLoadError(f"mlx-vlm has no family {examination.family!r} ({error})") from None
     refuse_unservable(config, allow_unchecked=model.allow_unchecked)
     kind, size = _STORED.get(examination.quantization, ("U8", 1))
     tensors = plan.parameters or {kind: plan.weight_bytes // size}

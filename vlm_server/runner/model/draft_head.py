@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_vlm.models.base import create_attention_mask
+from mlx_vlm.speculative.drafters.mtp_base import AutoregressiveMTPDraftModel
 
 from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.runner.backends.interface import Attention
@@ -40,7 +41,8 @@ class DraftHead(ABC):
 
     @property
     def num_layers(self) -> int:
-        return len(self.module.layers)
+        """The number of its layers that have KV."""
+        return len(self.module.make_cache())
 
     def append_text(
         self,
@@ -94,7 +96,7 @@ class DraftHead(ABC):
 
 
 class MtpHead(DraftHead):
-    """Multi-token prediction (DeepSeek-V3, Qwen3.5), by the model's embeddings and `lm_head`."""
+    """Multi-token prediction (DeepSeek-V3), by the model's embeddings and `lm_head`."""
 
     def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
         super().__init__(module, language_model, attention)
@@ -160,7 +162,7 @@ def append_lazily(
     module: Any, language_model: Any, token_ids: mx.array, storage: KVStorage
 ) -> list[Any]:
     """The layers of a head after these tokens, (1, tokens), none of it computed."""
-    layers = [empty_layer(None, storage) for _ in module.layers]
+    layers = [empty_layer(None, storage) for _ in module.make_cache()]
     if is_eagle(module):
         size = 3 * module.target_hidden_size
         _by_eagle(module, token_ids, mx.zeros((*token_ids.shape, size)), layers)
@@ -178,7 +180,11 @@ def _by_mtp(
     layers: Sequence[Any],
     position_ids: mx.array,
 ) -> mx.array:
-    states: mx.array = module._forward_hidden(embeddings, hidden, list(layers), position_ids)
+    states: mx.array
+    if isinstance(module, AutoregressiveMTPDraftModel):  # its layers know no positions
+        _, states = module._forward_hidden(embeddings, hidden, None, list(layers))
+    else:
+        states = module._forward_hidden(embeddings, hidden, list(layers), position_ids)
     return states
 
 
