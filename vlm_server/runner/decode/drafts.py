@@ -9,6 +9,7 @@ not; where the rate is low, no draft is used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +32,26 @@ FORCED_PROBABILITY = 0.9
 class _HitRate:
     """The share of recent guesses that were right."""
 
-    def __init__(self, prior: float) -> None:
-        self._hits, self._count = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+    def __init__(self, prior: float = 0.0) -> None:
+        self._prior = prior
+        self._hits = self._count = 0.0
         self.probability = prior
 
     def record(self, *, is_hit: bool) -> None:
         weight = 0.5 if self._count >= _MEMORY else 1.0
         self._hits, self._count = weight * self._hits + is_hit, weight * self._count + 1
-        self.probability = self._hits / self._count
+        self.probability = self.given(self._prior)
+
+    def given(self, prior: float) -> float:
+        """The probability that the next guess is right, if it was `prior` before any guess."""
+        return (self._hits + _PRIOR_WEIGHT * prior) / (self._count + _PRIOR_WEIGHT)
 
 
 class TrainedRates:
-    """How often the guesses of a draft head were right, if all before them were."""
+    """How often the guesses of a draft head were right, if all before them were.
+
+    Until a guess was tried, it is taken to be as good as the one before it.
+    """
 
     def __init__(self, count: int) -> None:
         """count: the maximum number of its guesses in a step."""
@@ -51,11 +60,14 @@ class TrainedRates:
 
     def reset(self) -> None:
         """Forget them, as after text of another kind."""
-        self._rates = [_HitRate(_TRAINED_PRIOR) for _ in range(self._count)]
+        self._rates = [_HitRate() for _ in range(self._count)]
 
     def probabilities(self, count: int) -> list[float]:
         """Of each of the next `count` guesses."""
-        return [rate.probability for rate in self._rates[:count]]
+        rates = accumulate(
+            self._rates[:count], lambda p, rate: rate.given(p), initial=_TRAINED_PRIOR
+        )
+        return list(rates)[1:]
 
     def record(self, num_drafted: int, num_right: int) -> None:
         """Record the guesses for one sequence in a step, of which the first `num_right` were."""

@@ -25,7 +25,7 @@ _MASK_SECONDS = 0.01
 """Longest wait for the masks of drafts; after it, the step is a plain one."""
 _PRIOR_SLOPE = 0.1
 """Cost of each further token of a row, in plain steps, until it is measured."""
-_MIN_GAIN = 1.1
+_MIN_GAIN = 1.08
 """Minimum gain of a wide step over plain steps, which run one ahead of the host."""
 _WEIGHT = 0.2
 """Weight of a new measurement."""

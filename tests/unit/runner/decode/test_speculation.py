@@ -151,7 +151,7 @@ class Head:
     def __init__(self, share: float, seconds: float) -> None:
         self.share, self.seconds = share, seconds
         self.now = 0.0
-        self.num_drafted = 0
+        self.num_drafted = self.num_accepted = 0
         self.random = random.Random(1)
 
     def draft(self, count: int) -> list[list[int]]:
@@ -160,7 +160,9 @@ class Head:
         return [[9] * count]
 
     def num_right(self, count: int) -> int:
-        return next((n for n in range(count) if self.random.random() >= self.share), count)
+        num_right = next((n for n in range(count) if self.random.random() >= self.share), count)
+        self.num_accepted += num_right
+        return num_right
 
 
 def run_steps(head: Head, model: Speculation, chance: float, count: int) -> tuple[int, int]:
@@ -206,6 +208,22 @@ def test_head_drafts_where_that_pays(
     run_steps(head, model, 0.0, 60)
     _, by_head = run_steps(head, model, 0.0, 200)
     assert by_head > 190 if is_used else by_head < 10
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("seconds", [0.0002, 0.002, 0.0035])
+def test_gain_of_head_is_within_tenth_of_what_its_share_allows(
+    new_head: NewHead, share: float, seconds: float
+):
+    head, model = new_head(share, seconds), Speculation(WIDTHS, has_head=True)
+    run_steps(head, model, 0.0, 200)
+    head.now, head.num_accepted, count = 0.0, 0, 3000
+    model.discard_time()
+    run_steps(head, model, 0.0, count)
+    gain = (count + head.num_accepted) / (head.now / 0.01)
+    costs = {width: 1 + (width - 1) * (0.1 + seconds / 0.01) for width in WIDTHS}
+    gains = [expected_tokens([share] * (width - 1)) / cost for width, cost in costs.items()]
+    assert gain > 0.9 * max(1.0, *gains)
 
 
 def test_text_drafts_where_they_are_as_good_as_head(new_head: NewHead):
