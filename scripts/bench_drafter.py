@@ -45,7 +45,7 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.settings import ModelSettings
 
-WIDTHS = (2, 3, 4, 6, 8)
+WIDTHS = (2, 3, 4, 8)
 MAX_DRAFTS = max(WIDTHS) - 1
 PROMPT = "How does it work?"
 TOKENS = 1000, 40_000
@@ -53,20 +53,25 @@ TOKENS = 1000, 40_000
 SEED = 1
 
 
-class KnowingDrafts(HeadDrafts):
-    """Drafts of which each token is right with probability `share`."""
+class Knowing:
+    """Drafts by a head, of which each token is right with probability `share`."""
 
     share = 1.0
 
+    def __init__(self) -> None:
+        self._of_head = HeadDrafts._draft
+        HeadDrafts._draft = lambda *arguments: self._draft(*arguments)  # also of a batch's rows
+
     def _draft(
         self,
+        own: HeadDrafts,
         head: Any,
         layers: list[Any],
         seqs: Sequence[DecodingSequence],
         newest: Sequence[int],
         count: int,
     ) -> list[list[int]]:
-        drafts = super()._draft(head, layers, seqs, newest, count)
+        drafts = self._of_head(own, head, layers, seqs, newest, count)
         script = SCRIPTS[SEED]
         for seq, draft in zip(seqs, drafts, strict=True):
             start = len(seq.token_ids) + 1
@@ -109,7 +114,7 @@ class Answer:
 
 def run(engine: EngineLoop, share: float, script: list[int]) -> Answer:
     """Let the engine write `script` with a drafter of this share."""
-    KnowingDrafts.share, SCRIPTS[SEED] = share, script
+    Knowing.share, SCRIPTS[SEED] = share, script
     times: list[tuple[float, float]] = []
 
     def take(event: Event) -> None:
@@ -181,7 +186,7 @@ def main() -> None:
         settings = ModelSettings(path=str(wanted.model), drafter=str(head))
         loaded = load(settings, device, device.suitable_bytes)
     decode_batch.SequenceSampler = ScriptedSampler
-    decode_batch.HeadDrafts = KnowingDrafts
+    Knowing()
     engines = engines_of(loaded, wanted.shares)
     draw, rounds = random.Random(0), list[dict[str, Answer]]()
     for _ in range(wanted.rounds + 1):
