@@ -212,7 +212,7 @@ def test_head_drafts_where_that_pays(
 
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.9, 1.0])
 @pytest.mark.parametrize("seconds", [0.0002, 0.002, 0.0035])
-def test_gain_of_head_is_within_tenth_of_what_its_share_allows(
+def test_gain_of_head_comes_near_gain_allowed_by_share(
     new_head: NewHead, share: float, seconds: float
 ):
     head, model = new_head(share, seconds), Speculation(WIDTHS, has_head=True)
