@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct, msgpack
 
+from vlm_server.api.dialects.answer_parts import vectors_of
 from vlm_server.api.dialects.fields import Size, prepare, submit_pooling
 from vlm_server.api.dialects.ollama.model_fields import model_wanted
 from vlm_server.api.dialects.ollama.parse import Options, keep_alive_of
-from vlm_server.api.dialects.vectors import vectors_of
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields

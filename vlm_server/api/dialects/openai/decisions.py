@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, msgpack
 
+from vlm_server.api.dialects.answer_parts import media_usage
 from vlm_server.api.dialects.fields import effective_fields, prepare, submit_pooling
 from vlm_server.api.dialects.openai import schema
+from vlm_server.api.dialects.openai.embeddings import usage_json
 from vlm_server.api.dialects.openai.messages import parse_messages
 from vlm_server.api.dialects.openai.pooling_inputs import MAX_VALUES
 from vlm_server.api.dialects.openai.questions import (
@@ -23,7 +25,6 @@ from vlm_server.api.dialects.openai.questions import (
     answer_of,
     read_question,
 )
-from vlm_server.api.dialects.openai.usage import media_usage, prompt_usage
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation, Counts
@@ -165,6 +166,6 @@ def encode_decisions(model: str, options: bytes, finished: Finished) -> bytes:
         its_decisions = decisions[: question.num_inputs]
         del decisions[: question.num_inputs]
         answers[question.name] = answer_of(question, its_decisions)
-    usage = prompt_usage(finished.usage) | media_usage(finished)
+    usage = usage_json(finished) | media_usage(finished)
     usage |= {"input_tokens": finished.usage.prompt_tokens, "output_tokens": 0}
     return msgspec.json.encode({"model": model, "answers": answers, "usage": usage})

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, msgpack
 
+from vlm_server.api.dialects.answer_parts import numbers, vectors_of
 from vlm_server.api.dialects.fields import Size, effective_fields, prepare, submit_pooling
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.messages import parse_messages
@@ -22,8 +23,6 @@ from vlm_server.api.dialects.openai.pooling_inputs import (
     check_inputs,
     pooling_type,
 )
-from vlm_server.api.dialects.openai.usage import prompt_usage
-from vlm_server.api.dialects.vectors import numbers, vectors_of
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation
@@ -137,8 +136,18 @@ def encode_embeddings(model: str, options: bytes, finished: Finished) -> bytes:
         {"object": "embedding", "index": index, "embedding": embedding}
         for index, embedding in enumerate(vectors_of(finished, _base64 if as_base64 else numbers))
     ]
-    answer = {"object": "list", "data": data, "model": model, "usage": prompt_usage(finished.usage)}
+    answer = {"object": "list", "data": data, "model": model, "usage": usage_json(finished)}
     return msgspec.json.encode(answer)
+
+
+def usage_json(finished: Finished) -> dict[str, Any]:
+    """OpenAI's usage of a request whose answer has no tokens."""
+    usage = finished.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 def _base64(row: bytes) -> str:

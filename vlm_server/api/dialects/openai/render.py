@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from vlm_server.api.dialects.answer_parts import media_usage
 from vlm_server.api.dialects.openai.parse import Options
-from vlm_server.api.dialects.openai.usage import answer_usage, media_usage
 from vlm_server.api.http import errors
 from vlm_server.api.http.answer import as_finite, token_logprob
 from vlm_server.api.http.streams import sse
@@ -60,7 +60,7 @@ class _Renderer(ABC):
     def _usage_so_far(self, usage: Usage | None) -> dict[str, Any]:
         """The field `usage`, if any, of a chunk that is not the last."""
         if self._options.continuous_usage and usage is not None:
-            return {"usage": answer_usage(usage)}
+            return {"usage": _usage(usage)}
         return {"usage": None} if self._options.include_usage else {}
 
 
@@ -167,9 +167,24 @@ def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     return {"content": list(map(token_logprob, entries)), "refusal": None} if entries else None
 
 
+def _usage(usage: Usage) -> dict[str, Any]:
+    """The usage. Prediction tokens are those of all drafts: see `docs/api.md`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
+    }
+
+
 def _usage_of_all(finished: Finished) -> dict[str, Any]:
     """The usage with our extensions."""
-    return answer_usage(finished.usage) | media_usage(finished)
+    return _usage(finished.usage) | media_usage(finished)
 
 
 class CompletionRenderer(_Renderer):

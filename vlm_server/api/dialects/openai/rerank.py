@@ -12,8 +12,8 @@ from msgspec import Meta, Struct, msgpack
 
 from vlm_server.api.dialects.fields import Count, effective_fields, prepare, submit_pooling
 from vlm_server.api.dialects.openai import schema
+from vlm_server.api.dialects.openai.embeddings import usage_json
 from vlm_server.api.dialects.openai.pooling_inputs import MAX_VALUES, InputParser, check_inputs
-from vlm_server.api.dialects.openai.usage import prompt_usage
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation
@@ -108,10 +108,5 @@ def encode_ranking(request_id: str, model: str, options: bytes, finished: Finish
         if wanted.documents:
             result["document"] = msgspec.Raw(wanted.documents[index])
         results.append(result)
-    answer = {
-        "id": request_id,
-        "model": model,
-        "results": results,
-        "usage": prompt_usage(finished.usage),
-    }
+    answer = {"id": request_id, "model": model, "results": results, "usage": usage_json(finished)}
     return msgspec.json.encode(answer)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from vlm_server.api.dialects.answer_parts import media_usage
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
@@ -169,11 +170,6 @@ class ResponsesRenderer(BackgroundRenderer):
 
 def _usage(finished: Finished) -> dict[str, Any]:
     usage = finished.usage
-    media = {
-        "images": finished.images,
-        "videos": finished.videos,
-        "documents": finished.documents,
-    }
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -183,7 +179,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        **{name: uses for name, uses in media.items() if uses},
+        **media_usage(finished),
     }
 
 

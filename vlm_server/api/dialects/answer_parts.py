@@ -1,4 +1,4 @@
-"""The JSON of vectors."""
+"""What the JSON of answers has in several dialects: vectors, and the use of media."""
 
 from __future__ import annotations
 
@@ -27,3 +27,13 @@ def vectors_of(finished: Finished, encode: Callable[[bytes], Any] = numbers) -> 
         rows = [encode(vectors.data[start : start + size]) for start in starts]
         all_vectors.append(rows if vectors.is_multi else rows[0])
     return all_vectors
+
+
+def media_usage(finished: Finished) -> dict[str, Any]:
+    """Our extensions `images`, `videos` and `documents`: the tokens of each."""
+    media = {
+        "images": finished.images,
+        "videos": finished.videos,
+        "documents": finished.documents,
+    }
+    return {name: uses for name, uses in media.items() if uses}
