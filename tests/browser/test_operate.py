@@ -90,7 +90,7 @@ def test_operator_cancels_another_clients_request(tiny_daemon: Daemon, key_page:
     ended = page.locator("li.ended").first
     ended.get_by_text("request cancelled").wait_for()
     assert "operator" in ended.inner_text(), "who asked is shown by the name of the key"
-    page.locator(".log p", has_text="request cancelled").wait_for()
+    page.locator(".log p", has_text="request cancelled").first.wait_for()
     assert "operator-key" not in page.content()
     assert accessibility_problems(page) == []
 

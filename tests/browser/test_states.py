@@ -28,6 +28,11 @@ def begin(page: Any, question: str) -> None:
     page.keyboard.press("Enter")
 
 
+def stop(page: Any) -> None:
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").wait_for()
+
+
 def empty(page: Any) -> None:
     page.locator("#sample img").evaluate("async (image) => { await image.decode(); }")
 
@@ -49,7 +54,7 @@ def document(page: Any) -> None:
 
 def waiting(page: Any) -> None:
     begin(page, "wait")
-    page.get_by_text("Waiting for its turn").wait_for()
+    page.locator(".waiting", has_text="Waiting").wait_for()
 
 
 def written(page: Any) -> None:
@@ -60,8 +65,7 @@ def written(page: Any) -> None:
 def stopped(page: Any) -> None:
     begin(page, "say 0.2 one two three four five six seven eight")
     page.locator(".answer .text p").wait_for()
-    page.keyboard.press("Escape")
-    page.get_by_text("Stopped.").wait_for()
+    stop(page)
 
 
 def failed(page: Any) -> None:
@@ -158,3 +162,5 @@ def test_every_state_is_accessible_and_fits(
     page = open_page(scripted_daemon, device=device, scheme=scheme)
     STATES[state](page)
     check_shapes(page, tmp_path / f"{state}-{scheme}-{device}.png", device)
+    if state == "waiting":
+        stop(page)

@@ -123,7 +123,7 @@ async function firstPages({ blob, pages: chosen }) {
 /** A document: its name, the pages that are asked about, and what the first ones look like. */
 function paper(one) {
   const about = h("span.muted", one.pages ? `Pages ${one.pages}` : "");
-  const sheets = h("div.sheets", { tabindex: "0", role: "group", "aria-label": `First pages of ${one.name}` });
+  const sheets = h("div.sheets", { tabindex: "0", role: "group", "aria-label": `What ${one.name} looks like` });
   const show = ({ total, pages }) => {
     sheets.append(...pages.map(({ page, width, height, url }) => h("img", { src: url, alt: `Page ${page}`, title: `Page ${page}`, width, height })));
     if (total > pages.length) sheets.append(h("span.muted", `and ${total - pages.length} more`));
