@@ -64,10 +64,10 @@ from vlm_server.api.dialects.responses.stored import (
     StoredResponses,
     refuse_conversation,
 )
+from vlm_server.api.document_preview import DocumentPreview
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
-from vlm_server.api.http.document_preview import DocumentPreview
 from vlm_server.api.http.ended_requests import EndedRequests
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.streams.event_logs import LAST_EVENT_HEADER, RESUMABLE_HEADER
