@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 WARNING = re.compile(r"warning|deprecat|\*{8}", re.IGNORECASE)
@@ -86,8 +87,8 @@ def check_metadata(wheel: Path) -> None:
     """The fields that an index shows. Raises CheckFailed."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        head, _, text = archive.read(name).decode().partition("\n\n")
-    fields = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
+        metadata = message_from_bytes(archive.read(name))
+    text = metadata.get_payload(decode=True).decode()
     wanted = {
         "Name": "vlm-server",
         "Version": wheel.name.split("-")[1],
@@ -96,11 +97,12 @@ def check_metadata(wheel: Path) -> None:
         "Description-Content-Type": "text/markdown",
     }
     for field, value in wanted.items():
-        if fields.get(field) != value:
-            raise CheckFailed(f"{field} is {fields.get(field)!r}, not {value!r}")
+        given = metadata.get_all(field, [])
+        if value not in given:
+            raise CheckFailed(f"{field} is {given}, without {value!r}")
     if not text.startswith("# vlm_server"):
         raise CheckFailed("the README is not in the metadata")
-    if "Project-URL: Repository, " not in head:
+    if not any(url.startswith("Repository, ") for url in metadata.get_all("Project-URL", [])):
         raise CheckFailed("the metadata has no URLs")
     if relative := re.search(r"\]\((?!\w+:|#)[^)\s]+\)", text):
         raise CheckFailed(f"a link of the README is relative: {relative[0]}")

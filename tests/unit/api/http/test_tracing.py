@@ -188,6 +188,7 @@ def test_every_generating_route_is_traced() -> None:
         "/cancel",
         "/files",
         "/media",
+        "/documents/pages",
         "/batches",
         "/watch",
         "/frames",
