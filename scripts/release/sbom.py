@@ -20,9 +20,10 @@ def write(environment: Path, project: Path, path: Path) -> None:
     )
     if ended.returncode:
         raise CheckFailed(f"there is no list of packages:\n{ended.stderr[-2000:]}")
-    packages = json.loads(path.read_text(encoding="utf-8"))["components"]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    packages = [content["metadata"]["component"], *content["components"]]
     licensed = sum(1 for package in packages if package.get("licenses"))
     names = {package["name"] for package in packages}
-    if not {"vlm-server", "mlx-vlm", "mlx"} <= names | {"vlm-server"}:
+    if not {"vlm-server", "mlx-vlm", "mlx"} <= names:
         raise CheckFailed(f"{path.name} lacks packages: it has {', '.join(sorted(names))}")
     print(f"{path.name}: {len(packages)} packages, {licensed} of them with licences")

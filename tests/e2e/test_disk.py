@@ -72,7 +72,7 @@ def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
 @pytest.fixture(scope="module")
 def expected_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The answers of a daemon without a disk cache."""
-    nothing = [f"cache.{name}_bytes=0" for name in ("prefix", "encoder", "pixel")]
+    nothing = [f"cache.max_{name}_bytes=0" for name in ("prefix", "encoder", "pixel")]
     options = [part for setting in nothing for part in ("--set", setting)]
     with running_daemon(tmp_path_factory.mktemp("plain"), *options) as daemon:
         first, known = ask(daemon, FIRST)

@@ -96,7 +96,7 @@ def test_doctor_report_includes_running_daemons_state(keyed_daemon: Daemon, tmp_
     content = json.loads(text)
     assert content["daemon"]["/v1/status"]["engine"]["state"] == "ready"
     assert any("request_success_total" in line for line in content["daemon"]["/metrics"])
-    assert any("POST /v1/chat/completions" in line for line in content["log"])
+    assert any("1 picture" in line for line in content["log"])
 
 
 @pytest.mark.whole

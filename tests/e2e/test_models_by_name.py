@@ -195,7 +195,8 @@ def test_check_config_finds_truncated_model(tmp_path: Path) -> None:
     """In `[model]`, and among the models that are loaded later."""
     folder = shutil.copytree(EMBEDDED, tmp_path / "model")
     whole = run("check-config", "--model", str(folder))
-    assert (whole.returncode, whole.stdout) == (0, "The settings are valid.\n"), whole.stderr
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stdout.endswith("The settings are valid.\n")
     weights = next(folder.glob("*.safetensors"))
     os.truncate(weights, weights.stat().st_size - 1)
     for words in (("--model", str(folder)), ("--set", f"models.later.path={folder}")):

@@ -44,7 +44,8 @@ def test_rehearsal_leaves_packages_and_their_contents(released: Path) -> None:
         assert {(each.uid, each.uname) for each in archive.getmembers()} == {(0, "")}
     contents = json.loads((released / "vlm_server-9.8.7.cdx.json").read_text(encoding="utf-8"))
     names = {component["name"] for component in contents["components"]}
-    assert {"vlm-server", "mlx-vlm", "mlx-cpu"} <= names
+    assert contents["metadata"]["component"]["name"] == "vlm-server"
+    assert {"mlx-vlm", "mlx-cpu"} <= names
     assert not {"opencv-python", "datasets"} & names
 
 
