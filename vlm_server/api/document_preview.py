@@ -17,7 +17,7 @@ from vlm_server.api.http.generation import Generation, context_of
 from vlm_server.api.http.queue.queue_slots import QueueSlot
 from vlm_server.api.parsing.media.documents import Document, PageOptions, Pages, read_header
 from vlm_server.api.parsing.media.external import MediaUrl
-from vlm_server.errors import InvalidRequest
+from vlm_server.errors import InvalidRequest, PayloadTooLarge
 
 _PIXELS = re.compile("[1-9][0-9]{0,11}")
 
@@ -61,9 +61,10 @@ class DocumentPreview:
         with shared.queue_slots.hold(client, len(document.data)) as slot:
             drawing = self._pages(document, slot, request)
             pages = await body.until_disconnect(request.receive, drawing)
-        entry = access_log.entry_of(request.scope)
-        entry.documents, entry.pages = 1, len(pages.images)
-        answer = await anyio.to_thread.run_sync(_encode, pages)
+            _check_size(pages, shared.limits.max_unread_bytes)
+            entry = access_log.entry_of(request.scope)
+            entry.documents, entry.pages = 1, len(pages.images)
+            answer = await anyio.to_thread.run_sync(_encode, pages)
         return Response(answer, media_type="application/json")
 
     async def _pages(self, document: Document, slot: QueueSlot, request: Request) -> Pages:
@@ -82,6 +83,16 @@ def _options(request: Request) -> PageOptions:
     if text is not None and not _PIXELS.fullmatch(text):
         raise InvalidRequest("`max_pixels` must be a number of pixels, 1 or more.", "max_pixels")
     return PageOptions(query.get("pages", ""), max_pixels=int(text) if text else None)
+
+
+def _check_size(pages: Pages, max_bytes: int) -> None:
+    """Raises PayloadTooLarge if an answer in base64 has more bytes than may wait for a client."""
+    if 4 * pages.num_bytes > 3 * max_bytes:
+        raise PayloadTooLarge(
+            f"The pages take more than {max_bytes} bytes (limits.max_unread_bytes): ask for fewer, "
+            "with `pages`, or for smaller ones, with `max_pixels`.",
+            "pages",
+        )
 
 
 def _encode(pages: Pages) -> bytes:

@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.support import pdf
+from tests.unit.api.conftest import Connect
+from vlm_server.settings import Limits, Settings
 
 ROUTE = "/v1/documents/pages"
 TWO_PAGES = pdf.write([pdf.Page((300, 300)).text(60, 130, 70, word) for word in ("CUP", "SUN")])
@@ -38,6 +40,7 @@ async def test_chosen_pages_are_drawn(client: httpx.AsyncClient) -> None:
         ("", b"", "invalid_document"),
         ("?pages=3", TWO_PAGES, "invalid_document"),
         ("?pages=x", TWO_PAGES, "invalid_document"),
+        ("?pages=" + "1-," * 400 + "1", TWO_PAGES, "invalid_document"),
         ("?max_pixels=0", TWO_PAGES, "invalid_value"),
         ("?max_pixels=many", TWO_PAGES, "invalid_value"),
         ("?max_pixels=" + "9" * 5_000, TWO_PAGES, "invalid_value"),
@@ -49,3 +52,12 @@ async def test_wrong_document_or_query_is_refused(
     answer = await client.post(f"{ROUTE}{query}", content=content)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == code
+
+
+async def test_pages_larger_than_unread_bytes_are_refused(connect: Connect) -> None:
+    client = connect(Settings(limits=Limits(max_unread_bytes=1024)))
+    answer = await client.post(ROUTE, content=TWO_PAGES)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "pages")
+    assert (
+        await client.post(f"{ROUTE}?pages=1&max_pixels=1", content=TWO_PAGES)
+    ).status_code == 200

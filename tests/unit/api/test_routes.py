@@ -44,6 +44,14 @@ async def test_looks_for_news_are_logged_only_if_they_fail(
     assert len(caplog.records) == num_lines
 
 
+async def test_answered_question_is_logged_though_client_only_looks(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vlm_server.api"):
+        await client.post(ROUTE, json=chat(user("Hi")), headers={"X-VLM-Look": "1"})
+    assert len(caplog.records) == 1
+
+
 async def test_model_name_may_contain_slash(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:

@@ -29,6 +29,7 @@ CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
 _LOOK_HEADER = b"x-vlm-look"
 """Of requests with which the page and our commands look for news: only failures are logged."""
+_PREVIEW = "/v1/documents/pages"
 _FRAMES = "/v1/watch/{watch_id}/frames"
 _UNLOGGED = ("/health", "/ping", "/metrics", "/v1/status", "/v1/log", "/page/", _FRAMES)
 """Starts of routes that are polled or sent many times: probes, scrapes, the page, frames."""
@@ -105,11 +106,17 @@ class Entry:
     def log(self, scope: Scope) -> None:
         """Write the line of the request of `scope`, unless it is one of many that look for news."""
         method, route = scope["method"], route_of(scope)
-        is_look = any(name == _LOOK_HEADER for name, _ in scope["headers"]) and self.status < 400
-        is_unlogged = is_look or route == "/" or route.startswith(_UNLOGGED)
+        is_unlogged = self._is_look(scope, route) or route == "/" or route.startswith(_UNLOGGED)
         if not is_unlogged and logger.isEnabledFor(logging.INFO):
             fields = self.fields(method, route)
             log_lines.log_fields(logger, logging.INFO, fields, request_line.summary(fields))
+
+    def _is_look(self, scope: Scope, route: str) -> bool:
+        """Whether a client says that it only looked, as it did, and nothing failed."""
+        only_reads = scope["method"] in ("GET", "HEAD") or route == _PREVIEW
+        has_worked = 0 < self.status < 400 and self.error_code is None and self.answer is None
+        says_so = any(name == _LOOK_HEADER for name, _ in scope["headers"])
+        return only_reads and has_worked and says_so
 
 
 def attach(scope: Scope) -> Entry:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
@@ -52,6 +53,7 @@ _TYPES = {
     ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
+_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))")
 _INDEX = "index.html"
 _STATIC = Path(__file__).with_name("static")
 
@@ -101,7 +103,8 @@ def _read(path: Path) -> PageFile:
 
 def _answer(request: Request, file: PageFile) -> Response:
     headers, content = {**_HEADERS, "ETag": file.etag}, file.content
-    if "gzip" in request.headers.get("accept-encoding", "") and file.media_type != "image/png":
+    takes_gzip = _GZIP.search(request.headers.get("accept-encoding", ""))
+    if takes_gzip and file.media_type != "image/png":
         headers |= {"ETag": f'{file.etag[:-1]}-gzip"', "Content-Encoding": "gzip"}
         content = _compressed(content)
     if headers["ETag"] in request.headers.get("if-none-match", ""):

@@ -12,6 +12,9 @@ from vlm_server.cli.connect import tree
 from vlm_server.cli.connect.settings_file import Record
 from vlm_server.cli.connect.tree import MISSING, Path, Unusable
 
+_MAX_LINES = 5_000
+"""Of a file whose changes are merged line by line: the time grows with their square."""
+
 
 class Format(Protocol):
     """A module of `formats`."""
@@ -92,13 +95,15 @@ def undo(form: Format, current: str, record: Record) -> Undone:
     merged = _merged(record.written, record.before, current)
     with contextlib.suppress(Unusable):
         if merged is not None and form.parse(merged) == form.parse(text):
-            return Undone(merged)
+            return Undone(merged, tuple(kept))
     return Undone(text, tuple(kept))
 
 
 def _merged(written: str, before: str, current: str) -> str | None:
     """`current` with what differs of `written` as in `before`; None if that has changed since."""
     old, new, now = (text.splitlines(keepends=True) for text in (written, before, current))
+    if max(map(len, (old, new, now))) > _MAX_LINES:
+        return None
     kept = SequenceMatcher(None, old, now, autojunk=False).get_matching_blocks()
     changes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     for tag, start, end, first, last in reversed(changes):

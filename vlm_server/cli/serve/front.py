@@ -181,7 +181,7 @@ async def drain(
     logs: EventLogs = app.state.event_logs
 
     def num_in_engine() -> int:
-        return models.num_in_flight - logs.num_detached
+        return models.num_in_flight + models.num_waiting - logs.num_detached
 
     if is_replaced:
         await server.last_call(num_in_engine)

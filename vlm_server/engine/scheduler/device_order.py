@@ -35,7 +35,7 @@ def fair_turn(candidates: Sequence[TurnCandidate], last: str | None, room: int =
     and more only if one of them can't go on for a while. So a short request never waits for the end
     of a long one; a long one takes at most twice as long; and every request becomes the oldest
     eventually. A request begins only if the decode batch has room for all its sequences, and none
-    takes the room that the oldest waits for.
+    takes the room that the oldest waits for; meanwhile those go on that need none.
 
     candidates: the oldest first. last: the request that had the last turn. room: the number of
     sequences that the decode batch can still take, including those of begun requests.
@@ -44,7 +44,8 @@ def fair_turn(candidates: Sequence[TurnCandidate], last: str | None, room: int =
     room -= sum(candidate.num_seqs for candidate in begun)
     oldest = candidates[0] if candidates else None
     if oldest is None or (not oldest.is_begun and oldest.num_seqs > room):
-        return begun[0].request_id if begun else None
+        ready = begun or [candidate for candidate in candidates if not candidate.num_seqs]
+        return ready[0].request_id if ready else None
     if oldest.request_id != last:
         return oldest.request_id
     room -= 0 if oldest.is_begun else oldest.num_seqs

@@ -109,7 +109,7 @@ def _refuse_without_language_model(config: dict[str, Any]) -> None:
     name = config["model_type"]
     try:
         package, _ = get_model_and_args(config)
-    except (ImportError, ValueError):
-        raise ModelLoadError(f"mlx-vlm has no family {name!r}") from None
+    except Exception as error:  # noqa: BLE001  modules of families fail with any exception
+        raise ModelLoadError(f"mlx-vlm has no family {name!r}: {error}") from None
     if not hasattr(getattr(package, "Model", None), "get_input_embeddings"):
         raise ModelLoadError(f"{name} is not served: mlx-vlm has no language model for it")

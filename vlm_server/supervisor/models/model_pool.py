@@ -111,6 +111,11 @@ class ModelPool:
         return sum(model.num_users for model in self._models.values())
 
     @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a model to be loaded."""
+        return sum(model.num_waiting for model in self._models.values())
+
+    @property
     def is_starting(self) -> bool:
         """Whether a pinned model is loading for the first time, downloads not counted."""
         return any(model.status.state == "starting" for model in self._pinned())

@@ -128,6 +128,10 @@ class ServedModel:
         self.phase = ModelPhase.UNLOADED if self.engine is None else ModelPhase.LOADED
 
     @property
+    def num_waiting(self) -> int:
+        return len(self._waiters)
+
+    @property
     def is_idle(self) -> bool:
         return not self.num_users and not self._waiters
 

@@ -84,6 +84,14 @@ async def test_page_file_is_compressed_for_clients_with_gzip(client: httpx.Async
     assert "Accept-Encoding" in small.headers["vary"]
 
 
+@pytest.mark.parametrize("accepted", ["gzip;q=0", "gzip ; q=0.00, br", "deflate"])
+async def test_page_file_is_plain_for_clients_that_refuse_gzip(
+    client: httpx.AsyncClient, accepted: str
+) -> None:
+    answer = await client.get("/page/main.js", headers={"accept-encoding": accepted})
+    assert "content-encoding" not in answer.headers
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
 async def test_page_file_with_known_etag_is_304(client: httpx.AsyncClient, encoding: str) -> None:
     client.headers["accept-encoding"] = encoding

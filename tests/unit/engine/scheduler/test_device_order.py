@@ -79,6 +79,12 @@ def test_shortest_request_runs_once_begun_ones_are_finished():
     assert job_queue.run().startswith("ababac")
 
 
+def test_request_without_rows_goes_on_while_oldest_waits_for_room():
+    chat = TurnCandidate("a", 9, is_begun=False, num_seqs=1)
+    scoring = TurnCandidate("b", 500, is_begun=False, num_seqs=0)
+    assert fair_turn([chat, scoring], None, room=0) == "b"
+
+
 def test_interrupted_request_remains_oldest():
     young = [
         TurnCandidate("b", 500, is_begun=True, num_seqs=1),

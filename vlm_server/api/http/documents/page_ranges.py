@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_MAX_CHARS = 1024
 _RANGE = re.compile(r"([1-9][0-9]{0,8})(?:(-)([1-9][0-9]{0,8})?)?", re.ASCII)
 
 
@@ -18,6 +19,8 @@ def select(text: str, num_pages: int, max_pages: int) -> list[int]:
     PagesError, also for more than `max_pages`.
     """
     ranges = [(1, num_pages)]
+    if len(text) > _MAX_CHARS:
+        raise PagesError(f"`pages` has more than {_MAX_CHARS} characters.")
     if text:
         ranges = [_range(part.strip(), num_pages) for part in text.split(",")]
     if any(last - first >= max_pages for first, last in ranges):
