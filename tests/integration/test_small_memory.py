@@ -27,7 +27,7 @@ from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.settings import CacheSettings, MemorySettings
 
-CONTEXT_TOKENS = 2048
+CONTEXT_TOKENS = 1024
 """In place of 32,768: everything else is in proportion."""
 AGENT_TOKENS = CONTEXT_TOKENS * 23_000 // 32_768
 TURNS = 10
