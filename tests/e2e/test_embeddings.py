@@ -122,7 +122,7 @@ def test_client_that_leaves_ends_all_inputs(embedding_daemon: Daemon) -> None:
 
 
 def test_short_input_does_not_wait_for_many_long_ones(embedding_daemon: Daemon) -> None:
-    many = [f"{number} " * 60 for number in range(150)]
+    many = [f"{number} " * 60 for number in range(600)]  # more than one group
     done: list[float] = []
 
     def embed_many() -> None:
