@@ -228,14 +228,9 @@ class Request:
     ) -> None:
         """Take over the prompt. `formats`: those of the model's tool calls and reasoning."""
         self._prompt, self._references = prepared.prompt, prepared.references
+        is_json = self.sampling.json_schema is not None
         for choice in self.choices:
-            choice.set_parser(
-                build_parser(
-                    formats,
-                    prepared.prompt.answer_format,
-                    is_json=self.sampling.json_schema is not None,
-                )
-            )
+            choice.set_parser(build_parser(formats, prepared.prompt.answer_format, is_json=is_json))
         self._inputs = dict(prepared.inputs)
         self.disk_read, self.max_tokens = prepared.disk_read, max_tokens
         self._start_after_prefix(prepared.references)
