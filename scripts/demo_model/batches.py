@@ -20,7 +20,9 @@ from demo_model.conversations import Mix, on_groups, on_one_picture, text_only
 from demo_model.encode import IGNORED, Conversation, Encoded, Encoder, merged_tokens
 from demo_model.fonts import FontBook, Words
 from demo_model.multi_image import on_frames, on_several, on_video
+from demo_model.pages import on_page
 from demo_model.scenes import Artist
+from demo_model.screens import on_screens
 from demo_model.shape import BLOCK, MAX_PIXELS, MIN_PIXELS, PATCH
 from demo_model.tools import on_tool_series, on_tools
 
@@ -57,6 +59,21 @@ FINISHING = Plan(
     ),
     shares=(0.46, 0.18, 0.10, 0.06, 0.15, 0.03, 0.02),
 )  # fmt: skip
+
+
+# Another second stage: long conversations and pages, beside all that is known already.
+LONG = Plan(
+    patches=7168,
+    largest=32,
+    mix=Mix(words=0.55, both=0.2),
+    kinds=(
+        "screens", "page", "small_series", "small_tools", "small_results", "small", "single",
+        "small_pair", "counting", "text",
+    ),
+    shares=(0.36, 0.28, 0.07, 0.06, 0.04, 0.06, 0.06, 0.03, 0.03, 0.01),
+)  # fmt: skip
+SCREENS_TOKENS = 9000
+"""Tokens in a batch of long conversations."""
 
 
 @dataclass
@@ -131,6 +148,13 @@ class Drawer:
             grids = ((7, 7), (7, 7), (8, 8), (7, 8), (8, 7), (6, 9), (7, 10), (10, 6))
             chosen = rng.sample(grids, 2 if kind in ("small_pair", "small_results") else 1)
             return [(rows * BLOCK, cols * BLOCK) for rows, cols in chosen], 1
+        if kind == "page":
+            return [rng.choice((random_grid(rng), (13 * BLOCK, 13 * BLOCK)))], 1
+        if kind == "screens":
+            grids = rng.choice(((7, 7), (13, 13), None, None))
+            most = 26 if grids == (13, 13) or rng.random() < 0.5 else 12
+            sizes = [grids or (small_grid(rng)) for _ in range(rng.randint(4, most))]
+            return [(h * BLOCK, w * BLOCK) if grids else (h, w) for h, w in sizes], 1
         if kind in ("pair", "results"):
             first = random_grid(rng)
             return [first, first if rng.random() < 0.4 else random_grid(rng)], 1
@@ -149,6 +173,10 @@ class Drawer:
             return on_one_picture(rng, self.artist, sizes[0], self.plan.mix)
         if kind in ("tools", "results", "small_tools", "small_results"):
             return on_tools(rng, self.artist, sizes)
+        if kind == "screens":
+            return on_screens(rng, self.artist, sizes)
+        if kind == "page":
+            return on_page(rng, self.artist, sizes[0])
         if kind in ("series", "small_series"):
             return on_tool_series(rng, self.artist, sizes[0])
         if kind == "counting":
@@ -167,6 +195,9 @@ class Drawer:
         sizes, frames = self.sizes(rng, kind)
         patches = frames * sum(h * w // PATCH**2 for h, w in sizes) or 512
         count = max(16, min(self.plan.largest, self.plan.patches // patches))
+        if kind == "screens":
+            tokens = sum(merged_tokens(*size) + 50 for size in sizes)
+            count = max(1, min(self.plan.largest, SCREENS_TOKENS // tokens))
         packer = Packer(buffer)
         views = [
             packer.reserve(f"pixels{i}", "uint8", (count, frames, height, width, 3))

@@ -60,7 +60,7 @@ def on_tool_series(rng: random.Random, artist: Artist, size: Size) -> Conversati
     usable = [each for each in usable if each.parameters]
     turns: list[Turn] = []
     for thing in rng.sample(scene.shapes, min(len(scene.shapes), 5)):  # none twice: no copying
-        turns += _one_order(rng, scene, thing, rng.choice(usable), offered)
+        turns += one_order(rng, scene, thing, rng.choice(usable), offered)
     turns = turns or interview(rng, scene, 1)
     turns[0].question = IMAGE_MARK + turns[0].question.removeprefix(IMAGE_MARK)
     if turns[-1].call and rng.random() < 0.25:
@@ -70,7 +70,7 @@ def on_tool_series(rng: random.Random, artist: Artist, size: Size) -> Conversati
     return Conversation(turns, system_prompt(rng), [picture], offered)
 
 
-def _one_order(
+def one_order(
     rng: random.Random, scene: Scene, thing: Thing, tool: Tool, offered: list[Tool], lead: str = ""
 ) -> list[Turn]:
     """An order, what came of it, and a question perhaps; nothing if there are no words for it.
@@ -199,7 +199,7 @@ def _looked(rng: random.Random, scenes: list[Scene]) -> tuple[list[Tool], list[T
         for _ in range(rng.choice((0, 0, 1, 2))):
             if acting and rng.random() < 0.6:
                 thing = rng.choice(scene.shapes)
-                turns += _one_order(rng, scene, thing, rng.choice(acting), tools)
+                turns += one_order(rng, scene, thing, rng.choice(acting), tools)
             else:
                 turns += interview(rng, scene, 1)
     return tools, turns
@@ -213,7 +213,7 @@ def _one_look(
     if acting and rng.random() < 0.5:
         lead = rng.choice([each for each in LOOK_AND_ACT if is_clear or "{name}" in each])
         thing = rng.choice(scene.shapes)
-        turns = _one_order(rng, scene, thing, rng.choice(acting), tools, lead)
+        turns = one_order(rng, scene, thing, rng.choice(acting), tools, lead)
         if turns:
             return turns
     asked, look = interview(rng, scene, 1)[0], Call(tools[0].name, {})
