@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vlm_server.interfaces import DeviceMemory
 
@@ -11,13 +11,24 @@ Work = Literal["encode", "prefill"]
 
 _COLD_BYTES = {"encode": 4 << 20, "prefill": 1 << 20}
 """Bytes per token before any measurement: more than any model needs that fits one machine."""
-_NUM_RATES = 32
-_MIN_TOKENS = 32
-"""The minimum number of tokens to learn from: with fewer, the fixed part would dominate."""
+_LAST_PEAKS = 8
+"""Peaks of a size that count."""
+_MIN_TOKENS = 33
+"""The minimum number of tokens to learn from: fewer may be multiplied by kernels of their own."""
+
+
+class _Peak(NamedTuple):
+    """Transient bytes of work on `num_tokens`."""
+
+    num_tokens: int
+    size_bytes: int
 
 
 class MemoryEstimator:
-    """Transient bytes per token of encodes and prefills: the maximum of the last ones.
+    """Transient bytes of encodes and prefills, learned apart for each doubling of the tokens.
+
+    They are not proportional to the tokens: where weights are dequantized to multiply many rows, 50
+    tokens need nearly as much as 1,000.
 
     Peaks are those of the process, so nothing is learned from work that overlapped with other work.
     Memory that stays allocated afterwards (KV, features) is not transient.
@@ -25,11 +36,8 @@ class MemoryEstimator:
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
-        self._rates: dict[Work, deque[float]] = {
-            "encode": deque(maxlen=_NUM_RATES),
-            "prefill": deque(maxlen=_NUM_RATES),
-        }
-        """Bytes per token."""
+        self._peaks: dict[Work, dict[int, deque[_Peak]]] = {"encode": {}, "prefill": {}}
+        """The last peaks, by kind of work and the bits of the number of tokens."""
         self._under_way: dict[Work, tuple[int, int]] = {}
         """Active bytes at the start of work under way, and their peak since, by its kind."""
         self._overlapping: set[Work] = set()
@@ -47,11 +55,17 @@ class MemoryEstimator:
     def bytes_for(self, work: Work, num_tokens: int) -> int:
         """The maximum of transient bytes of work on `num_tokens`.
 
-        Proportional to the tokens: the fixed part makes it an overestimate for more tokens than
-        measured, and attention, which grows with the square, is computed in bounded blocks.
+        That of the next larger size that was measured; beyond the largest work, proportional to
+        the tokens: attention, which grows with the square, is computed in bounded blocks.
         """
-        rates = self._rates[work]
-        return int(max(rates, default=_COLD_BYTES[work]) * num_tokens)
+        sizes = self._peaks[work]
+        if not sizes:
+            return _COLD_BYTES[work] * num_tokens
+        for size in sorted(size for size in sizes if size >= num_tokens.bit_length()):
+            if any(peak.num_tokens >= num_tokens for peak in sizes[size]):
+                return max(peak.size_bytes for peak in sizes[size])
+        rates = [peak.size_bytes / peak.num_tokens for peak in sizes[max(sizes)]]
+        return int(max(rates) * num_tokens)
 
     def begin(self, work: Work) -> None:
         """Start to measure work of this kind, until `end`."""
@@ -69,7 +83,9 @@ class MemoryEstimator:
         self._overlapping.discard(work)
         if is_alone and is_typical and num_tokens >= _MIN_TOKENS:
             resident_bytes = max(start_bytes, self._memory.read().active_bytes)
-            self._rates[work].append(max(0, peak_bytes - resident_bytes) / num_tokens)
+            peak = _Peak(num_tokens, max(0, peak_bytes - resident_bytes))
+            peaks = self._peaks[work].setdefault(num_tokens.bit_length(), deque(maxlen=_LAST_PEAKS))
+            peaks.append(peak)
 
     def _fold(self) -> None:
         """Add the peak since the last call to the peaks of all work under way."""

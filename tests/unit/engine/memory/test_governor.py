@@ -384,7 +384,7 @@ def test_encode_peak_is_attributed_to_tokens_per_call(harness: GovernorHarness):
 
 
 def test_pool_is_cleared_before_encode_that_needs_it(harness: GovernorHarness):
-    learn(harness, "encode", 400, 400)
+    learn(harness, "encode", 200, 200)
     harness.hold(active=500, pool=200)
     harness.governor.before_encode(200)
     assert harness.decisions == {}
@@ -488,19 +488,35 @@ def test_estimator_expects_much_before_its_first_measurement(harness: GovernorHa
     assert harness.governor.estimator.bytes_for("prefill", 100) >= 100 * MIB
 
 
-def test_estimator_uses_highest_bytes_per_token(harness: GovernorHarness):
-    learn(harness, "encode", 100, 50)
-    learn(harness, "encode", 200, 40)
-    assert harness.governor.estimator.bytes_for("encode", 40) == 20 * MIB
-    assert harness.governor.estimator.bytes_for("encode", 200) == 100 * MIB
-    assert harness.governor.estimator.bytes_for("encode", 400) == 200 * MIB
+def test_estimate_is_peak_of_next_larger_work(harness: GovernorHarness):
+    estimator = harness.governor.estimator
+    for num_tokens, mib in [(40, 500), (300, 510), (1000, 700), (600, 560)]:
+        learn(harness, "encode", num_tokens, mib)
+    found = {n: estimator.bytes_for("encode", n) // MIB for n in (20, 40, 41, 600, 601, 1000)}
+    assert found == {20: 500, 40: 500, 41: 510, 600: 700, 601: 700, 1000: 700}
 
 
-def test_estimator_forgets_peaks_after_32_measurements(harness: GovernorHarness):
+def test_estimate_beyond_largest_work_is_proportional(harness: GovernorHarness):
+    learn(harness, "encode", 40, 5000)
+    learn(harness, "encode", 1000, 700)
+    learn(harness, "encode", 600, 540)
+    assert harness.governor.estimator.bytes_for("encode", 2000) == 1800 * MIB
+
+
+def test_estimator_forgets_peaks_after_8_of_their_size(harness: GovernorHarness):
     learn(harness, "encode", 100, 500)
-    for _ in range(32):
+    for _ in range(8):
+        assert harness.governor.estimator.bytes_for("encode", 100) == 500 * MIB
         learn(harness, "encode", 100, 10)
     assert harness.governor.estimator.bytes_for("encode", 100) == 10 * MIB
+
+
+def test_fixed_need_of_short_prompts_does_not_grow_with_others(harness: GovernorHarness):
+    """As of quantized weights, which are dequantized for 50 tokens as for 1,000."""
+    learn(harness, "prefill", 1000, 5200)
+    for _ in range(40):
+        learn(harness, "prefill", 50, 5000)
+    assert harness.governor.estimator.bytes_for("prefill", 1000) == 5200 * MIB
 
 
 def test_estimator_ignores_peaks_of_overlapping_work():

@@ -139,10 +139,11 @@ def test_batched_prefill_is_halved_to_fit_memory():
         memory = FakeMemory(limit_bytes=limit_bytes)
         engine = new_engine(memory=memory)
         engine.governor.reset_stats()
-        engine.governor.estimator.begin("prefill")
-        memory.peak_bytes = memory.active_bytes + (32 << 20)
-        engine.governor.estimator.end("prefill", 32)  # 1 MiB per token
-        engine.ready(*"abcd", max_tokens=5)
+        for num_tokens, mib in [(34, 8), (68, 32)]:
+            engine.governor.estimator.begin("prefill")
+            memory.peak_bytes = memory.active_bytes + (mib << 20)
+            engine.governor.estimator.end("prefill", num_tokens)
+        engine.ready(*"abcd", text=16 * "h", max_tokens=5)
         return prefill_batches(engine)[0]
 
     assert first_chunk(1 << 30) == [*"abcd"]
