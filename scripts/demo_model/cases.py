@@ -13,13 +13,14 @@ from pathlib import Path
 
 from demo_model.batches import random_grid, small_grid
 from demo_model.calls import RESULT_BEGIN, RESULT_END, Call, Tool
-from demo_model.conversations import Mix, on_one_picture, text_only
+from demo_model.conversations import Mix, any_scene, interview, on_one_picture, paint, text_only
 from demo_model.drawing import Picture
-from demo_model.encode import IMAGE_MARK, Conversation
+from demo_model.encode import IMAGE_MARK, Conversation, Turn
 from demo_model.fonts import DEFAULT_FONT, FontBook, Words, find_fonts
 from demo_model.multi_image import on_frames, on_several
+from demo_model.pages import on_page
 from demo_model.scenes import Artist
-from demo_model.tools import on_tools
+from demo_model.tools import on_tools, one_order
 
 FIRST_SEED = 10**9
 CATEGORIES = (
@@ -31,6 +32,11 @@ TOOL_CATEGORIES = {
     "json": "fill a schema",
 }  # fmt: skip
 """By the second half of a turn's task."""
+PAGE_CATEGORIES = ("cell", "heading", "label", "row", "total")
+LONGEST = 24
+"""Turns of a long conversation, each with a new picture."""
+LONG_SIZE = (448, 448)
+CLICK = Tool("click", ("x", "y"))
 
 
 @dataclass
@@ -123,6 +129,43 @@ def tool_cases(artist: Artist, per_category: int) -> Iterator[Case]:
             continue
         seen.update(step.category for step in case.steps)
         yield case
+
+
+def page_cases(artist: Artist, per_category: int) -> Iterator[Case]:
+    """Questions about pages of documents until every category has that many turns."""
+    rng = random.Random(FIRST_SEED + 2)
+    seen: Counter[str] = Counter()
+    while any(seen[f"page: {name}"] < per_category for name in PAGE_CATEGORIES):
+        conversation = on_page(rng, artist, LONG_SIZE)
+        case = to_case(conversation)
+        for step, turn in zip(case.steps, conversation.turns, strict=True):
+            step.category = turn.task.replace("page_", "page: ")
+        seen.update(step.category for step in case.steps)
+        yield case
+
+
+def long_cases(artist: Artist, count: int) -> Iterator[Case]:
+    """Conversations of `LONGEST` turns, half of them of questions, half of clicks."""
+    rng = random.Random(FIRST_SEED + 3)
+    for number in range(count):
+        clicks = number % 2 == 1
+        steps = [_long_step(rng, artist, turn, clicks=clicks) for turn in range(1, LONGEST + 1)]
+        yield Case(None, steps, (CLICK,) if clicks else ())
+
+
+def _long_step(rng: random.Random, artist: Artist, number: int, *, clicks: bool) -> Step:
+    turns: list[Turn] = []
+    while not turns:
+        scene = any_scene(rng, artist, LONG_SIZE, Mix(words=0.0))
+        if scene.shapes and clicks:
+            turns = one_order(rng, scene, rng.choice(scene.shapes), CLICK, [CLICK])
+        elif scene.shapes:
+            turns = interview(rng, scene, 1)
+    picture, turn = paint(rng, artist, scene, LONG_SIZE), turns[0]
+    first = (number - 1) // 6 * 6 + 1
+    category = f"{'clicks' if clicks else 'questions'}, turns {first} to {first + 5}"
+    parts: list[str | Picture] = [picture, turn.question.replace(IMAGE_MARK, "")]
+    return Step(parts, (turn.answer,), category, turn.call, is_required=clicks)
 
 
 def artist_for(fonts: Path, words: Path | None, held_out: bool) -> Artist:
