@@ -111,9 +111,13 @@ class Admission:
 
         Each request was admitted for one encode at a time, and for the features of all its media.
         """
-        needed_bytes = self._governor.estimator.bytes_for("encode", num_tokens)
-        needed_bytes += sum(r.transient_bytes for r in requests)
+        needed_bytes = self.encode_bytes(num_tokens, requests)
         return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
+
+    def encode_bytes(self, num_tokens: int, requests: Iterable[Request]) -> int:
+        """Bytes that an encode of `num_tokens` of media of these requests needs at most."""
+        encode_bytes = self._governor.estimator.bytes_for("encode", num_tokens)
+        return encode_bytes + sum(r.transient_bytes for r in requests)
 
     def fits_prefill(
         self, num_tokens: int, requests: Sequence[Request], admitted: Sequence[Request]
@@ -130,13 +134,19 @@ class Admission:
         return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
     def fits_branches(
-        self, request: Request, count: int, num_tokens: int, admitted: Sequence[Request]
+        self,
+        request: Request,
+        count: int,
+        num_tokens: int,
+        admitted: Sequence[Request],
+        *,
+        encode_bytes: int,
     ) -> bool:
         """Whether `count` options of `request`, of `num_tokens` in all, may be scored in one step.
 
-        The request was admitted for one of the longest.
+        The request was admitted for one of the longest. encode_bytes: of the encode under way.
         """
-        needed_bytes = self._branch_bytes(request, count, num_tokens)
+        needed_bytes = self._branch_bytes(request, count, num_tokens) + encode_bytes
         return self._governor.has_room(self.reserved_bytes(admitted) + needed_bytes)
 
     def _branch_bytes(self, request: Request, count: int, num_tokens: int) -> int:

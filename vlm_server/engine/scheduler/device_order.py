@@ -79,6 +79,8 @@ class DeviceOrder:
         """The requests of the encode under way; they may have ended."""
         self._encode_during: str | None = None
         """The request during whose chunk the encode under way was started."""
+        self.encode_bytes = 0
+        """Device memory that the encode under way needs at most."""
 
     @property
     def is_encoding(self) -> bool:
@@ -155,12 +157,12 @@ class DeviceOrder:
                 return
             yield turn
 
-    def next_to_prefill(self) -> Request | None:
-        """The request whose chunk is next; none with media during an encode.
+    def next_to_prefill(self, waiting: Collection[Request] = ()) -> Request | None:
+        """The request whose chunk is next; none with media during an encode, and none of `waiting`.
 
         The decode batch has room for the sequences of every request whose prefill has begun.
         """
-        return self._prefill_turn(self._last_prefill, ())
+        return self._prefill_turn(self._last_prefill, waiting)
 
     def prefills_after(self, request: Request) -> Iterator[Request]:
         """The prefill's turns after one of `request`, assuming that no new request arrives.
@@ -203,8 +205,11 @@ class DeviceOrder:
         """Record that the disk reader is done."""
         self._disk_reading = None
 
-    def start_encode(self, encodes: Sequence[EncodeWork], during: Request | None) -> None:
+    def start_encode(
+        self, encodes: Sequence[EncodeWork], during: Request | None, encode_bytes: int
+    ) -> None:
         """Record that the encoder begins with `encodes`, maybe during a chunk of `during`."""
+        self.encode_bytes = encode_bytes
         self._last_media = encodes[-1].request_id
         self._encoding = tuple(dict.fromkeys(encode.request_id for encode in encodes))
         self._encode_during = None if during is None else during.request_id
@@ -212,7 +217,7 @@ class DeviceOrder:
     def finish_encode(self) -> None:
         """Record that the encoder is done."""
         assert self._encoding
-        self._encoding = ()
+        self._encoding, self.encode_bytes = (), 0
 
     def start_chunk(self, request: Request) -> None:
         """Record that the next step has a chunk of `request`."""

@@ -41,8 +41,24 @@ class OptionBatcher:
         """Take half as many tokens after a step that was too much for the device."""
         self._sizer.record_failure(num_tokens)
 
-    def next_branches(self, request: Request, *, others_decode: bool) -> tuple[Branches, ...]:
-        """The options of `request` to score in the next step: those of each call."""
+    def may_score(self, request: Request, encode_bytes: int) -> bool:
+        """Whether there is memory for an option of `request` beside an encode of `encode_bytes`.
+
+        Without an encode there is: it was reserved.
+        """
+        first = request.num_scored
+        option = Branches(first, first + 1, len(request.prompt.options[first]))
+        return not encode_bytes or self._fit(request, [option], encode_bytes)
+
+    def next_branches(
+        self, request: Request, *, others_decode: bool, encode_bytes: int
+    ) -> tuple[Branches, ...]:
+        """The options of `request` to score in the next step: those of each call.
+
+        None while an encode under way needs the memory: `encode_bytes`, 0 if there is none.
+        """
+        if not self.may_score(request, encode_bytes):
+            return ()
         prompt, first = request.prompt, request.num_scored
         lengths = [len(option) for option in prompt.options]
         max_tokens = self._sizer.chunk_tokens(
@@ -50,15 +66,21 @@ class OptionBatcher:
         )
         max_options = len(lengths) if self._can_batch else 1
         branches = branches_of(lengths, first, max_tokens, max_options)
-        while (count := branches[-1].end - first) > 1 and not self._fit(request, branches):
+        while (count := branches[-1].end - first) > 1 and not self._fit(
+            request, branches, encode_bytes
+        ):
             branches = branches_of(lengths, first, max_tokens, count // 2)
         return branches
 
-    def _fit(self, request: Request, branches: Sequence[Branches]) -> bool:
-        """Whether there is memory for `branches`; it is reserved for one option."""
-        count = branches[-1].end - branches[0].first
-        num_tokens = sum(each.num_tokens for each in branches)
-        return self._admission.fits_branches(request, count, num_tokens, self._requests.admitted)
+    def _fit(self, request: Request, branches: Sequence[Branches], encode_bytes: int) -> bool:
+        """Whether there is memory for `branches` beside an encode of `encode_bytes`."""
+        return self._admission.fits_branches(
+            request,
+            branches[-1].end - branches[0].first,
+            sum(each.num_tokens for each in branches),
+            self._requests.admitted,
+            encode_bytes=encode_bytes,
+        )
 
 
 def branches_of(

@@ -270,9 +270,12 @@ class Planner:
         elif not self._device_order.is_text_waiting:
             turns = self._device_order.encodes_after(request)
             encodes = self._encode_batcher.batch(encodes[0], turns)
-        self._device_order.start_encode(encodes, during)
-        for request_id in {encode.request_id for encode in encodes}:
-            self._requests[request_id].leave_queue()
+        num_tokens = sum(encode.num_tokens for encode in encodes)
+        members = [self._requests[each] for each in {encode.request_id for encode in encodes}]
+        encode_bytes = self._admission.encode_bytes(num_tokens, members)
+        self._device_order.start_encode(encodes, during, encode_bytes)
+        for member in members:
+            member.leave_queue()
         return tuple(encodes)
 
     def _next_to_encode(self, during: Request | None) -> Request | None:
@@ -284,8 +287,11 @@ class Planner:
         return None
 
     def _start_encode_during_step(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
-        """Encodes to start once a step with `prefills` is launched."""
-        if not prefills:
+        """Encodes to start once a step with `prefills` is launched.
+
+        None beside options: as many are scored as fit into memory.
+        """
+        if not prefills or prefills[0].branches:
             return ()
         chunk = prefills[0]
         request = self._requests[chunk.request_id]
@@ -298,7 +304,7 @@ class Planner:
         self, num_decoding: int
     ) -> tuple[tuple[NewRequest, ...], tuple[PrefillWork, ...]]:
         """The requests that are new to the runner, and the chunks to prefill."""
-        request = self._device_order.next_to_prefill()
+        request = self._device_order.next_to_prefill(self._scored_after_encode())
         if request is None:
             return (), ()
         if request.is_known_to_runner:
@@ -307,6 +313,14 @@ class Planner:
         num_beside = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
         new_requests = tuple(request.start_in_runner() for request in batch)
         return new_requests, tuple(self._next_chunk(request, num_beside) for request in batch)
+
+    def _scored_after_encode(self) -> list[Request]:
+        """Requests none of whose options fits into memory beside the encode under way."""
+        if not self._device_order.is_encoding:
+            return []
+        encode_bytes, scoring = self._device_order.encode_bytes, self._option_batcher
+        in_prefill = self._requests.in_state(State.PREFILL)
+        return [r for r in in_prefill if r.is_scoring and not scoring.may_score(r, encode_bytes)]
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those to prefill with it, all after the same number of cached tokens."""
@@ -368,4 +382,6 @@ class Planner:
         is_prefilled = end == request.prompt.num_tokens
         if not (request.prompt.options and is_prefilled) or (start < end and others_decode):
             return ()
-        return self._option_batcher.next_branches(request, others_decode=others_decode)
+        return self._option_batcher.next_branches(
+            request, others_decode=others_decode, encode_bytes=self._device_order.encode_bytes
+        )

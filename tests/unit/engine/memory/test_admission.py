@@ -147,7 +147,7 @@ def test_admission_reserves_branch_of_longest_option_and_counts_others():
     prefill_bytes = governor.estimator.bytes_for("prefill", 3)
     decision = admission.make_room_for(request, [], some_are_ending=False)
     assert decision == count * MIB + 3 * MIB + prefill_bytes
-    rows = [admission.fits_branches(request, rows, 3, []) for rows in (1, 2, 100)]
+    rows = [admission.fits_branches(request, rows, 3, [], encode_bytes=0) for rows in (1, 2, 100)]
     assert rows == [True, 2 * count + 6 <= 60, False]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from tests.unit.engine.fakes import (
     ByteDecoder,
     FakeMemory,
@@ -22,6 +24,7 @@ from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.option_batcher import OptionBatcher, branches_of
+from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.interfaces import Branches
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import MIB, MemorySettings
@@ -71,32 +74,66 @@ def test_step_has_as_many_options_as_memory_allows() -> None:
         question = prompt("twenty-four letters: abc")
         options = tuple((i,) for i in range(40))
         request.on_prepared(prepared(replace(question, options=options)), 0)
-        (branches,) = batcher.next_branches(request, others_decode=False)
+        (branches,) = batcher.next_branches(request, others_decode=False, encode_bytes=0)
         assert (question.num_tokens, branches) == (24, Branches(0, expected, 1))
         request.num_scored = 39
-        assert batcher.next_branches(request, others_decode=True) == (Branches(39, 40, 1),)
+        last = batcher.next_branches(request, others_decode=True, encode_bytes=0)
+        assert last == (Branches(39, 40, 1),)
+
+
+def add(
+    requests: LiveRequests, name: str, num_options: int = 0, images: int = 0, peak_bytes: int = 0
+) -> Request:
+    request = Request(submit(name), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
+    request.move_to(State.PREPARING)
+    options = tuple((i, i) for i in range(num_options))
+    request.on_prepared(prepared(replace(prompt(name, images), options=options)), 0)
+    request.admit(peak_bytes)
+    requests.enqueue(request)
+    return request
+
+
+def add_question(requests: LiveRequests, name: str, num_options: int) -> Request:
+    """A request whose prompt is prefilled, and whose options are to be scored."""
+    question = add(requests, name, num_options, images=1)
+    question.move_to(State.PREFILL)
+    question.is_known_to_runner = True
+    question.num_prefilled = question.prompt.num_tokens
+    return question
+
+
+@pytest.mark.parametrize(("limit", "beside"), [(10_000, 40), (750, 10), (430, 0)])
+def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
+    """If not one does, they are scored after it; other requests don't wait for them.
+
+    With a mebibyte for each token of KV.
+    """
+    requests = LiveRequests()
+    caches, memory = Caches(), FakeMemory(0, 0, limit * MIB, peak_bytes=0)
+    governor = Governor(MemorySettings(), memory, FakeProcess(), caches)
+    admission = Admission(governor, lambda num_tokens: num_tokens * MIB, 512)
+    planner = Planner(config(), requests, caches, admission, lambda *_: 0, lambda: 0.0)
+    add_question(requests, "question", num_options=40)
+    add(requests, "picture", images=1, peak_bytes=400 * MIB)
+    add(requests, "text")
+    plan = planner.plan(is_draining=False)
+    (work,) = plan.prefills
+    assert [encode.request_id for encode in plan.encode] == ["picture"]
+    assert work.request_id == ("question" if beside else "text")
+    assert sum(each.end - each.first for each in work.branches) == beside
+    memory.limit_bytes = 10_000 * MIB
+    planner.on_encoded(plan.encode, 1.0)
+    plans = [planner.plan(is_draining=False) for _ in range(2)]
+    assert (Branches(0, 40, 2),) in [plan.prefills[0].branches for plan in plans]
 
 
 def test_short_prompts_take_turns_with_many_options() -> None:
     """However many questions with more options than a prompt has tokens are under way."""
     requests = LiveRequests()
     order = DeviceOrder(requests, max_num_seqs=8)
-
-    def add(name: str, num_options: int, images: int = 0) -> Request:
-        request = Request(submit(name), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
-        request.move_to(State.PREPARING)
-        options = tuple((i, i) for i in range(num_options))
-        request.on_prepared(prepared(replace(prompt(name, images), options=options)), 0)
-        request.admit(0)
-        requests.enqueue(request)
-        return request
-
     for name, num_options in (("first", 400), ("second", 300)):
-        question = add(name, num_options, images=1)
-        question.move_to(State.PREFILL)
-        question.is_known_to_runner = True
-        question.num_prefilled = question.prompt.num_tokens
-    picture = add("picture", 0, images=1)
+        add_question(requests, name, num_options)
+    picture = add(requests, "picture", images=1)
     assert order.next_to_encode(during=None) is picture
     picture.move_to(State.PREFILL)
     turns = list[str]()
