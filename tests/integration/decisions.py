@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 from msgspec import structs
+from tokenizers import Tokenizer, normalizers
 
 from tests.integration.harness import EngineHarness, Part, conversation
 from vlm_server.cache.references import CacheReferences
 from vlm_server.interfaces import EncodeWork, NewRequest, PreparedPrompt
+from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import (
     Decision,
@@ -35,6 +37,14 @@ class Asked:
 
     text: str
     options: Sequence[str] = OPTIONS
+    num_spellings: int = 1
+
+
+def without_case(spec: ModelSpec) -> Tokenizer:
+    """The tokenizer of a model, to which upper and lower case are the same."""
+    tokenizer = Tokenizer.from_str(spec.backend.to_str())
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
 
 
 def decide(request_id: str, parts: Sequence[Part], *questions: Asked) -> Submit:
@@ -47,6 +57,7 @@ def decide(request_id: str, parts: Sequence[Part], *questions: Asked) -> Submit:
                 (Message("user", (TextPart(asked.text),), param=f"questions.{i}"),),
                 param=f"questions.{i}",
                 options=tuple(asked.options),
+                num_spellings=asked.num_spellings,
             )
             for i, asked in enumerate(questions)
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from tests.integration.decisions import OPTIONS, Asked, decide, decisions_of, logprobs_in_chunks
+from tests.integration.decisions import (
+    OPTIONS,
+    Asked,
+    decide,
+    decisions_of,
+    logprobs_in_chunks,
+    without_case,
+)
 from tests.integration.harness import (
     EngineHarness,
     Load,
@@ -268,6 +276,19 @@ def test_deadline_ends_request_with_its_error(load_tiny: Load) -> None:
     end = engine.ends["late"]
     assert isinstance(end, Failed)
     assert end.code == "total_timeout"
+
+
+def test_equal_spellings_count_once(load_tiny: Load) -> None:
+    loaded, _ = load_tiny("qwen3_vl")
+    model = replace(loaded, spec=replace(loaded.spec, backend=without_case(loaded.spec)))
+    engine = EngineHarness(model, new_preparer(model))
+    both = Asked("Is it red?", ("yes", "Yes", "no", "No"), num_spellings=2)
+    (decision,) = decisions_of(engine, decide("both", ("Hi",), both))
+    (once,) = decisions_of(engine, decide("once", ("Hi",), Asked(both.text, ("yes", "no"))))
+    yes, no = once.logprobs
+    expected = (yes, -math.inf, no, -math.inf)
+    np.testing.assert_allclose(decision.logprobs, expected, rtol=RTOL, atol=ATOL)
+    assert decision.greedy == 2 * once.greedy
 
 
 # ---- where options begin -----------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 from tokenizers import Tokenizer, normalizers
 
+from tests.integration.decisions import without_case
 from tests.integration.harness import Load, ask, prompt_of
 from tests.support.image_files import submitted
 from tests.support.images import random_image
@@ -47,3 +48,15 @@ def test_options_that_tokenizer_makes_equal_are_refused(load_tiny: Load):
     prompts = PromptTokenizer(replace(spec, backend=normalizing))
     with pytest.raises(InvalidRequest, match="Options 1 and 2"):
         prompts.tokenize_options(options, [1], "q")
+
+
+def test_spellings_of_one_option_may_be_equal(load_tiny: Load):
+    """But not to those of another."""
+    spec = load_tiny("qwen3_vl")[0].spec
+    prompts = PromptTokenizer(replace(spec, backend=without_case(spec)))
+    yes, same_yes, no, same_no = prompts.tokenize_options(("yes", "Yes", "no", "No"), [1], "q", 2)
+    assert yes == same_yes != no == same_no
+    with pytest.raises(InvalidRequest, match="Options 0 and 1"):
+        prompts.tokenize_options(("yes", "Yes", "no", "No"), [1], "q")
+    with pytest.raises(InvalidRequest, match="Options 1 and 2"):
+        prompts.tokenize_options(("no", "yes", "Yes", "maybe"), [1], "q", 2)

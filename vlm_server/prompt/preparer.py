@@ -220,7 +220,9 @@ class MultimodalPreparer:
             documents=document_uses(media),
             param=given.param,
         )
-        option_ids = self._prompts.tokenize_options(given.options, token_ids, given.param)
+        option_ids = self._prompts.tokenize_options(
+            given.options, token_ids, given.param, given.num_spellings
+        )
         return self._look_up(with_options(prompt, option_ids), media, use_disk=use_disk)
 
     def _checked_ids(self, token_ids: str | tuple[int, ...], param: str) -> list[int]:

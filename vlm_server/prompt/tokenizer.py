@@ -118,12 +118,13 @@ class PromptTokenizer:
         return tuple(self._ids(text, "prediction", adds_special=False))
 
     def tokenize_options(
-        self, options: Sequence[str], prompt_ids: Sequence[int], param: str
+        self, options: Sequence[str], prompt_ids: Sequence[int], param: str, num_spellings: int = 1
     ) -> list[tuple[int, ...]]:
         """Ids of each option as the text that follows `prompt_ids`.
 
         Raises InvalidRequest for control tokens, for an option of no tokens or too many, and for
-        equal ones: as texts they differ, but not to a tokenizer that normalizes them.
+        equal ones: as texts they differ, but not to a tokenizer that normalizes them. The
+        `num_spellings` of one answer, which come one after the other, may be equal.
         """
         if any(len(option) > self._max_option_characters for option in options):
             message = f"An option has more than {MAX_OPTION_TOKENS} tokens."
@@ -135,7 +136,7 @@ class PromptTokenizer:
         except (TypeError, UnicodeEncodeError):
             raise _no_text(param) from None
         (tail_ids, *ids), count = (encoding.ids for encoding in encodings), len(options)
-        tokenized = dict[tuple[int, ...], int]()
+        tokenized, first_numbers = list[tuple[int, ...]](), dict[tuple[int, ...], int]()
         for number, (after_tail, alone) in enumerate(zip(ids[:count], ids[count:], strict=True)):
             is_after = after_tail[: len(tail_ids)] == tail_ids
             option_ids = tuple(after_tail[len(tail_ids) :] if is_after else alone)
@@ -147,10 +148,12 @@ class PromptTokenizer:
                     f"{MAX_OPTION_TOKENS}.",
                     param,
                 )
-            if (other := tokenized.setdefault(option_ids, number)) != number:
+            other = first_numbers.setdefault(option_ids, number)
+            if other // num_spellings != number // num_spellings:
                 message = f"Options {other} and {number} are the same tokens to this model."
                 raise InvalidRequest(message, param)
-        return list(tokenized)
+            tokenized.append(option_ids)
+        return tokenized
 
     def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
         """The ids of a prompt given as ids, checked. Raises InvalidRequest."""

@@ -231,13 +231,14 @@ class PoolingInput(msgspec.Struct, frozen=True):
     """One input of a pooling request: a conversation, of one message mostly, or token ids.
 
     `param` names the field that it came from, for errors. `options`: the answers that a question
-    may have.
+    may have, each in as many spellings, one after the other; equal spellings count once.
     """
 
     messages: tuple[Message, ...] = ()
     prompt: tuple[int, ...] | None = None
     param: str = ""
     options: tuple[str, ...] = ()
+    num_spellings: int = 1
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

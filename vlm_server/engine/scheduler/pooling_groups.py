@@ -6,6 +6,7 @@ few of each request are live at a time, so that a request with thousands stays c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -180,8 +181,12 @@ class PoolingGroups:
 
 
 def _of_request(decision: Decision, places: Sequence[int]) -> Decision:
-    """`decision` in the order of the request's options; `places`: see `PreparedPrompt`."""
-    logprobs = tuple(decision.logprobs[place] for place in places)
+    """`decision` in the order of the request's options; `places`: see `PreparedPrompt`.
+
+    Of equal options the first has the probability of both, and the others have none.
+    """
+    left = dict(enumerate(decision.logprobs))
+    logprobs = tuple(left.pop(place, -math.inf) for place in places)
     return Decision(logprobs, places.index(decision.greedy))
 
 

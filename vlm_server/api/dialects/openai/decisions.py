@@ -131,7 +131,9 @@ def _pooling_input(each: Input, conversation: Conversation, param: str) -> Pooli
     for option in each.options:
         conversation.count_text(option, param)
     message = Message("user", (conversation.text(each.text, param),), param=param)
-    return PoolingInput((message,), param=param, options=each.options)
+    return PoolingInput(
+        (message,), param=param, options=each.options, num_spellings=each.num_spellings
+    )
 
 
 def _fill(conversation: Conversation, request: DecisionRequest, ignored: IgnoredFields) -> None:

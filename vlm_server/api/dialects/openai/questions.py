@@ -53,10 +53,14 @@ class Asked(Struct, frozen=True):
 
 
 class Input(Struct, frozen=True):
-    """An input of the engine's request: the text of a question, and the options of its answer."""
+    """An input of the engine's request: the text of a question, and the options of its answer.
+
+    `num_spellings`: see `PoolingInput`.
+    """
 
     text: str
     options: tuple[str, ...]
+    num_spellings: int = 1
 
 
 def read_question(name: str, question: Question, param: str) -> tuple[Asked, tuple[Input, ...]]:
@@ -99,13 +103,16 @@ def _labels(question: Question, param: str) -> tuple[str, ...]:
 
 
 def _inputs(question: Question, labels: Sequence[str]) -> Iterator[Input]:
-    options = (*_YES, *_NO) if question.type in ("bool", "multi_label") else tuple(labels)
+    options, num_spellings = tuple(labels), 1
+    if question.type in ("bool", "multi_label"):
+        options, num_spellings = (*_YES, *_NO), len(_YES)
     for label in labels if question.type == "multi_label" else ("",):
         if question.list_options is False:
-            yield Input(question.instructions.replace(_LABEL, label), options)
+            text = question.instructions.replace(_LABEL, label)
+            yield Input(text, options, num_spellings)
         else:
             lines = [question.instructions, *_explained(question, label)]
-            yield Input("\n".join(lines), options)
+            yield Input("\n".join(lines), options, num_spellings)
 
 
 def _explained(question: Question, label: str) -> Iterator[str]:

@@ -75,6 +75,21 @@ async def test_state_and_pictures_are_one_message_before_questions(
     assert asked.param == "questions.q"
 
 
+async def test_equal_spellings_are_added_once(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """To a model without case, `Yes` is `yes`: the engine gives it no probability of its own."""
+    yes, no = math.log(0.2), math.log(0.3)
+    engine.script = (decided(Decision((yes, -math.inf, no, -math.inf), 2)),)
+    answer = await decide(client, {"q": {"type": "bool", "instructions": "Is it?"}})
+    (asked,) = engine.submitted[0].inputs
+    assert (asked.options, asked.num_spellings) == (("yes", "Yes", "no", "No"), 2)
+    found = answer.json()["answers"]["q"]
+    assert found["probability"] == pytest.approx(0.4)
+    assert found["logprobs"] == pytest.approx({"true": yes, "false": no})
+    assert (found["value"], found["greedy"]) == (False, False)
+
+
 async def test_answers_are_those_of_mlx_vlm(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
