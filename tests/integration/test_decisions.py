@@ -33,7 +33,7 @@ from tests.integration.test_compiled_model import compiled
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.support.selection import CORE_TEXTS
-from vlm_server.interfaces import SchedulerOutput
+from vlm_server.interfaces import Branches, SchedulerOutput
 from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.interfaces.prompts import MAX_OPTION_TOKENS
 from vlm_server.protocol import Deadlines, Decision, Failed, Finished
@@ -180,6 +180,30 @@ def test_many_options_are_scored_in_groups_between_tokens_of_answers(
     (decision,) = engine.ends["many"].decisions
     np.testing.assert_allclose(decision.logprobs, expected.logprobs, rtol=RTOL, atol=ATOL)
     assert len(set(decision.logprobs)) == 400
+
+
+@pytest.mark.families("caches", "rope")
+def test_option_in_parts_has_logprobs_of_whole_one(new_engine: NewEngine) -> None:
+    """Parts of long options come between the steps of a running answer."""
+    long = Asked("Which?", (*OPTIONS, "a long option " * 5, "another long option " * 3))
+    (expected,) = decisions_of(new_engine(), decide("alone", PARTS, long))
+    expected_tokens = new_engine().answer(ask("answer", "Hello", sampling=LONGER))
+    engine = new_engine(chunk_tokens=16)
+    sizer = engine.scheduler._planner._option_batcher._sizer
+    sizer.record_failure(8)  # four tokens in each of the next 16 steps, then eight
+    parts, launch = list[Branches](), engine.runner.launch
+
+    def recording(plan: SchedulerOutput) -> LaunchedStep:
+        parts.extend(each for chunk in plan.prefills for each in chunk.branches)
+        return launch(plan)
+
+    engine.runner.launch = recording
+    engine.add(ask("answer", "Hello", sampling=LONGER))
+    engine.step(6)
+    assert_equal(decisions_of(engine, decide("parts", PARTS, long)), [expected])
+    assert engine.tokens["answer"] == expected_tokens
+    assert sum(each.start > 0 for each in parts) >= 4
+    assert max(each.num_tokens for each in parts[:16]) <= 4
 
 
 # ---- ends --------------------------------------------------------------------------------

@@ -106,16 +106,21 @@ class NewRequest:
 
 
 class Branches(NamedTuple):
-    """Options `first` to `end` of a prompt, as branches in one call, padded to `width` tokens."""
+    """Options `first` to `end` of a prompt, as branches in one call, padded to `width` tokens.
+
+    A long option may be scored alone in several calls, which go on at its token `start`; before the
+    last one, `width` is less than its length.
+    """
 
     first: int
     end: int
     width: int
+    start: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all, with padding."""
-        return (self.end - self.first) * self.width
+        return (self.end - self.first) * (self.width - self.start)
 
 
 @dataclass(frozen=True, slots=True)

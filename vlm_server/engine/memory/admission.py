@@ -151,7 +151,7 @@ class Admission:
 
     def _branch_bytes(self, request: Request, count: int, num_tokens: int) -> int:
         """Bytes of `count` branches: copies of the prompt's KV, and what their tokens need."""
-        longest = max(map(len, request.prompt.options))
+        longest = len(request.prompt.options[-1])
         kv_bytes = self._kv_bytes(request.prompt.num_tokens + longest)
         prefill_bytes = self._governor.estimator.bytes_for("prefill", num_tokens)
         return count * kv_bytes + num_tokens * request.logit_bytes + prefill_bytes
@@ -170,7 +170,7 @@ class Admission:
             prompt.atomic_prefill_tokens - num_cached,
         )
         estimator = self._governor.estimator
-        longest = max(map(len, prompt.options), default=0)
+        longest = len(prompt.options[-1]) if prompt.options else 0
         join_bytes = self._batch_bytes(batch, _length_when_joined) if _num_seqs(batch) > 1 else 0
         peak_bytes = max(
             estimator.bytes_for("encode", max(encode_lengths, default=0)),

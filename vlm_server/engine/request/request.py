@@ -19,6 +19,7 @@ from vlm_server.engine.output.answer_parser import build_parser
 from vlm_server.engine.output.formats import NO_FORMATS, Formats
 from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.choice import Choice
+from vlm_server.engine.request.option_progress import OptionProgress
 from vlm_server.engine.request.states import State, Stopwatch, check_transition
 from vlm_server.interfaces import (
     DiskReadWork,
@@ -73,8 +74,8 @@ class Request:
         self.max_tokens = sampling.max_tokens or 0
         """The maximum length of each choice; 0 while the length of the prompt is unknown."""
         self.num_prefilled = 0
-        self.num_scored = 0
-        """The number of its prompt's options that are scored."""
+        self.scoring = OptionProgress(())
+        """The progress of its prompt's options."""
         self.logit_bytes = 0
         """Device memory for the logits of one token of its options."""
         self.num_cached_tokens = 0
@@ -116,16 +117,12 @@ class Request:
     @property
     def is_scoring(self) -> bool:
         """Whether its prompt is prefilled, and options are left to score."""
-        prompt = self._prompt
-        return (
-            prompt is not None and bool(prompt.options) and self.num_prefilled == prompt.num_tokens
-        )
+        return bool(self.scoring.lengths) and self.num_prefilled == self.prompt.num_tokens
 
     @property
     def num_prefill_tokens_left(self) -> int:
         """Tokens left of its prompt, and of its options."""
-        options = self.prompt.options[self.num_scored :]
-        return self.prompt.num_tokens - self.num_prefilled + sum(map(len, options))
+        return self.prompt.num_tokens - self.num_prefilled + self.scoring.num_tokens_left
 
     @property
     def num_media_tokens(self) -> int:
@@ -228,6 +225,7 @@ class Request:
     ) -> None:
         """Take over the prompt. `formats`: those of the model's tool calls and reasoning."""
         self._prompt, self._references = prepared.prompt, prepared.references
+        self.scoring = OptionProgress(prepared.prompt.options)
         is_json = self.sampling.json_schema is not None
         for choice in self.choices:
             choice.set_parser(build_parser(formats, prepared.prompt.answer_format, is_json=is_json))
@@ -282,7 +280,7 @@ class Request:
         self.release_references()
         self.may_use_disk &= use_disk
         self.disk_read, self.transient_bytes, self.is_known_to_runner = None, 0, False
-        self.num_prefilled = self.num_cached_tokens = self.num_scored = 0
+        self.num_prefilled = self.num_cached_tokens = 0
         self.move_to(State.WAITING)
 
     def start_decode(self) -> None:

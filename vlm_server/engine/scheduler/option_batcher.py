@@ -1,10 +1,11 @@
-"""How many options of a question are scored in one step."""
+"""How many options of a question are scored in one step, or how many tokens of a long one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from vlm_server.engine.memory.admission import Admission
+from vlm_server.engine.request.option_progress import OptionProgress
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.live_requests import LiveRequests
@@ -12,6 +13,8 @@ from vlm_server.engine.scheduler.sizing.chunk_sizer import ChunkSizer
 from vlm_server.interfaces import Branches
 from vlm_server.interfaces.prompts import MAX_OPTION_TOKENS
 
+_FIRST_TOKENS = 32
+"""Tokens of a step before any measurement."""
 _FEW_TOKENS = 32
 """Tokens of a call that may be padding for the most part: fewer calls are better then."""
 _MAX_PADDING = 1.5
@@ -19,7 +22,7 @@ _MAX_PADDING = 1.5
 
 
 class OptionBatcher:
-    """Takes as many options into a step as time and memory allow, and one at least.
+    """Takes as many options into a step as time and memory allow: one at least, or a part of it.
 
     A step has `MAX_OPTION_TOKENS` at most. Options come with the shortest first, so that padding
     is small.
@@ -31,7 +34,7 @@ class OptionBatcher:
         self._can_batch = config.batches_options
         self._requests = requests
         self._admission = admission
-        self._sizer = ChunkSizer(config.max_step_seconds, MAX_OPTION_TOKENS)
+        self._sizer = ChunkSizer(config.max_step_seconds, MAX_OPTION_TOKENS, _FIRST_TOKENS)
 
     def record(self, num_tokens: int, seconds: float, num_before: int) -> None:
         """Record the time of a step with branches of `num_tokens`, of a prompt of `num_before`."""
@@ -46,8 +49,8 @@ class OptionBatcher:
 
         Without an encode there is: it was reserved.
         """
-        first = request.num_scored
-        option = Branches(first, first + 1, len(request.prompt.options[first]))
+        first = request.scoring.num_scored
+        option = Branches(first, first + 1, request.scoring.lengths[first])
         return not encode_bytes or self._fit(request, [option], encode_bytes)
 
     def next_branches(
@@ -59,17 +62,16 @@ class OptionBatcher:
         """
         if not self.may_score(request, encode_bytes):
             return ()
-        prompt, first = request.prompt, request.num_scored
-        lengths = [len(option) for option in prompt.options]
+        scoring = request.scoring
         max_tokens = self._sizer.chunk_tokens(
-            sum(lengths[first:]), prompt.num_tokens, others_decode=others_decode
+            scoring.num_tokens_left, request.prompt.num_tokens, others_decode=others_decode
         )
-        max_options = len(lengths) if self._can_batch else 1
-        branches = branches_of(lengths, first, max_tokens, max_options)
-        while (count := branches[-1].end - first) > 1 and not self._fit(
+        max_options = len(scoring.lengths) if self._can_batch else 1
+        branches = branches_of(scoring, max_tokens, max_options)
+        while (count := branches[-1].end - branches[0].first) > 1 and not self._fit(
             request, branches, encode_bytes
         ):
-            branches = branches_of(lengths, first, max_tokens, count // 2)
+            branches = branches_of(scoring, max_tokens, count // 2)
         return branches
 
     def _fit(self, request: Request, branches: Sequence[Branches], encode_bytes: int) -> bool:
@@ -83,18 +85,17 @@ class OptionBatcher:
         )
 
 
-def branches_of(
-    lengths: Sequence[int], first: int, max_tokens: int, max_options: int
-) -> tuple[Branches, ...]:
-    """As many options from `first` on as fit, one at least; a call has little padding.
-
-    lengths: of all options, ascending.
-    """
-    calls = [Branches(first, first + 1, lengths[first])]
+def branches_of(scoring: OptionProgress, max_tokens: int, max_options: int) -> tuple[Branches, ...]:
+    """As many of the next options as fit, or a part of one; a call has little padding."""
+    lengths, first, start = scoring.lengths, scoring.num_scored, scoring.start
+    width = min(lengths[first], start + max_tokens)
+    calls = [Branches(first, first + 1, width, start)]
+    if width < lengths[first]:
+        return tuple(calls)
     for index in range(first + 1, min(len(lengths), first + max_options)):
         *earlier, last = calls
         longer = last._replace(end=index + 1, width=lengths[index])
-        if longer.num_tokens > max(
+        if last.start or longer.num_tokens > max(
             _FEW_TOKENS, _MAX_PADDING * sum(lengths[longer.first : longer.end])
         ):
             earlier, longer = calls, Branches(index, index + 1, lengths[index])

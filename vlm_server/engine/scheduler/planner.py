@@ -368,8 +368,7 @@ class Planner:
                 others_decode=num_beside > 0,
             )
         branches = self._next_branches(request, start, end, others_decode=num_beside > 0)
-        num_scored = branches[-1].end if branches else request.num_scored
-        is_last = end == prompt.num_tokens and num_scored == len(prompt.options)
+        is_last = end == prompt.num_tokens and request.scoring.ends_with(branches)
         return PrefillWork(request.request_id, start, end, is_last, branches)
 
     def _next_branches(

@@ -276,8 +276,7 @@ class Scheduler:
             if request is None or request.request_id in result.failures:
                 continue
             request.num_prefilled = chunk.end
-            if chunk.branches:
-                request.num_scored = chunk.branches[-1].end
+            request.scoring.record(chunk.branches)
             if chunk.is_last and request.pooling is None:
                 request.start_decode()
 

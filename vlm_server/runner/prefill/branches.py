@@ -17,7 +17,7 @@ from vlm_server.interfaces import Branches, PreparedPrompt
 from vlm_server.protocol import Decision
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.batch_cache import branch
-from vlm_server.runner.kv.layers import can_store
+from vlm_server.runner.kv.layers import buffers_of, can_store
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.adapters import adapters_of_rows
 from vlm_server.runner.model.mrope import next_position_ids
@@ -27,13 +27,14 @@ Options = Sequence[tuple[int, ...]]
 
 
 class _Launched(NamedTuple):
-    """Log probabilities of branches, lazy, but for the first token of each.
+    """Log probabilities of branches, lazy.
 
-    first: (branches,), of first tokens. later: (branches, width), at column i of token i + 1. ends:
-    (branches, width), of the end after token i; best_ends: those of the likeliest end token.
+    first: (branches,), of first tokens. later: (branches, columns), at column i of the token after
+    token `start` + i. ends: (branches, columns), of the end after token `start` + i; best_ends:
+    those of the likeliest end token.
     """
 
-    options: Options
+    branches: Branches
     first: mx.array
     later: mx.array
     ends: mx.array
@@ -63,6 +64,10 @@ class OptionBranches:
         """Of the options so far, in order."""
         self._launched: list[_Launched] = []
         """The calls under way."""
+        self._partial: list[float] = []
+        """Log probabilities of the first tokens of an option that is scored in several calls."""
+        self._partial_layers: list[Any] | None = None
+        """The layers of that option."""
 
     def launch(self, cache: list[Any], logits: mx.array, branches: Sequence[Branches]) -> None:
         """Begin the options of `branches`.
@@ -76,15 +81,25 @@ class OptionBranches:
         self._launched = [self._launch(cache, logprobs, each) for each in branches]
 
     def _launch(self, cache: list[Any], logprobs: mx.array, branches: Branches) -> _Launched:
-        options, width = self._prompt.options[branches.first : branches.end], branches.width
-        token_ids = np.zeros((len(options), width + 1), dtype=np.int32)
+        options, start = self._options_of(branches), branches.start
+        token_ids = np.zeros((len(options), branches.width - start + 1), dtype=np.int32)
         for row, option in enumerate(options):
-            token_ids[row, : len(option)] = option
+            part = option[start : branches.width + 1]
+            token_ids[row, : len(part)] = part
         ids = mx.array(token_ids)
-        logits = self._append(ids[:, :width], branch(cache, len(options)))
-        launched = _Launched(options, logprobs[ids[:, 0]], *self._logprobs(logits, ids[:, 1:]))
+        layers, self._partial_layers = self._partial_layers, None
+        if layers is None:
+            layers = branch(cache, len(options))
+        logits = self._append(ids[:, :-1], layers, start)
+        launched = _Launched(branches, logprobs[ids[:, 0]], *self._logprobs(logits, ids[:, 1:]))
         mx.async_eval(launched[1:])  # type: ignore[no-untyped-call]
+        if branches.width < len(options[-1]):
+            self._partial_layers = layers
+            mx.async_eval(buffers_of(layers))  # type: ignore[no-untyped-call]
         return launched
+
+    def _options_of(self, branches: Branches) -> Options:
+        return self._prompt.options[branches.first : branches.end]
 
     def result(self) -> None:
         """Wait for the options that were launched. Raises InternalError for NaN."""
@@ -94,11 +109,16 @@ class OptionBranches:
 
     def _read(self, launched: _Launched) -> None:
         first, later, ends, best_ends = map(to_numpy, launched[1:])
-        for row, option in enumerate(launched.options):
-            last = len(option) - 1
-            tokens = (first[row], *later[row, :last])
+        start, width = launched.branches.start, launched.branches.width
+        for row, option in enumerate(self._options_of(launched.branches)):
+            tokens = self._partial if start else [float(first[row])]
+            last = len(option) - 1 - start
+            tokens += map(float, later[row, :last])
+            if width < len(option):
+                self._partial = tokens
+                return
             end, best_end = float(ends[row, last]), float(best_ends[row, last])
-            score = OptionScore(tuple(map(float, tokens)), end, best_end)
+            score = OptionScore(tuple(tokens), end, best_end)
             if np.isnan(score.total):
                 raise InternalError("The model's scores for the next token are NaN.")
             self._scores.append(score)
@@ -109,8 +129,10 @@ class OptionBranches:
         greedy = greedy_option(self._prompt.options, scores)
         return Decision(tuple(score.total for score in scores), greedy)
 
-    def _append(self, token_ids: mx.array, cache: list[Any]) -> mx.array:
-        """Logits after each of `token_ids`, (branches, width, vocabulary), lazy.
+    def _append(self, token_ids: mx.array, cache: list[Any], first: int) -> mx.array:
+        """Logits after each of `token_ids`, (branches, columns, vocabulary), lazy.
+
+        first: the place of the first column in the options.
 
         Token by token where mlx-vlm's own batched caches may not take several tokens of a row.
         """
@@ -119,7 +141,7 @@ class OptionBranches:
         size = width if can_store(loaded.language_model) else 1
         steps = []
         for start in range(0, width, size):
-            position = prompt.num_tokens + prompt.rope_delta + start
+            position = prompt.num_tokens + prompt.rope_delta + first + start
             inputs = next_position_ids(loaded.decode_positions, [position] * rows, size)
             inputs |= adapters_of_rows([prompt.adapter] * rows)
             step = token_ids[:, start : start + size]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,6 +21,7 @@ from tests.unit.engine.fakes import (
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.request.option_progress import OptionProgress
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.device_order import DeviceOrder
@@ -30,36 +33,53 @@ from vlm_server.protocol import SamplingParams
 from vlm_server.settings import MIB, MemorySettings
 
 
+def progress(lengths: Sequence[int]) -> OptionProgress:
+    return OptionProgress([(0,) * length for length in lengths])
+
+
 def test_short_options_share_call() -> None:
-    assert branches_of([1, 1, 2, 2, 3], 0, 256, 5) == (Branches(0, 5, 3),)
+    assert branches_of(progress([1, 1, 2, 2, 3]), 256, 5) == (Branches(0, 5, 3),)
 
 
 def test_long_option_gets_call_of_its_own() -> None:
     lengths = [1] * 30 + [40]
-    assert branches_of(lengths, 0, 256, 31) == (Branches(0, 30, 1), Branches(30, 31, 40))
+    assert branches_of(progress(lengths), 256, 31) == (Branches(0, 30, 1), Branches(30, 31, 40))
 
 
 def test_step_is_bounded_by_tokens_and_options() -> None:
-    assert branches_of([2] * 100, 10, 50, 100) == (Branches(10, 35, 2),)
-    assert branches_of([2] * 100, 10, 50, 1) == (Branches(10, 11, 2),)
-    assert branches_of([200, 200], 0, 50, 2) == (Branches(0, 1, 200),)
+    begun = progress([2] * 100)
+    begun.record([Branches(0, 10, 2)])
+    assert branches_of(begun, 50, 100) == (Branches(10, 35, 2),)
+    assert branches_of(begun, 50, 1) == (Branches(10, 11, 2),)
+
+
+def test_long_option_is_scored_in_parts() -> None:
+    long = progress([3, 120, 120])
+    steps = []
+    while not long.ends_with(()):
+        steps.append(branches_of(long, 50, 3))
+        long.record(steps[-1])
+    second = (Branches(1, 2, 50), Branches(1, 2, 100, 50), Branches(1, 2, 120, 100))
+    third = (Branches(2, 3, 50), Branches(2, 3, 100, 50), Branches(2, 3, 120, 100))
+    assert steps == [(Branches(0, 1, 3),), *((part,) for part in (*second, *third))]
 
 
 def test_options_are_scored_once_with_bounded_padding() -> None:
     draw = random.Random(4)
     for _ in range(200):
         lengths = sorted(draw.choice((1, 2, 3, 9, 50)) for _ in range(draw.randint(1, 90)))
-        first, scored = 0, list[int]()
-        while first < len(lengths):
-            step = branches_of(lengths, first, 256, len(lengths))
-            assert sum(each.num_tokens for each in step) <= 256
+        options, scored, max_tokens = progress(lengths), Counter[int](), draw.choice((20, 256))
+        while not options.ends_with(()):
+            step = branches_of(options, max_tokens, len(lengths))
+            assert sum(each.num_tokens for each in step) <= max_tokens
             for each in step:
-                needed = lengths[each.first : each.end]
-                assert max(needed) == each.width
+                needed = [min(n, each.width) - each.start for n in lengths[each.first : each.end]]
+                assert max(needed) == each.width - each.start
                 assert each.num_tokens <= max(32, 1.5 * sum(needed))
-                scored += range(each.first, each.end)
-            first = step[-1].end
-        assert scored == list(range(len(lengths)))
+                scored.update(dict(zip(range(each.first, each.end), needed, strict=True)))
+            options.record(step)
+            assert options.num_tokens_left == sum(lengths) - scored.total()
+        assert [scored[index] for index in range(len(lengths))] == lengths
 
 
 def test_step_has_as_many_options_as_memory_allows() -> None:
@@ -76,7 +96,7 @@ def test_step_has_as_many_options_as_memory_allows() -> None:
         request.on_prepared(prepared(replace(question, options=options)), 0)
         (branches,) = batcher.next_branches(request, others_decode=False, encode_bytes=0)
         assert (question.num_tokens, branches) == (24, Branches(0, expected, 1))
-        request.num_scored = 39
+        request.scoring.record([Branches(0, 39, 1)])
         last = batcher.next_branches(request, others_decode=True, encode_bytes=0)
         assert last == (Branches(39, 40, 1),)
 
@@ -102,7 +122,7 @@ def add_question(requests: LiveRequests, name: str, num_options: int) -> Request
     return question
 
 
-@pytest.mark.parametrize(("limit", "beside"), [(10_000, 40), (750, 10), (430, 0)])
+@pytest.mark.parametrize(("limit", "beside"), [(10_000, 15), (600, 7), (430, 0)])
 def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
     """If not one does, they are scored after it; other requests don't wait for them.
 
@@ -113,7 +133,7 @@ def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
     governor = Governor(MemorySettings(), memory, FakeProcess(), caches)
     admission = Admission(governor, lambda num_tokens: num_tokens * MIB, 512)
     planner = Planner(config(), requests, caches, admission, lambda *_: 0, lambda: 0.0)
-    add_question(requests, "question", num_options=40)
+    add_question(requests, "question", num_options=15)
     add(requests, "picture", images=1, peak_bytes=400 * MIB)
     add(requests, "text")
     plan = planner.plan(is_draining=False)
@@ -124,7 +144,7 @@ def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
     memory.limit_bytes = 10_000 * MIB
     planner.on_encoded(plan.encode, 1.0)
     plans = [planner.plan(is_draining=False) for _ in range(2)]
-    assert (Branches(0, 40, 2),) in [plan.prefills[0].branches for plan in plans]
+    assert (Branches(0, 15, 2),) in [plan.prefills[0].branches for plan in plans]
 
 
 def test_short_prompts_take_turns_with_many_options() -> None:
@@ -141,6 +161,8 @@ def test_short_prompts_take_turns_with_many_options() -> None:
         turn = order.next_to_prefill()
         assert turn is not None
         order.start_chunk(turn)
-        turn.num_scored += turn is not picture
+        if turn is not picture:
+            first = turn.scoring.num_scored
+            turn.scoring.record([Branches(first, first + 1, 2)])
         turns.append(turn.request_id)
     assert turns == ["first", "picture"] * 2

@@ -13,7 +13,6 @@ _MAX_IDLE_CHUNK_SECONDS = 1.0
 Longer than a batch's: larger chunks take less time per token on every device, while batches gain
 only on one that a single image or prompt does not fill."""
 _FIRST_TOKENS = 128
-"""The size of a chunk before any measurement."""
 _MIN_TOKENS = 16
 _LAST_CHUNKS = 16
 _WORTH_HALVING = 0.75
@@ -32,8 +31,12 @@ class ChunkSizer:
     smaller ones. Times are normalized to those of a prompt's first chunk.
     """
 
-    def __init__(self, max_step_seconds: float, max_chunk_tokens: int) -> None:
+    def __init__(
+        self, max_step_seconds: float, max_chunk_tokens: int, first_tokens: int = _FIRST_TOKENS
+    ) -> None:
+        """`first_tokens`: the size of a chunk before any measurement."""
         self._max_step_seconds = max_step_seconds
+        self._first_tokens = first_tokens
         self._max_chunk_tokens = max_chunk_tokens
         self._allowed_tokens = max_chunk_tokens
         """The maximum size at present: lowered when a chunk is too much for the device."""
@@ -78,7 +81,7 @@ class ChunkSizer:
     def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
         """The size, at least one, of a chunk that is not piggybacked; `num_left` tokens remain."""
         max_seconds = self._max_step_seconds if others_decode else _MAX_IDLE_CHUNK_SECONDS
-        size = _FIRST_TOKENS
+        size = self._first_tokens
         if measured_sizes := self._times.kinds():
             size = self._largest_fitting(measured_sizes, max_seconds / _growth(num_before))
         if not others_decode and 2 * size > self._max_chunk_tokens:
