@@ -12,6 +12,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vlm_server.api.http.documents.messages import PageSize
+from vlm_server.api.http.documents.text_layer import page_text
 from vlm_server.api.parsing.media import image_bounds
 from vlm_server.api.parsing.media.documents import Document
 
@@ -92,12 +93,12 @@ class PdfReader:
                     f"The text of page {number} has more than {_MAX_CHARACTERS} characters: leave "
                     "out `include_text`."
                 )
-            text: str = text_page.get_text_bounded()
+            text = page_text(page, text_page)
         except pypdfium2.PdfiumError:
             raise DocumentError(f"The text of page {number} can't be read.") from None
         finally:
             page.close()
-        return text.replace("\r\n", "\n").replace("\0", "").encode("utf-8", "ignore").decode()
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "ignore")
 
     def _page(self, number: int) -> pypdfium2.PdfPage:
         try:
