@@ -36,11 +36,11 @@ _ALIGNED = 0.1
 class Word(NamedTuple):
     """A word, in points: x from the left, and its base line's y, from the top.
 
-    `index`: its place in the file. `height`: of the line that it takes.
+    `place`: its number in the file. `height`: of the line that it takes.
     """
 
     text: str
-    index: int
+    place: int
     left: float
     right: float
     y: float
@@ -98,7 +98,7 @@ def _columns(rows: Sequence[_Row], gutter: tuple[float, float], gap: float) -> l
         return []
     are_full = min(widths) >= _LONG_LINE * height and min(fills) >= _FULL_LINE
     are_full = are_full and _have_letters(left) and _have_letters(right)
-    are_apart = max(word.index for word in left) < min(word.index for word in right)
+    are_apart = max(word.place for word in left) < min(word.place for word in right)
     are_askew = shortest >= _ASKEW_LINES and not _are_beside(columns, _ALIGNED * height)
     return columns if are_full or are_apart or are_askew else []
 
