@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from vlm_server.cli import options
 from vlm_server.cli.usage import Parser
 
@@ -16,15 +14,6 @@ def add_to(parser: Parser) -> None:
     )
     options.add_config_options(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
-        "--report", metavar="FILE", type=Path, help="write a report for an issue, without secrets"
-    )
-    parser.add_argument(
-        "--log",
-        metavar="FILE",
-        type=Path,
-        help="log for the report, if the daemon is not the installed service",
-    )
     tests = parser.add_mutually_exclusive_group()
     tests.add_argument(
         "--embedded", action="store_true", help="ask the embedded model, in a daemon of its own"

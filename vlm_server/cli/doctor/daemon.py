@@ -137,7 +137,7 @@ def health(http: httpx.Client) -> Finding:
         return warning("daemon", f"{text}{stage}", "wait; if it stays so, see its log")
     if restarts:
         reasons = ", ".join(_reasons(engine))
-        advice = "see its log for the time of each, and send a report with an issue"
+        advice = "see its log for the time of each, and send them with an issue"
         return warning("daemon", f"{text} ({reasons})" if reasons else text, advice)
     if told := readiness.get("warnings"):
         return warning("daemon", f"ready, and warns: {'; '.join(map(str, told))}", "see its log")

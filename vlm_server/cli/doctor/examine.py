@@ -1,4 +1,4 @@
-"""The doctor's run: all checks in order, their findings printed, and the report."""
+"""The doctor's run: all checks in order, and their findings printed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from collections.abc import Sequence
 import msgspec
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.doctor import daemon, device, machine, report, self_test, settings, situation
+from vlm_server.cli.doctor import daemon, device, machine, self_test, settings, situation
 from vlm_server.cli.doctor.findings import Check, Finding, within
-from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.text import columns_of, hanging
 from vlm_server.platform.terminal import GREEN, RED, YELLOW, styled
 
 _READ_SECONDS = 10.0
 """Time limit for reading the settings, and files named in them."""
-_REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 _STYLES = {"ok": GREEN, "warning": YELLOW, "problem": RED}
 CHECKS = (
@@ -37,7 +35,7 @@ CHECKS = (
 
 
 def examine(arguments: argparse.Namespace) -> int:
-    """Print the findings as they come; returns the exit code. Raises CommandFailed."""
+    """Print the findings as they come; returns the exit code."""
     logging.disable(logging.CRITICAL)  # warnings of modules are findings here
     examined_situation = within(_READ_SECONDS, lambda: situation.examine(arguments))
     if examined_situation is None:
@@ -54,14 +52,6 @@ def examine(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(findings).decode())
     else:
         print(f"\n{summary(findings)}")
-    if arguments.report is not None:
-        contents = within(
-            _REPORT_SECONDS, lambda: report.contents(findings, examined_situation, arguments.log)
-        )
-        if contents is None:
-            raise CommandFailed("no report: the log, the daemon or a disk does not answer")
-        report.write(arguments.report, contents)
-        print(f"Wrote {arguments.report}. Read it before you send it.", file=sys.stderr)
     return exit_codes.FAILURE if any(finding.level == "problem" for finding in findings) else 0
 
 

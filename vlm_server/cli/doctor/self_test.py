@@ -58,7 +58,7 @@ def ask_own_daemon(arguments: argparse.Namespace, start_seconds: float) -> Findi
         except VlmServerError as error:
             last_line = _last_line(log)
             text = f"{error}: {last_line}" if last_line else str(error)
-            return problem(CHECK, text, "see the findings above; --report has more")
+            return problem(CHECK, text, "see the findings above")
 
 
 def _ask_daemon(url: str, key: str | None) -> Finding:

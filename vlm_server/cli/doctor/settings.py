@@ -33,7 +33,7 @@ def settings(situation: Situation) -> Finding:
         "settings",
         situation.fault,
         "mend them; `vlm-server check-config` checks them, docs/configuration.md lists them. "
-        "The rest of this report uses the defaults",
+        "The rest of these findings use the defaults",
     )
 
 
