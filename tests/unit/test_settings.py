@@ -476,9 +476,29 @@ def test_all_wrong_names_are_reported_at_once(tmp_path: Path) -> None:
         load(path)
     assert str(refused.value) == (
         f"{path}, line 2: there is no setting `server.prot`: did you mean `server.port`?; "
-        f"{path}, line 4: `cache.disk_bytes` is called `cache.max_disk_bytes` now; "
+        f"{path}, line 4: there is no setting `cache.disk_bytes`: "
+        "did you mean `cache.max_disk_bytes`?; "
         f"{path}, line 5: there is no section `modle`: did you mean `model`?"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("server.keepalive", "server.stream_keepalive"),
+        ("limits.intake_processes", "limits.max_parsing_processes"),
+        ("urls.file_roots", "urls.file_folders"),
+        ("files.max_age_seconds", "files.keep_seconds"),
+        ("image.decode_seconds", "image.decode_timeout_seconds"),
+        ("memory.limit_bytes", "memory.max_bytes"),
+        ("distributed.hosts", "distributed.hostfile"),
+    ],
+)
+def test_former_name_is_nearest_to_new_one(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean `{new}`"):
+        load(None, (f"{old}=1",))
+    with pytest.raises(ConfigError, match=f"did you mean `{variable_of(new)}`"):
+        load(None, (), {variable_of(old): "1"})
 
 
 @pytest.mark.parametrize("old", RENAMED)

@@ -93,8 +93,9 @@ def test_variables_have_values_as_overrides_have(
     [
         ("VLM_SERVER_SERVER_PROT", "did you mean `VLM_SERVER_SERVER_PORT`"),
         ("VLM_SERVER_SEVER_PORT", "did you mean `VLM_SERVER_SERVER_PORT`"),
+        ("VLM_SERVER_CACHE_DISK_BYTES", "did you mean `VLM_SERVER_CACHE_MAX_DISK_BYTES`"),
         (PORT, r"VLM_SERVER_SERVER_PORT: `server.port`: expected `int`"),
-        ("VLM_SERVER_CACHE_DISK_BYTES", "is called VLM_SERVER_CACHE_MAX_DISK_BYTES now"),
+        ("VLM_SERVER_CACHE_DISK_PATH", "is called VLM_SERVER_CACHE_DISK_FOLDER now"),
     ],
 )
 def test_wrong_variable_is_refused_by_name(variable: str, message: str) -> None:

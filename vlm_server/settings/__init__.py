@@ -8,11 +8,11 @@ are read from a TOML file (`configs/default.toml` lists all of them), from the e
 from vlm_server.settings.descriptions import *  # noqa: F403
 from vlm_server.settings.engine import *  # noqa: F403
 from vlm_server.settings.environment import *  # noqa: F403
+from vlm_server.settings.faults import RENAMED as RENAMED
 from vlm_server.settings.front import *  # noqa: F403
 from vlm_server.settings.media import *  # noqa: F403
 from vlm_server.settings.memory import *  # noqa: F403
 from vlm_server.settings.model import *  # noqa: F403
 from vlm_server.settings.quantities import *  # noqa: F403
 from vlm_server.settings.reading import *  # noqa: F403
-from vlm_server.settings.renamed import *  # noqa: F403
 from vlm_server.settings.tree import *  # noqa: F403

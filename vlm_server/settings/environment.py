@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from vlm_server.errors import ConfigError
-from vlm_server.settings.faults import nearest
+from vlm_server.settings.faults import RENAMED, nearest
 from vlm_server.settings.paths import expand_home
-from vlm_server.settings.renamed import RENAMED
 from vlm_server.settings.tree import all_names
 
 _PREFIX = "VLM_SERVER_"

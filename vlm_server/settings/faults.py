@@ -15,6 +15,20 @@ _CHOICE = "Invalid enum value"
 _OTHERS = re.compile(r" \| (object|null)")
 """Types that stand for a share or a word."""
 
+RENAMED = {
+    "server.model_aliases": "model.aliases",
+    "server.stream_resume_client_bytes": "server.max_stream_resume_bytes_per_key",
+    "model.search_paths": "model.search_folders",
+    "limits.intake_timeout_seconds": "limits.parsing_timeout_seconds",
+    "watch.idle_seconds": "watch.idle_timeout_seconds",
+    "image.max_request_pixels": "image.max_decoded_pixels",
+    "video.max_pixels": "video.max_frame_pixels",
+    "cache.disk_path": "cache.disk_folder",
+    "engine.restart_backoff_max_seconds": "engine.max_restart_backoff_seconds",
+    "engine.schema_follow_seconds": "engine.max_schema_cpu_seconds",
+}
+"""The new names of settings with a former name that `nearest` takes for another setting's."""
+
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of a sentence about an unknown `name`, with the one of `names` that may be meant.

@@ -13,10 +13,9 @@ import msgspec
 
 from vlm_server.errors import ConfigError
 from vlm_server.settings.environment import settings_in, variable_of
-from vlm_server.settings.faults import explain, line_of, nearest
+from vlm_server.settings.faults import RENAMED, explain, line_of, nearest
 from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
 from vlm_server.settings.quantities import AUTO, OFF, bare, empty_of, value_of, word_of
-from vlm_server.settings.renamed import RENAMED
 from vlm_server.settings.tree import MODELS, SECTIONS, Settings, all_names, check, hints_of, kind_of
 
 COMMAND_LINE = "command line"
