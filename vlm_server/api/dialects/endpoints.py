@@ -20,10 +20,17 @@ from vlm_server.api.http.dialect import Dialect, Renderer, WordlessRenderer
 from vlm_server.protocol import Finished
 from vlm_server.supervisor.engine_process.client import ModelClient
 
+_MakeRenderer = Callable[[str, str, bytes], Renderer]
 
-def _count_renderer(encode: Callable[[Finished], bytes]) -> Callable[[str, str, bytes], Renderer]:
+
+def _count_renderer(encode: Callable[[Finished], bytes]) -> _MakeRenderer:
     """The renderer of requests to count tokens."""
-    return lambda request_id, model, options: WordlessRenderer(encode)
+    return lambda *_: WordlessRenderer(encode)
+
+
+def _wordless(encode: Callable[[str, str, bytes, Finished], bytes]) -> _MakeRenderer:
+    """The renderer of requests for vectors, scores or decisions."""
+    return lambda *request: WordlessRenderer(partial(encode, *request))
 
 
 CHAT_COMPLETIONS = Dialect(openai.DIALECT, "chatcmpl-", openai.parse_chat, ChatRenderer)
@@ -34,25 +41,11 @@ EMBEDDINGS = Dialect(
     embeddings.DIALECT,
     "embd-",
     embeddings.parse_embeddings,
-    lambda request_id, model, options: WordlessRenderer(
-        partial(embeddings.encode_embeddings, model, options)
-    ),
+    _wordless(embeddings.encode_embeddings),
 )
-RERANK = Dialect(
-    rerank.DIALECT,
-    "rerank-",
-    rerank.parse_rerank,
-    lambda request_id, model, options: WordlessRenderer(
-        partial(rerank.encode_ranking, request_id, model, options)
-    ),
-)
+RERANK = Dialect(rerank.DIALECT, "rerank-", rerank.parse_rerank, _wordless(rerank.encode_ranking))
 DECISIONS = Dialect(
-    decisions.DIALECT,
-    "decision-",
-    decisions.parse_decisions,
-    lambda request_id, model, options: WordlessRenderer(
-        partial(decisions.encode_decisions, model, options)
-    ),
+    decisions.DIALECT, "decision-", decisions.parse_decisions, _wordless(decisions.encode_decisions)
 )
 DETOKENIZE = Dialect(
     tokenize.DETOKENIZE, "detokenize-", tokenize.parse_tokens, _count_renderer(tokenize.encode_text)
@@ -83,9 +76,7 @@ OLLAMA_EMBED = Dialect(
     ollama_embeddings.EMBED,
     "embd-",
     ollama_embeddings.parse_embed,
-    lambda request_id, model, options: WordlessRenderer(
-        partial(ollama_embeddings.encode_embed, options)
-    ),
+    _wordless(ollama_embeddings.encode_embed),
 )
 OLLAMA_EMBEDDINGS = Dialect(
     ollama_embeddings.EMBEDDINGS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct, structs
 from msgspec.json import Decoder
@@ -27,10 +27,13 @@ from vlm_server.protocol import (
 )
 from vlm_server.settings import Limits
 
+Request = TypeVar("Request", bound=Struct)
+
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_TOP_LOGPROBS = 20
 _LONGEST_SCHEME = 16
+_AS_USUAL = TemplateOptions()
 
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Size = Annotated[int, Meta(ge=1, le=INT32_MAX)]
@@ -132,6 +135,28 @@ def effective_fields(
     return known_fields(other_fields, schema, ignored, refuses=context.unknown_fields == "refuse")
 
 
+def read_request(
+    fields: dict[str, Any],
+    schema: type[Request],
+    rules: Mapping[str, str],
+    context: Context,
+    *,
+    harmless: Set[str] = frozenset(),
+    neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+) -> tuple[Request, IgnoredFields]:
+    """The request of a body's `fields`, and those without effect: see `effective_fields`.
+
+    Raises InvalidRequest, naming the field at fault by `rules`, and UnsupportedField.
+    """
+    ignored = IgnoredFields()
+    effective = effective_fields(
+        fields, schema, ignored, context, harmless=harmless, neutral=neutral
+    )
+    request = json_body.convert(effective, schema, rules)
+    ignored.add_unread(effective, request)
+    return request, ignored
+
+
 def tool_definitions(functions: Iterable[Function], param: str) -> list[ToolDefinition]:
     """The tools of a request; `param` is the path of each, with `{}` for its number."""
     return [
@@ -185,8 +210,8 @@ def submit_of(
     conversation: Conversation,
     context: Context,
     sampling: SamplingParams,
-    tools: Tools | None,
-    template: TemplateOptions,
+    tools: Tools | None = None,
+    template: TemplateOptions = _AS_USUAL,
     prediction: str = "",
 ) -> Submit:
     """The engine's request for the next message of a conversation."""
@@ -208,15 +233,8 @@ def submit_prompt(
     prompt: str | tuple[int, ...], context: Context, sampling: SamplingParams
 ) -> Submit:
     """The engine's request for the continuation of a prompt without a template."""
-    return Submit(
-        request_id=context.request_id,
-        messages=(),
-        images=(),
-        sampling=sampling,
-        cache_salt=context.cache_salt,
-        client=context.client,
-        prompt=prompt,
-    )
+    submit = submit_of(Conversation.of(context), context, sampling)
+    return structs.replace(submit, prompt=prompt)
 
 
 def check_prompt(text: str, context: Context) -> str:
@@ -242,14 +260,5 @@ def submit_pooling(
     messages: Sequence[Message] = (),
 ) -> Submit:
     """The engine's request for vectors, scores or decisions, which are about the `messages`."""
-    return Submit(
-        request_id=context.request_id,
-        messages=tuple(messages),
-        images=tuple(conversation.images),
-        sampling=SamplingParams(),
-        videos=tuple(conversation.videos),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        pooling=pooling,
-        inputs=inputs,
-    )
+    submit = submit_of(conversation, context, SamplingParams())
+    return structs.replace(submit, messages=tuple(messages), pooling=pooling, inputs=inputs)

@@ -119,7 +119,7 @@ def _input(text: str, param: str, conversation: Conversation) -> PoolingInput:
 # ---- the answers -------------------------------------------------------------------------
 
 
-def encode_embed(options: bytes, finished: Finished) -> bytes:
+def encode_embed(_: str, model: str, options: bytes, finished: Finished) -> bytes:
     answer = {
         "model": msgpack.decode(options, type=Options).model,
         "embeddings": vectors_of(finished),

@@ -13,15 +13,14 @@ from msgspec import Meta
 from vlm_server.api.dialects.fields import (
     Count,
     check_prompt,
-    effective_fields,
     ignore_labels,
     prepare,
+    read_request,
     submit_prompt,
 )
 from vlm_server.api.dialects.openai import parse, schema
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest, UnsupportedField
 
@@ -52,16 +51,10 @@ prepare(CompletionRequest)
 
 def parse_completion(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError."""
-    ignored = IgnoredFields()
-    fields = effective_fields(
-        json_body.parse_object(body),
-        CompletionRequest,
-        ignored,
-        context,
-        harmless=schema.HARMLESS,
-        neutral=NEUTRAL,
+    fields = json_body.parse_object(body)
+    request, ignored = read_request(
+        fields, CompletionRequest, {}, context, harmless=schema.HARMLESS, neutral=NEUTRAL
     )
-    request = json_body.convert(fields, CompletionRequest, {})
     model = model_wanted(request.model, context)
     options = parse.encode_options(request, ignored)
     json_schema = parse.parse_response_format(request.response_format, context.limits)

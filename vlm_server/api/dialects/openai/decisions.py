@@ -160,7 +160,7 @@ def _fill(conversation: Conversation, request: DecisionRequest, ignored: Ignored
     conversation.add(Message("user", tuple(parts)), "state" if not urls else "images")
 
 
-def encode_decisions(model: str, options: bytes, finished: Finished) -> bytes:
+def encode_decisions(_: str, model: str, options: bytes, finished: Finished) -> bytes:
     """mlx-vlm's answer, with OpenAI's usage and ours beside its own."""
     asked = msgpack.decode(options, type=list[Asked])
     answers, decisions = dict[str, Any](), list(finished.decisions)

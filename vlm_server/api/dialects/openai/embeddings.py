@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, msgpack
 
 from vlm_server.api.dialects.answer_parts import numbers, vectors_of
-from vlm_server.api.dialects.fields import Size, effective_fields, prepare, submit_pooling
+from vlm_server.api.dialects.fields import Size, prepare, read_request, submit_pooling
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.messages import parse_messages
 from vlm_server.api.dialects.openai.pooling_inputs import (
@@ -26,7 +26,6 @@ from vlm_server.api.dialects.openai.pooling_inputs import (
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation
-from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
@@ -65,17 +64,10 @@ class Options(Struct, frozen=True):
 
 def parse_embeddings(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, BytesNeeded and NeedsProcess."""
-    ignored = IgnoredFields()
-    fields = effective_fields(
-        json_body.parse_object(body, MAX_VALUES),
-        EmbeddingRequest,
-        ignored,
-        context,
-        harmless=schema.HARMLESS,
-        neutral=NEUTRAL,
+    fields = json_body.parse_object(body, MAX_VALUES)
+    request, ignored = read_request(
+        fields, EmbeddingRequest, RULES, context, harmless=schema.HARMLESS, neutral=NEUTRAL
     )
-    request = json_body.convert(fields, EmbeddingRequest, RULES)
-    ignored.add_unread(fields, request)
     model = model_wanted(request.model, context)
     conversation = Conversation.of(context, "input")
     conversation.set_media_options(request)
@@ -129,7 +121,7 @@ def _token_ids(value: list[Any], param: str) -> PoolingInput:
 # ---- the answer --------------------------------------------------------------------------
 
 
-def encode_embeddings(model: str, options: bytes, finished: Finished) -> bytes:
+def encode_embeddings(_: str, model: str, options: bytes, finished: Finished) -> bytes:
     """OpenAI's answer; where a model has several vectors for an input, they are a list."""
     as_base64 = msgpack.decode(options, type=Options).as_base64
     data = [

@@ -54,8 +54,7 @@ def parse_chat(body: Body, context: Context) -> ParsedRequest:
 
 def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
     """The request of a body's fields: see `parse_chat`."""
-    ignored = IgnoredFields()
-    request = schema.parse(fields, ignored, context)
+    request, ignored = schema.parse(fields, context)
     model = model_wanted(request.model, context)
     options = encode_options(request, ignored)
     conversation = Conversation.of(context)

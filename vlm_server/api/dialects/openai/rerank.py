@@ -10,14 +10,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, msgpack
 
-from vlm_server.api.dialects.fields import Count, effective_fields, prepare, submit_pooling
+from vlm_server.api.dialects.fields import Count, prepare, read_request, submit_pooling
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.embeddings import usage_json
 from vlm_server.api.dialects.openai.pooling_inputs import MAX_VALUES, InputParser, check_inputs
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.conversation import Conversation
-from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.media.video_options import MediaOptions
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.protocol import Finished, Pooling
@@ -55,16 +54,10 @@ class Options(Struct, frozen=True):
 
 def parse_rerank(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, BytesNeeded and NeedsProcess."""
-    ignored = IgnoredFields()
-    fields = effective_fields(
-        json_body.parse_object(body, MAX_VALUES),
-        RerankRequest,
-        ignored,
-        context,
-        harmless=schema.HARMLESS,
-        neutral=NEUTRAL,
+    fields = json_body.parse_object(body, MAX_VALUES)
+    request, ignored = read_request(
+        fields, RerankRequest, {}, context, harmless=schema.HARMLESS, neutral=NEUTRAL
     )
-    request = json_body.convert(fields, RerankRequest, {})
     model = model_wanted(request.model, context)
     conversation = Conversation.of(context, "documents")
     conversation.set_media_options(request)

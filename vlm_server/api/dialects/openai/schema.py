@@ -29,10 +29,9 @@ from vlm_server.api.dialects.fields import (
     TopK,
     TopLogprobs,
     TopP,
-    effective_fields,
     prepare,
+    read_request,
 )
-from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, is_same
 from vlm_server.api.parsing.media.video_options import (
@@ -334,20 +333,17 @@ class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
 prepare(ChatRequest)
 
 
-def parse(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> ChatRequest:
-    """The request of a body's `fields`; fields without effect go to `ignored`.
+def parse(fields: dict[str, Any], context: Context) -> tuple[ChatRequest, IgnoredFields]:
+    """The request of a body's `fields`, and those without effect.
 
     Raises InvalidRequest, naming the field at fault.
     """
-    effective = effective_fields(
-        fields, ChatRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
-    )
-    for name in ("max_tokens", "max_completion_tokens"):
-        if is_same(effective.get(name), _NO_LIMIT):
-            del effective[name]
-    request = json_body.convert(effective, ChatRequest, RULES)
-    ignored.add_unread(effective, request)
-    return request
+    limited = fields | {
+        name: None
+        for name in ("max_tokens", "max_completion_tokens")
+        if is_same(fields.get(name), _NO_LIMIT)
+    }
+    return read_request(limited, ChatRequest, RULES, context, harmless=HARMLESS, neutral=NEUTRAL)
 
 
 _NO_LIMIT = -1

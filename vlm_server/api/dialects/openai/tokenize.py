@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from vlm_server.api.dialects.fields import (
     Count,
     check_prompt,
-    effective_fields,
     prepare,
+    read_request,
     submit_prompt,
     to_count_request,
 )
@@ -66,17 +66,13 @@ def parse_prompt(body: Body, context: Context) -> ParsedRequest:
         check_neutral(name, fields.pop(name, None), values)
     if "messages" in fields:
         return _to_count_request(parse.parse_fields(fields, context), fields)
-    ignored = IgnoredFields()
-    fields = effective_fields(fields, PromptRequest, ignored, context)
-    request = json_body.convert(fields, PromptRequest, {})
+    request, ignored = read_request(fields, PromptRequest, {}, context)
     return _count_request(check_prompt(request.prompt, context), request.model, context, ignored)
 
 
 def parse_tokens(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/detokenize`. Raises RequestError."""
-    ignored = IgnoredFields()
-    fields = effective_fields(json_body.parse_object(body), TokensRequest, ignored, context)
-    request = json_body.convert(fields, TokensRequest, {})
+    request, ignored = read_request(json_body.parse_object(body), TokensRequest, {}, context)
     return _count_request(tuple(request.tokens), request.model, context, ignored)
 
 
