@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from vlm_server.errors import RequestTooCostly
-from vlm_server.supervisor import trials
-from vlm_server.supervisor.trials import Trials
+from vlm_server.supervisor import engine_streams
+from vlm_server.supervisor.engine_streams import Trials
 
 
 def innocent() -> bool:
@@ -58,7 +58,7 @@ async def test_suspect_waits_for_running_requests_and_blocks_later_ones() -> Non
 async def test_trial_waits_for_prompts_but_not_long_for_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trials, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_streams, "_PATIENCE_SECONDS", 0.05)
     made = Trials()
     await made.wait_for_turn("starting", innocent)
     await made.wait_for_turn("answering", innocent)

@@ -6,13 +6,13 @@ import logging
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from starlette.routing import Route
 from starlette.types import Scope
 
-from vlm_server.api.http import request_line
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.api.parsing.ignored_fields import MAX_NAMES, safe_name
@@ -109,7 +109,7 @@ class Entry:
         is_unlogged = self._is_look(scope, route) or route == "/" or route.startswith(_UNLOGGED)
         if not is_unlogged and logger.isEnabledFor(logging.INFO):
             fields = self.fields(method, route)
-            log_lines.log_fields(logger, logging.INFO, fields, request_line.summary(fields))
+            log_lines.log_fields(logger, logging.INFO, fields, summary(fields))
 
     def _is_look(self, scope: Scope, route: str) -> bool:
         """Whether a client says that it only looked, as it did, and nothing failed."""
@@ -148,3 +148,64 @@ def _queue_milliseconds(answer: AnswerRecorder | None) -> int | None:
     if answer is None or not answer.timeline.phases:
         return None
     return _milliseconds(answer.phase_seconds()["queue"])
+
+
+# ---- a request's line --------------------------------------------------------------------
+
+
+_CLIENT_GONE = 499
+_MINUTE = 60_000
+_MAX_PLACE_CHARS = 60
+_MEDIA = (("images", "picture"), ("videos", "video"), ("documents", "document"))
+
+
+def summary(fields: Fields) -> str:
+    """The line of a request with these fields (`access_log.Entry.fields`)."""
+    return "  ".join(part for part in _parts(dict(fields)) if part)
+
+
+def _parts(fields: dict[str, Any]) -> Iterator[str]:
+    yield fields["model"] or f"{fields['method']} {fields['route']}"
+    yield _tokens(fields)
+    yield ", ".join(_count(fields[name], noun) for name, noun in _MEDIA if fields[name])
+    yield _failure(fields)
+    yield duration(fields["ms"])
+    yield f"key {fields['key']}" if fields["key"] else ""
+
+
+def _tokens(fields: dict[str, Any]) -> str:
+    prompt, written = fields["prompt_tokens"], fields["tokens"]
+    if not prompt:
+        return ""
+    notes = [f"{fields['cached_tokens']} cached"] if fields["cached_tokens"] else []
+    notes += ["cut off"] if fields["finish"] == "length" else []
+    text = f"{prompt} → {written} tokens" if written else _count(prompt, "token")
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def _failure(fields: dict[str, Any]) -> str:
+    """What went wrong: the error's code as words, and the field at fault."""
+    code, status = fields["error"], fields["status"]
+    if code is None:
+        is_gone = status == _CLIENT_GONE or fields["finish"] == "abort"
+        return "the client left" if is_gone else ""
+    place, number = fields["param"] or "", f" ({status})" if status >= 400 else ""
+    if code.startswith(place):  # `model not found` names the field
+        place = ""
+    if len(place) > _MAX_PLACE_CHARS:
+        place = f"{place[:_MAX_PLACE_CHARS]}…"
+    return f"failed: {code.replace('_', ' ')}{' in ' if place else ''}{place}{number}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(milliseconds: int) -> str:
+    """A time for people: `3 ms`, `0.74 s`, `12.3 s`, `2 min 5 s`."""
+    if milliseconds < 100:
+        return f"{milliseconds} ms"
+    if milliseconds < _MINUTE:
+        return f"{milliseconds / 1000:.{2 if milliseconds < 9_995 else 1}f} s"
+    minutes, rest = divmod(round(milliseconds / 1000), 60)
+    return f"{minutes} min {rest} s"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.api.http.access_log import Entry
-from vlm_server.api.http.request_line import duration, summary
+from vlm_server.api.http.access_log import Entry, duration, summary
 from vlm_server.errors import EngineDied, InvalidRequest, ModelNotFound
 
 FIELDS = Entry().fields("POST", "/v1/chat/completions") | {"status": 200, "ms": 740}

@@ -19,8 +19,8 @@ from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.cli.connect.change import edit
 from vlm_server.cli.connect.clients import CLIENTS
+from vlm_server.cli.connect.run import ENTERED_CLIENTS
 from vlm_server.cli.connect.service import ServedModel, Service
-from vlm_server.cli.connect.steps import ENTERED_CLIENTS
 from vlm_server.cli.main import main
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Server, Settings

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import mimetypes
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from vlm_server.api.dialects import pages
-from vlm_server.api.dialects.files import render
 from vlm_server.api.dialects.files.receive import Uploads
 from vlm_server.api.dialects.files.schema import AnthropicForm, parse
+from vlm_server.api.dialects.pages import Json
 from vlm_server.api.files.index import StoredFile
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http import access_log
@@ -53,7 +55,7 @@ class Files:
             file = await self._uploads.run(
                 add, keys.owner_of(request.scope), upload, filename, purpose
             )
-        return json_response(render.file_object(file, is_anthropics=is_theirs))
+        return json_response(file_object(file, is_anthropics=is_theirs))
 
     async def list(self, request: Request) -> Response:
         page = _anthropic_page if is_anthropics(request.headers) else _openai_page
@@ -61,7 +63,7 @@ class Files:
 
     async def retrieve(self, request: Request) -> Response:
         file, is_theirs = await self._find(request), is_anthropics(request.headers)
-        return json_response(render.file_object(file, is_anthropics=is_theirs))
+        return json_response(file_object(file, is_anthropics=is_theirs))
 
     async def content(self, request: Request) -> Response:
         return await download(await self._find(request), self._store, self._uploads, request)
@@ -69,7 +71,7 @@ class Files:
     async def delete(self, request: Request) -> Response:
         file = await self._find(request)
         await self._uploads.run(self._store.delete, file)
-        return json_response(render.deleted(file, is_anthropics=is_anthropics(request.headers)))
+        return json_response(deleted(file, is_anthropics=is_anthropics(request.headers)))
 
     async def _find(self, request: Request) -> StoredFile:
         file_id = request.path_params["file_id"]
@@ -92,7 +94,7 @@ class Media:
             file = await self._uploads.run(
                 self._store.add_media, keys.owner_of(request.scope), upload
             )
-        return json_response(render.media(file))
+        return json_response(media(file))
 
     async def retrieve(self, request: Request) -> Response:
         return await download(await self._find(request), self._store, self._uploads, request)
@@ -118,7 +120,7 @@ async def download(
     """The bytes of `file`, as fast as the client reads them. Raises NotFound."""
     headers = {**_DOWNLOAD_HEADERS, "Content-Length": str(file.num_bytes)}
     if request.method == "HEAD":
-        return Response(headers=headers, media_type=render.BYTES_TYPE)
+        return Response(headers=headers, media_type=BYTES_TYPE)
     reader = await uploads.run(store.open, file)
     if reader is None:
         raise NotFound("There is no such file: it has just been deleted.")
@@ -129,7 +131,7 @@ async def download(
                 yield piece
                 await wait_until_read(request.scope)
 
-    return StreamingResponse(pieces(), headers=headers, media_type=render.BYTES_TYPE)
+    return StreamingResponse(pieces(), headers=headers, media_type=BYTES_TYPE)
 
 
 # ---- pages of a list -------------------------------------------------------------------------
@@ -145,7 +147,7 @@ def _openai_page(store: FileStore, request: Request) -> pages.Json:
         limit=limit + 1,
         newest_first=newest_first,
     )
-    return pages.page(files, limit, render.openai_file, object="list")
+    return pages.page(files, limit, openai_file, object="list")
 
 
 def _anthropic_page(store: FileStore, request: Request) -> pages.Json:
@@ -156,7 +158,7 @@ def _anthropic_page(store: FileStore, request: Request) -> pages.Json:
     pages.check_exclusive(before, after)
     limit = pages.limit_of(query, 20, 1000)
     files = store.page(owner, after=before or after, limit=limit + 1, newest_first=not before)
-    return pages.page(files, limit, render.anthropic_file, is_reversed=bool(before))
+    return pages.page(files, limit, anthropic_file, is_reversed=bool(before))
 
 
 def _known(query: Mapping[str, str], name: str, store: FileStore, owner: str) -> str | None:
@@ -165,3 +167,53 @@ def _known(query: Mapping[str, str], name: str, store: FileStore, owner: str) ->
     if file_id is not None and store.find(owner, file_id) is None:
         raise InvalidRequest(f"`{name}` is the id of none of the files.", name)
     return file_id
+
+
+# ---- JSON of uploads ---------------------------------------------------------------------
+
+
+BYTES_TYPE = "application/octet-stream"
+
+
+def openai_file(file: StoredFile) -> Json:
+    """OpenAI's object of a file."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+def anthropic_file(file: StoredFile) -> Json:
+    """Anthropic's metadata of a file. All files may be downloaded."""
+    created_at = datetime.fromtimestamp(file.created_at, UTC)
+    return {
+        "id": file.id,
+        "type": "file",
+        "filename": file.filename,
+        "mime_type": mimetypes.guess_type(file.filename)[0] or BYTES_TYPE,
+        "size_bytes": file.num_bytes,
+        "created_at": created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "downloadable": True,
+    }
+
+
+def file_object(file: StoredFile, *, is_anthropics: bool) -> Json:
+    return anthropic_file(file) if is_anthropics else openai_file(file)
+
+
+def deleted(file: StoredFile, *, is_anthropics: bool) -> Json:
+    """What is said of a file that was deleted."""
+    if is_anthropics:
+        return {"id": file.id, "type": "file_deleted"}
+    return {"id": file.id, "object": "file", "deleted": True}
+
+
+def media(file: StoredFile) -> Json:
+    """What is known of bytes by their hash, which is the id."""
+    return {"id": f"sha256:{file.sha256}", "object": "media", "bytes": file.num_bytes}

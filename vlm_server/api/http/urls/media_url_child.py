@@ -6,13 +6,17 @@ It keeps DNS, TLS and HTTP with foreign servers out of the front. Started by `me
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 
-from vlm_server.api.http.urls import fetch, file_url
+from vlm_server.api.http.urls import fetch
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
 from vlm_server.api.outcomes import serve_outcomes
 from vlm_server.api.parsing.media.external import Contents, MediaUrl, UrlJob
@@ -56,7 +60,7 @@ class Reader:
                 data = await self._bytes_of(url, max_bytes)
             except FetchError as error:
                 raise url.refusal(str(error)) from None
-            except file_url.NotReadable:
+            except NotReadable:
                 raise url.refusal("is no file that `urls.file_folders` lets clients read") from None
             except TooLarge:
                 raise url.too_large() if max_bytes == url.max_bytes else self._too_many() from None
@@ -68,7 +72,7 @@ class Reader:
 
     async def _bytes_of(self, url: MediaUrl, max_bytes: int) -> bytes:
         if url.is_file:
-            return file_url.read(url.url, self._roots, max_bytes)
+            return read(url.url, self._roots, max_bytes)
         return await self._fetcher.fetch(url.url, max_bytes)
 
     def _too_many(self) -> RequestError:
@@ -90,6 +94,79 @@ def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
         return Contents(runner.run(Reader(job, fetcher_of(job)).read()))
 
     serve_outcomes(work, ChildLimits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))
+
+
+# ---- file URLs ---------------------------------------------------------------------------
+
+
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class NotReadable(Exception):
+    """The URL names no file that may be read."""
+
+
+def read(url: str, roots: Sequence[Path], max_bytes: int) -> bytes:
+    """The bytes of a regular file below one of `roots`, which are absolute.
+
+    Links must stay below the same root. Raises NotReadable or TooLarge.
+    """
+    path = _path(url)
+    for root in roots:
+        if root in path.parents:
+            try:
+                return _read(root, path, max_bytes)
+            except OSError:
+                raise NotReadable from None
+    raise NotReadable
+
+
+def _path(url: str) -> Path:
+    """The absolute path that `url` names, without `..`."""
+    try:
+        parts = urlsplit(url)
+        path = os.fsdecode(unquote_to_bytes(parts.path))
+    except ValueError:
+        raise NotReadable from None
+    is_plain = parts.scheme == "file" and parts.netloc.lower() in ("", "localhost")
+    if not is_plain or parts.query or parts.fragment:
+        raise NotReadable
+    if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise NotReadable
+    return Path("/" + path.lstrip("/"))
+
+
+def _read(root: Path, path: Path, max_bytes: int) -> bytes:
+    """The bytes of the file. Raises OSError, NotReadable or TooLarge."""
+    real_root = Path(os.path.realpath(root, strict=True))
+    real_path = Path(os.path.realpath(path, strict=True))
+    if real_root not in real_path.parents:
+        raise NotReadable
+    descriptor = _open_below(real_root, real_path.relative_to(real_root).parts)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotReadable
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise TooLarge
+    return data
+
+
+def _open_below(root: Path, parts: Sequence[str]) -> int:
+    """A descriptor of the file, opened folder by folder without following a link. Raises OSError.
+
+    A folder replaced by a link after the path was resolved is an error.
+    """
+    folder = os.open(root, _OPEN | os.O_DIRECTORY)
+    try:
+        for name in parts[:-1]:
+            inner = os.open(name, _OPEN | os.O_DIRECTORY, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        return os.open(parts[-1], _OPEN, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.api.http.urls import file_url
+from vlm_server.api.http.urls import media_url_child
 from vlm_server.api.http.urls.fetch import TooLarge
-from vlm_server.api.http.urls.file_url import NotReadable, read
+from vlm_server.api.http.urls.media_url_child import NotReadable, read
 
 IMAGE = b"picture"
 
@@ -111,4 +111,4 @@ def test_folder_replaced_by_link_is_not_followed(root: Path) -> None:
     (root / "inner").rename(root / "moved")
     (root / "inner").symlink_to(root.parent)
     with pytest.raises(OSError, match=r"directory|links"):
-        file_url._open_below(root, ("inner", "secret"))
+        media_url_child._open_below(root, ("inner", "secret"))
