@@ -21,6 +21,8 @@ from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.cpu import attention_on_cpu
+from vlm_server.runner.backends.cuda import kernels
+from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.backends.metal import MetalBackend
 from vlm_server.runner.backends.rope import image_rope
 from vlm_server.runner.device.device import current_device
@@ -110,16 +112,18 @@ def test_tower_rows_equal_mlx_vlms(
 def test_tower_rows_are_equal_with_one_call_for_all_windows(
     monkeypatch: pytest.MonkeyPatch, load_mlx_vlms: LoadMlxVlms, grid: tuple[int, int, int]
 ):
-    monkeypatch.setattr(attention, "takes_segments", lambda *_: True)
     used = []
 
     def at_once(*arguments: Any) -> mx.array:
         used.append(arguments)
         return attend_to_segments(*arguments)
 
-    monkeypatch.setattr(attention, "attend_to_segments", at_once)
+    backend = backend_of(current_device())
+    monkeypatch.setattr(kernels, "takes_segments", lambda *_: True)
+    monkeypatch.setattr(backend, "segment_blocks", CudaBackend().segment_blocks)
+    monkeypatch.setattr(backend, "attend_to_segments", at_once)
     own = load_mlx_vlms("qwen2_5_vl").model.vision_tower
-    ours = WindowTower(own, backend_of(current_device()))
+    ours = WindowTower(own, backend)
     patches = pixels(own, grid)
     assert distance(rows_of(ours, patches, grid), rows_of(own, patches, grid)) < 1e-5
     assert used

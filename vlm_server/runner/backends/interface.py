@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -29,6 +29,10 @@ Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.a
 """RoPE of queries and keys, given their angles' cosines and sines: see `rotate_heads`."""
 
 
+class RowsLayer:
+    """Marks a layer of a backend that stands for one of MLX's, and multiplies as it does."""
+
+
 class Attention(ABC):
     """Computes `softmax(queries @ keys.T * scale) @ values`, (rows, heads, tokens, head size).
 
@@ -36,6 +40,8 @@ class Attention(ABC):
     By default, layers of compiled steps use MLX's own attention with a mask.
     """
 
+    padding_tokens = 1
+    """Long chunks alone attend as if padded to multiples of this."""
     appends_in_place = False
     """Whether `attend_bounded` writes new keys and values into the existing buffers."""
 
@@ -160,6 +166,19 @@ class Backend(ABC):
             zeros = [(0, 0)] * 3 + [(0, fused - size)]
             q, k, v = mx.pad(q, zeros), mx.pad(k, zeros), mx.pad(v, zeros)
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)[..., :size]
+
+    def segment_blocks(
+        self, runs: Iterable[tuple[int, int]], head_size: int, dtype: mx.Dtype
+    ) -> mx.array | None:
+        """The `blocks` of `attend_to_segments` for (count, patches of each) of segments; None if
+        such heads are left to `attend`."""
+        return None
+
+    def attend_to_segments(
+        self, q: mx.array, k: mx.array, v: mx.array, blocks: mx.array, scale: float
+    ) -> mx.array:
+        """Attention of patches, (frames, patches, heads, head size), each within its segment."""
+        raise NotImplementedError
 
     def rotate(self, rope: Rope, x: mx.array) -> mx.array:
         """RoPE of `x`, (..., head size), of a tower."""

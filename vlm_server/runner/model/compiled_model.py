@@ -23,7 +23,6 @@ import mlx.core as mx
 from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
-from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.kv.layers import has_states, new_layers, storage_of
@@ -148,10 +147,11 @@ class CompiledModel(TextModel):
         end = attending.offset + count
         if count <= _SHORT_CHUNK or end <= _MAX_KEYS:
             return True
-        padded = PaddedChunk.around(end - count, end, BLOCK_TOKENS)
+        attention = self._attention.attention
+        padded = PaddedChunk.around(end - count, end, attention.padding_tokens)
         shape = padded.last - padded.first, padded.last
         sizes = [arrays[0].shape[-1] for arrays in self._keys_and_values()]
-        return not self._attention.attention.is_precompiled(*shape, max(sizes))
+        return not attention.is_precompiled(*shape, max(sizes))
 
     def _keys_and_values(self) -> Buffers:
         kinds = zip(self._kinds, self._buffer_pattern, strict=True)

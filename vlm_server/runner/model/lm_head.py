@@ -21,7 +21,7 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
 )
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.backends.cuda import few_rows
+from vlm_server.runner.backends.interface import RowsLayer
 from vlm_server.runner.model.hidden_states import HiddenStates, kept_layers
 
 
@@ -67,10 +67,9 @@ def _of_last_token(layer: Any) -> type:
     return type(f"Last{layer.__name__}", (_OfLastToken, layer), {name: multiply_last})
 
 
-_LAST: dict[type, type] = {
-    layer: _of_last_token(layer)
-    for layer in (Linear, QuantizedLinear, Embedding, QuantizedEmbedding, *few_rows.LAYERS)
-}
+def _is_known(layer: type) -> bool:
+    is_mlxs = layer in (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
+    return is_mlxs or (issubclass(layer, RowsLayer) and not issubclass(layer, _OfLastToken))
 
 
 def use_last_token_head(language_model: Any) -> None:
@@ -80,8 +79,8 @@ def use_last_token_head(language_model: Any) -> None:
     known class stays.
     """
     for layer in _heads(language_model):
-        if type(layer) in _LAST:
-            layer.__class__ = _LAST[type(layer)]
+        if _is_known(type(layer)):
+            layer.__class__ = _of_last_token(type(layer))
 
 
 def has_last_token_head(language_model: Any) -> bool:

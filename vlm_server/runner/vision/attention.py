@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.cuda.kernels import attend_to_segments, blocks_of, takes_segments
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.backends.rope import Rope
 
@@ -17,20 +16,11 @@ from vlm_server.runner.backends.rope import Rope
 class Segments:
     """The segments of a frame; each patch attends within its own.
 
-    runs: (count, patches of each) of consecutive segments. blocks: the argument of our kernel
-    `attend_to_segments`; None to use the backend's attention.
+    runs: (count, patches of each) of consecutive segments. blocks: see `Backend.segment_blocks`.
     """
 
     runs: tuple[tuple[int, int], ...]
     blocks: mx.array | None = None
-
-
-def many_segments(runs: tuple[tuple[int, int], ...], head_size: int, dtype: mx.Dtype) -> Segments:
-    """Segments of many sizes, for our kernel if it supports them."""
-    if not takes_segments(head_size, dtype):
-        return Segments(runs)
-    # An array from the host lies in memory shared with the device; a sum does not.
-    return Segments(runs, mx.array(blocks_of(runs)) + 0)
 
 
 def attend(
@@ -44,7 +34,7 @@ def attend(
     if segments.blocks is None:
         output = _run_by_run(queries, keys, values, attention.scale, segments.runs, backend)
     else:
-        output = attend_to_segments(queries, keys, values, segments.blocks, attention.scale)
+        output = backend.attend_to_segments(queries, keys, values, segments.blocks, attention.scale)
     projected: mx.array = attention.proj(output.reshape(frames, patches, -1))
     return projected
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.backends.rope import Rope, image_rope
-from vlm_server.runner.vision.attention import Segments, attend, many_segments
+from vlm_server.runner.vision.attention import Segments, attend
 from vlm_server.runner.vision.grids import (
     Grid,
     interpolation,
@@ -207,7 +207,8 @@ class WindowTower(FrameTower):
         x = self._embed(pixel_values, grid, positions)[:, mx.array(order)]
         rope, frame = self._rope(positions), Segments(((1, grid.frame_patches),))
         runs = tuple((count, tokens * unit) for count, tokens in layout.windows)
-        windows = many_segments(runs, self.blocks[0].attn.head_dim, x.dtype)
+        blocks = self._backend.segment_blocks(runs, self.blocks[0].attn.head_dim, x.dtype)
+        windows = Segments(runs, blocks)
         parts = []
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows

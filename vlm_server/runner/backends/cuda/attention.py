@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,6 +149,19 @@ class CudaBackend(Backend):
         dequantize_for_many_rows(model)
         return kernels.rotate_heads
 
+    def segment_blocks(
+        self, runs: Iterable[tuple[int, int]], head_size: int, dtype: mx.Dtype
+    ) -> mx.array | None:
+        if not kernels.takes_segments(head_size, dtype):
+            return None
+        # An array from the host lies in memory shared with the device; a sum does not.
+        return mx.array(kernels.blocks_of(runs)) + 0
+
+    def attend_to_segments(
+        self, q: mx.array, k: mx.array, v: mx.array, blocks: mx.array, scale: float
+    ) -> mx.array:
+        return kernels.attend_to_segments(q, k, v, blocks, scale)
+
     def gated_delta(
         self, q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array] | None:
@@ -160,6 +173,7 @@ class CudaBackend(Backend):
 class CudaAttention(Attention):
     """The `Attention` of one model, with its schedule of plans."""
 
+    padding_tokens = BLOCK_TOKENS
     appends_in_place = True
 
     def __init__(self, context_tokens: int, num_plans: int = _KEPT_BY_DEFAULT) -> None:

@@ -23,6 +23,7 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
 
 from vlm_server.runner.backends.cuda import kernels
 from vlm_server.runner.backends.cuda.kernels import Packing
+from vlm_server.runner.backends.interface import RowsLayer
 
 _DTYPES = (mx.bfloat16, mx.float16)
 _SAME_INPUT = (
@@ -40,7 +41,7 @@ Multiply = Callable[
 """`x @ weight.T + bias`, (..., columns), in parts of such widths: see `skinny_linear`."""
 
 
-class _FewRowsLinear:
+class _FewRowsLinear(RowsLayer):
     """A linear layer whose weights `skinny_linear` takes."""
 
     product: Product
@@ -51,7 +52,7 @@ class _FewRowsLinear:
         return super().__call__(x)  # type: ignore[misc, no-any-return]
 
 
-class _FewRowsEmbedding:
+class _FewRowsEmbedding(RowsLayer):
     """An embedding whose weights `skinny_linear` takes."""
 
     product: Product
@@ -121,7 +122,6 @@ _FEW_ROWS: dict[type, type] = {
     )
 }
 """The class of layers of few rows, by that of MLX's layers."""
-LAYERS = tuple(_FEW_ROWS.values())
 
 
 def use_few_rows_kernels(language_model: Any, multiply: Multiply = kernels.skinny_linear) -> None:
