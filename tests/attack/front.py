@@ -32,8 +32,6 @@ class WatchedSupervisor(ScriptedSupervisor):
             "streams": set(self._in_flight._queues),
             "owed": self._watchdog.owed,
             "quarantine": self._quarantine.num_tracked,
-            "trials": self._in_flight._trials._starting | self._in_flight._trials._answering,
-            "alone": self._in_flight._trials.request_id,
         }
 
 

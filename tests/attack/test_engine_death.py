@@ -238,28 +238,6 @@ async def test_request_that_kills_engine_alone_is_quarantined() -> None:
         await front.check_clean()
 
 
-async def test_requests_during_trial_wait_and_survive_its_crash() -> None:
-    async with running_front() as front:
-        for _ in range(2):
-            pid = front.supervisor.status.pid
-            await front.ask(f"accept prefill die{SUSPECT}")
-            await front.until_replaced(pid)
-        pid = front.supervisor.status.pid
-        running = front.begin("accept prefill token", stream=True)
-        await until(lambda: bool(front.supervisor._in_flight._trials._answering), 10)
-        tried = front.begin(f"accept prefill die{SUSPECT}")
-        await until(lambda: front.supervisor._in_flight._trials.request_id is not None, 10)
-        later = front.begin("accept prefill token finish")
-        await asyncio.sleep(0.3)
-        assert not tried.done()
-        assert not later.done()
-        running.cancel()
-        assert (await tried).terminals == ["engine_died"]
-        assert (await later).terminals == ["engine_unavailable"], "it was never sent"
-        await front.until_replaced(pid)
-        await front.check_clean()
-
-
 async def test_hanging_request_is_suspect_after_its_client_left() -> None:
     async with running_front() as front:
         for _ in range(2):

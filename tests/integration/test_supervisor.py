@@ -489,6 +489,12 @@ async def kill_engine_with(supervisor: Supervisor, request: EngineRequest) -> No
     assert supervisor._quarantine.num_tracked == 0
 
 
+def num_crashes(supervisor: Supervisor, request: EngineRequest) -> int:
+    """The crashes that count against the load of a request."""
+    records = map(supervisor._quarantine._records.get, request.shape.loads)
+    return max((len(record.crashes) for record in records if record), default=0)
+
+
 async def test_request_that_kills_three_engines_is_refused(killing_supervisor: KillingSupervisor):
     for number in range(2):
         running = killing_supervisor.stream(ask("running", random_image(2), sampling=LONG))
@@ -527,11 +533,11 @@ async def test_externally_killed_engines_refuse_no_image(killing_supervisor: Kil
     for number in range(2):
         await kill_engine_with(killing_supervisor, ask(f"costly {number}", COSTLY, ENCODE))
     suspect = ask("harmless", COSTLY)
-    assert killing_supervisor._quarantine.is_suspect(suspect.shape)
+    assert num_crashes(killing_supervisor, suspect) == 2
     beside = asyncio.create_task(all_events(killing_supervisor, ask("beside", "Hello")))
     assert isinstance((await all_events(killing_supervisor, suspect))[-1], Finished)
     assert isinstance((await beside)[-1], Finished)
-    assert not killing_supervisor._quarantine.is_suspect(suspect.shape)
+    assert num_crashes(killing_supervisor, suspect) == 0
 
 
 async def test_abandoned_image_under_encode_is_blamed_for_crashes(
@@ -548,7 +554,7 @@ async def test_abandoned_image_under_encode_is_blamed_for_crashes(
         os.kill(killing_supervisor.status.pid, signal.SIGKILL)
         await until(lambda: not killing_supervisor.status.is_ready)
         await until(lambda: killing_supervisor.status.is_ready, START_SECONDS)
-    assert killing_supervisor._quarantine.is_suspect(ask("next", COSTLY).shape)
+    assert num_crashes(killing_supervisor, ask("next", COSTLY)) == 2
 
 
 FRONT = """

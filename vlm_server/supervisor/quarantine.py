@@ -2,10 +2,10 @@
 
 A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
 code can catch that. If the client retries, it crashes the next engine too. So each crash is counted
-against the loads on the device. Two crashes within `engine.quarantine_seconds` only make a load
-suspect: the process may have been killed, or another request was to blame. The next request with a
-suspect load is tried alone; if that crashes the engine too, its load is refused. A success clears a
-load of all crashes.
+against the loads on the device. One or two crashes within `engine.quarantine_seconds` refuse none:
+the process may have been killed, or another request was to blame. From the third one on, a load is
+refused by the first crash with no other load on the device, and by the sixth in any case. A success
+clears a load of all crashes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from vlm_server.supervisor.shape import DeviceLoad, EncoderLoad, RequestShape
 
 logger = logging.getLogger(__name__)
 
-_SUSPECT_CRASHES = 2
+_CRASHES, _CRASHES_BESIDE_OTHERS = 3, 6
+"""The crashes of a load for which it is refused: alone on the device in the last, or never."""
 _MAX_LOADS = 64
 _NOTHING = RequestShape()
 
@@ -64,15 +65,10 @@ class Quarantine:
             if (seconds := self._seconds_left(load)) > 0:
                 self.num_refused += 1
                 raise RequestTooCostly(
-                    f"The engine crashed on requests of this size ({load}), the last time with "
-                    f"nothing else to do. Reduce it ({load.advice}), or try again in "
-                    f"{math.ceil(seconds)} seconds.",
+                    f"The engine crashed on requests of this size ({load}), again and again. "
+                    f"Reduce it ({load.advice}), or try again in {math.ceil(seconds)} seconds.",
                     retry_after_seconds=seconds,
                 )
-
-    def is_suspect(self, shape: RequestShape) -> bool:
-        """Whether a request of this shape is to be tried alone."""
-        return any(len(self._crashes(load)) >= _SUSPECT_CRASHES for load in shape.loads)
 
     def admit(self, request_id: str, shape: RequestShape) -> None:
         """Record a request that is sent to the engine."""
@@ -94,7 +90,7 @@ class Quarantine:
         """Clear the loads of a request that got a token: they did not crash the engine."""
         for load in self._done.get(request_id, ()):
             if self._records.pop(load, None) is not None:
-                logger.info("a request with %s was answered: it is not suspect any more", load)
+                logger.info("a request with %s was answered: its crashes are forgotten", load)
         self.acquit(request_id)
 
     def acquit(self, request_id: str) -> None:
@@ -107,42 +103,33 @@ class Quarantine:
         self._shapes.pop(request_id, None)
         self._done.pop(request_id, None)
 
-    def record_engine_end(
-        self, *, is_crash: bool, only_encoder: bool = False, trial_id: str | None = None
-    ) -> None:
-        """Remove all requests; after a crash, blame the loads on the device, or in the encoder.
-
-        trial_id: the request on trial, if any.
-        """
+    def record_engine_end(self, *, is_crash: bool, only_encoder: bool = False) -> None:
+        """Remove all requests; after a crash, blame the loads on the device, or in the encoder."""
         blamed = {
-            load: request_id == trial_id
-            for request_id, (_, load) in self._working.items()
+            load
+            for _, load in self._working.values()
             if load is not None and (isinstance(load, EncoderLoad) or not only_encoder)
         }
         self._shapes.clear()
         self._working.clear()
         self._done.clear()
-        for load, was_alone in blamed.items() if is_crash else ():
-            self._record_crash(load, was_alone=was_alone)
+        for load in blamed if is_crash else ():
+            self._record_crash(load, was_alone=len(blamed) == 1)
 
     def _record_crash(self, load: DeviceLoad, *, was_alone: bool) -> None:
         logger.warning(
             "the engine crashed while it was %s %s%s",
             "encoding" if isinstance(load, EncoderLoad) else "prefilling",
             load,
-            ", with nothing else on the device" if was_alone else "",
+            "" if was_alone else ", beside others",
         )
         record = self._records.pop(load, _Record([]))
-        record.crashes = [*self._recent_crashes(record), self._clock()][-_SUSPECT_CRASHES:]
-        if was_alone:
+        record.crashes = [*self._recent_crashes(record), self._clock()][-_CRASHES_BESIDE_OTHERS:]
+        if len(record.crashes) >= (_CRASHES if was_alone else _CRASHES_BESIDE_OTHERS):
             record.refused_until = self._clock() + self._seconds
         self._records[load] = record
         if len(self._records) > _MAX_LOADS:
             del self._records[next(iter(self._records))]
-
-    def _crashes(self, load: DeviceLoad) -> list[float]:
-        record = self._records.get(load)
-        return [] if record is None else self._recent_crashes(record)
 
     def _recent_crashes(self, record: _Record) -> list[float]:
         """Crashes that still count."""

@@ -3,7 +3,7 @@
 The engine may die at any moment. Requests in flight then end with `Failed("engine_died")`, new
 ones are answered 503 with Retry-After, and another engine is started after a pause that doubles
 each time. An engine that makes no progress is ended (`watchdog`). Requests of a size that crashed
-two engines are tried alone, and refused if they crash that one: `quarantine`.
+engines again and again are refused: `quarantine`.
 """
 
 from __future__ import annotations
@@ -169,11 +169,9 @@ class Supervisor:
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         process, request_id = self._running_process(), request.submit.request_id
-        queue = await self._in_flight.open(request_id, request.shape)
+        queue = self._in_flight.open(request_id, request.shape)
         event: RequestEvent | None = None
         try:
-            if process is not self._running_process():
-                raise EngineUnavailable("The engine has been restarted.")
             self._watchdog.record_request(request_id)
             process.send(request.submit)
             del request  # its images are not needed here while it is answered

@@ -1,4 +1,4 @@
-"""Crashes blame loads on the device: suspects run alone, condemned loads are refused."""
+"""Crashes blame loads on the device; those of many crashes are refused."""
 
 from __future__ import annotations
 
@@ -30,22 +30,20 @@ def admit(quarantine: Quarantine, submit: Submit) -> None:
     quarantine.admit(submit.request_id, shape_of(submit))
 
 
-def crash(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
+def crash(quarantine: Quarantine, encoding: Submit, *others: Submit) -> None:
     """An engine dies that encodes the media of one request and prefills the other prompts."""
     for submit in (encoding, *others):
         admit(quarantine, submit)
     request_ids = tuple(submit.request_id for submit in (encoding, *others))
     quarantine.record_work(OnDevice(request_ids, (encoding.request_id,)))
-    trial_id = encoding.request_id if alone else None
-    quarantine.record_engine_end(is_crash=True, trial_id=trial_id)
+    quarantine.record_engine_end(is_crash=True)
 
 
-def crash_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
+def crash_of_prompts(quarantine: Quarantine, *submits: Submit) -> None:
     for submit in submits:
         admit(quarantine, submit)
     quarantine.record_work(OnDevice(tuple(submit.request_id for submit in submits)))
-    trial_id = submits[-1].request_id if alone else None
-    quarantine.record_engine_end(is_crash=True, trial_id=trial_id)
+    quarantine.record_engine_end(is_crash=True)
 
 
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
@@ -57,7 +55,9 @@ def succeed(quarantine: Quarantine, submit: Submit) -> None:
 
 
 def is_suspect(quarantine: Quarantine, submit: Submit) -> bool:
-    return quarantine.is_suspect(shape_of(submit))
+    """Whether a load of the request has crashed two engines."""
+    records = map(quarantine._records.get, shape_of(submit).loads)
+    return any(len(quarantine._recent_crashes(record)) > 1 for record in records if record)
 
 
 def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
@@ -69,8 +69,8 @@ def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
 
 
 def condemn(quarantine: Quarantine, submit: Submit) -> None:
-    for alone in (False, False, True):
-        crash(quarantine, submit, alone=alone)
+    for _ in range(3):
+        crash(quarantine, submit)
 
 
 # ---- suspects ------------------------------------------------------------------------
@@ -142,12 +142,12 @@ def test_hung_encoder_is_blamed_alone(quarantine: Quarantine) -> None:
 
 def test_small_text_is_never_suspect(quarantine: Quarantine) -> None:
     for _ in range(5):
-        crash_of_prompts(quarantine, ask("a", "Hello"), alone=True)
+        crash_of_prompts(quarantine, ask("a", "Hello"))
     assert not is_suspect(quarantine, ask("b", "Hello"))
     assert not is_refused(quarantine, ask("b", "Hello"))
 
 
-# ---- trials --------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------
 
 
 def test_condemned_load_is_refused_with_advice_and_retry_time(
@@ -166,23 +166,31 @@ def test_condemned_load_is_refused_with_advice_and_retry_time(
     assert not is_refused(quarantine, ask("d", "", (640, 480)))
 
 
-def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantine) -> None:
-    """Other requests may be on the device by then."""
+def test_third_crash_beside_other_load_refuses_neither_until_one_is_alone(
+    quarantine: Quarantine,
+) -> None:
+    other = ask("other", LONG)
+    for _ in range(4):
+        crash(quarantine, LARGE, other)
+        assert not is_refused(quarantine, LARGE)
+        assert not is_refused(quarantine, other)
+    crash(quarantine, LARGE)
+    assert is_refused(quarantine, LARGE)
+    assert not is_refused(quarantine, other)
+
+
+def test_number_of_crashes_beside_other_loads_is_bounded(quarantine: Quarantine) -> None:
+    for number in range(6):
+        assert not is_refused(quarantine, LARGE)
+        crash(quarantine, LARGE, ask("other", LONG + " " * 20_000 * number))
+    assert is_refused(quarantine, LARGE)
+
+
+def test_crash_before_work_begins_condemns_no_load(quarantine: Quarantine) -> None:
     crash(quarantine, LARGE)
     crash(quarantine, LARGE)
     admit(quarantine, LARGE)
-    quarantine.record_work(OnDevice(("large",), ("large",)))
-    quarantine.remove("large")
-    quarantine.record_engine_end(is_crash=True, trial_id=None)
-    assert is_suspect(quarantine, LARGE)
-    assert not is_refused(quarantine, LARGE)
-
-
-def test_crash_before_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
-    crash(quarantine, LARGE)
-    crash(quarantine, LARGE)
-    admit(quarantine, LARGE)
-    quarantine.record_engine_end(is_crash=True, trial_id="large")
+    quarantine.record_engine_end(is_crash=True)
     assert not is_refused(quarantine, LARGE)
 
 
