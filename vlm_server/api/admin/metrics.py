@@ -16,8 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.admin.metric_families import MetricFamilies
-from vlm_server.api.admin.process_metrics import add_build, add_process
+from vlm_server.api.admin.metric_families import MetricFamilies, add_build, add_process
 from vlm_server.api.batches.lane import PAUSES, Lane
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http.access_log import AnsweredRequests
