@@ -94,6 +94,67 @@ def test_options_are_sent_and_kept_in_browser(daemon: Daemon, open_page: Open) -
     assert page.evaluate("localStorage.length") == 0
 
 
+@pytest.mark.parametrize("device", list(VIEWPORTS))
+def test_schema_is_built_from_fields(daemon: Daemon, open_page: Open, device: str) -> None:
+    page = open_options(open_page(daemon, device=device))
+    add = page.get_by_role("button", name="Add a field")
+    for number, (name, kind) in enumerate([("shape", "text"), ("color", "choice")], 1):
+        add.click()
+        page.keyboard.type(name)  # what is added is selected
+        page.get_by_label(f"Kind of field {number}").select_option(kind)
+    page.keyboard.type("red, blue")
+    add.click()
+    page.get_by_label("Whether field 3 is required").uncheck()
+    name = page.get_by_label("Name of field 3")
+    name.fill("color")
+    assert name.get_attribute("aria-invalid") == "true", "two fields of one name"
+    page.get_by_label("Kind of field 3").select_option("boolean")
+    assert name.input_value() == "field"
+    assert json.loads(page.get_by_label("Answer as JSON").input_value()) == {
+        "type": "object",
+        "properties": {
+            "shape": {"type": "string"},
+            "color": {"type": "string", "enum": ["red", "blue"]},
+            "field": {"type": "boolean"},
+        },
+        "required": ["shape", "color"],
+        "additionalProperties": False,
+    }
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+    page.get_by_role("button", name="Remove field 3").click()
+    attach(page, "drop", SQUARE)
+    answer = ask(page, "The square as JSON.")
+    shown = json.loads(answer.locator(".text code").inner_text())
+    assert shown == {"shape": "square", "color": "blue"}
+
+
+def test_fields_show_what_schema_says_and_keep_the_rest(daemon: Daemon, open_page: Open) -> None:
+    page = open_options(open_page(daemon))
+    schema = page.get_by_label("Answer as JSON")
+    point = {"type": "array", "items": {"type": "integer"}, "maxItems": 2}
+    written = {
+        "title": "Place",
+        "type": "object",
+        "properties": {"at": point, "n": {"type": "integer"}},
+    }
+    schema.fill(json.dumps(written))
+    kind = page.get_by_label("Kind of field 1").locator("option:checked")
+    assert kind.inner_text() == "As written"
+    page.get_by_label("Whether field 2 is required").check()
+    assert json.loads(schema.input_value()) == written | {
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    for other in ("[1]", '{"type": "string"}', '{"type": '):
+        schema.fill(other)
+        assert page.locator("#schema-fields li").count() == 0
+        assert page.get_by_role("button", name="Add a field").is_disabled(), other
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("button", name="Example").click()
+    assert page.locator("#schema-fields li").count() == 3
+
+
 def test_answer_follows_schema(daemon: Daemon, open_page: Open) -> None:
     page = open_options(open_page(daemon))
     attach(page, "drop", SQUARE)

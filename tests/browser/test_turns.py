@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Open
-from tests.browser.files import ask, wait_until_answered
+from tests.browser.files import ask, attach, wait_until_answered
+from tests.browser.test_ask import SQUARE
+from tests.browser.test_views import accessibility_problems, check_that_it_fits
 from tests.support.daemons import Daemon
 
 LETTERS = "a b c d e f g h i j k l m n o p"
@@ -233,3 +235,31 @@ def test_keys_send_recall_and_find_question(page: Any) -> None:
     question.fill("line")
     page.keyboard.press("Shift+Enter")
     assert question.input_value() == "line\n"
+
+
+def test_figures_are_explained_without_mouse(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon, device="phone")
+    attach(page, "drop", SQUARE)
+    answer = ask(page, "What shape is this?")
+    why = answer.get_by_text("From sending the question to the first token")
+    assert not why.is_visible()
+    button = answer.get_by_role("button", name="Details")
+    button.tap()
+    assert why.is_visible()
+    assert button.get_attribute("aria-expanded") == "true"
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+
+
+def test_actions_are_seen_and_large_enough_for_fingers(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon, device="phone")
+    ask(page, "Hi")
+    page.get_by_role("button", name="Conversations").click()
+    menu = page.locator("#history-list summary")
+    menu.wait_for()
+    page.wait_for_timeout(100)
+    for action in (menu, *page.locator(".copies button").all()):
+        box = action.bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) >= 36
+        assert action.evaluate("one => getComputedStyle(one).opacity") == "1"

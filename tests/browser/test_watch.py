@@ -51,6 +51,22 @@ def test_watch_lists_answers_about_camera_and_stops(
     assert watches(daemon) == 0
 
 
+@pytest.mark.parametrize("device", list(VIEWPORTS))
+def test_example_is_watched_without_camera(daemon: Daemon, open_page: Open, device: str) -> None:
+    page = open_page(daemon, "#watch", device=device)
+    page.evaluate("() => { delete MediaDevices.prototype.getUserMedia; }")
+    page.get_by_role("button", name="Watch an example").click()
+    page.locator("#watch-events li").nth(1).wait_for(timeout=40_000)
+    answers = [item.locator("b").inner_text() for item in page.locator("#watch-events li").all()]
+    assert answers[::-1][:2] == ["red", "blue"]
+    assert page.evaluate("() => document.querySelector('#watch-picture').videoWidth") == 640
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+    page.get_by_role("button", name="Stop").click()
+    page.locator("#watch-state", has_text="Stopped.").wait_for()
+    assert page.get_by_label("What should be watched for?").input_value()
+
+
 def test_watch_without_permission_or_question_says_so(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon, "#watch")
     page.get_by_role("button", name="Watch a camera").click()

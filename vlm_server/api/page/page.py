@@ -1,7 +1,8 @@
 """`GET /`: the page for browsers, plain text for other clients; and the files of the page.
 
 The files are read once and are public: their scripts call the API with the user's key. Scripts,
-styles and requests involve this server alone: see `CONTENT_SECURITY_POLICY`.
+styles and requests involve this server alone: see `CONTENT_SECURITY_POLICY`. The page names its
+files below a folder that changes with their content, so that a browser asks for each only once.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), display-capture=(self), microphone=(), geolocation=()",
-    "Cache-Control": "no-cache",  # cached, but revalidated by the ETag
     "Vary": "Accept, Accept-Encoding",
 }
 _TYPES = {
@@ -54,6 +54,9 @@ _TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 _GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))")
+_REVALIDATED = "no-cache"  # cached, and asked for again by the ETag
+_KEPT = "public, max-age=31536000, immutable"
+_VERSION = re.compile(r"^v-[0-9a-f]{16}/")
 _INDEX = "index.html"
 _STATIC = Path(__file__).with_name("static")
 
@@ -78,31 +81,48 @@ class StartPage:
 
     def __init__(self, plain: Callable[[Request], Awaitable[Response]]) -> None:
         self._files = read_files()
+        self._version = version_of(self._files)
+        self._index = with_version(self._files[_INDEX], self._version)
         self._plain = plain
 
     async def show(self, request: Request) -> Response:
         if wants_html(request.headers):
-            return _answer(request, self._files[_INDEX])
+            return _answer(request, self._index, _REVALIDATED)
         response = await self._plain(request)
         response.headers["Vary"] = "Accept"
         return response
 
     async def file(self, request: Request) -> Response:
-        """A file of the page. Raises NotFound."""
-        file = self._files.get(request.path_params["name"])
+        """A file of the page, also for a page of another version. Raises NotFound."""
+        name = request.path_params["name"]
+        file = self._files.get(_VERSION.sub("", name))
         if file is None:
             raise NotFound("The page has no such file.")
-        return _answer(request, file)
+        return _answer(request, file, _KEPT if name.startswith(self._version) else _REVALIDATED)
+
+
+def version_of(files: dict[str, PageFile]) -> str:
+    """The folder of these `files`, as in `v-0123456789abcdef/`."""
+    etags = "".join(f"{name}{file.etag}" for name, file in files.items())
+    return f"v-{hashlib.sha256(etags.encode()).hexdigest()[:16]}/"
+
+
+def with_version(index: PageFile, version: str) -> PageFile:
+    """The page's `index`, with its files in the folder `version`."""
+    content = re.sub(rb'((?:src|href)="page/)', rb"\g<1>" + version.encode(), index.content)
+    return _page_file(content, index.media_type)
 
 
 def _read(path: Path) -> PageFile:
-    content = path.read_bytes()
-    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    return PageFile(content, _TYPES[path.suffix], etag)
+    return _page_file(path.read_bytes(), _TYPES[path.suffix])
 
 
-def _answer(request: Request, file: PageFile) -> Response:
-    headers, content = {**_HEADERS, "ETag": file.etag}, file.content
+def _page_file(content: bytes, media_type: str) -> PageFile:
+    return PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def _answer(request: Request, file: PageFile, caching: str) -> Response:
+    headers, content = {**_HEADERS, "ETag": file.etag, "Cache-Control": caching}, file.content
     takes_gzip = _GZIP.search(request.headers.get("accept-encoding", ""))
     if takes_gzip and file.media_type != "image/png":
         headers |= {"ETag": f'{file.etag[:-1]}-gzip"', "Content-Encoding": "gzip"}

@@ -23,7 +23,7 @@ STATE_WORDS = {
     "prefill": "reading",
     "decode": "answering",
 }
-"""What people read while a request is in a state: docs/api.md."""
+"""What people read while a request is in a state: docs/status.md."""
 
 
 class AnswerProgress(msgspec.Struct, frozen=True):

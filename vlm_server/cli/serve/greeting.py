@@ -16,6 +16,8 @@ from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.engine_process.client import EngineStatus
 
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
+_SAMPLE = Path(__file__).parents[2] / "api/page/static/sample.png"
+"""A picture with a star, which comes with the program."""
 
 
 def first_words(
@@ -81,9 +83,17 @@ def _command(url: str, settings: Settings, status: EngineStatus) -> str:
         words += ["--url", url]
     if settings.server.needs_key:
         words += ["--api-key-file", "FILE"]
-    sees = status.model_facts.reads_images
-    question = ' picture.png "What is this?"' if sees else ' "Why is the sky blue?"'
-    return shlex.join(words) + question
+    if not status.model_facts.reads_images:
+        return f'{shlex.join(words)} "Why is the sky blue?"'
+    if settings.model.path:
+        return f'{shlex.join(words)} picture.png "What is this?"'
+    return f'{shlex.join([*words, _short(_SAMPLE)])} "Where is the star?"'
+
+
+def _short(path: Path) -> str:
+    """`path`, from the working folder where that is shorter."""
+    folder = Path.cwd()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def _program() -> str:

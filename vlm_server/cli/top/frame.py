@@ -79,7 +79,7 @@ class Frame(msgspec.Struct, frozen=True):
     models: list[ModelFrame]
     live: list[LiveFrame]
     ended: list[dict[str, Any]]
-    """The requests that ended last, the newest first: docs/api.md, *Status*."""
+    """The requests that ended last, the newest first: docs/status.md."""
 
 
 def read(daemon: Daemon) -> Reading:

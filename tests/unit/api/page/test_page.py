@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.support import sample_picture
 from tests.unit.api.conftest import Connect
-from vlm_server.api.page.page import read_files
+from vlm_server.api.page.page import read_files, version_of
 from vlm_server.settings import Server, Settings
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -32,7 +32,31 @@ async def test_browser_gets_page(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", headers=BROWSER)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert answer.content == FILES["index.html"].content
+    assert re.sub("v-[0-9a-f]{16}/", "", answer.text).encode() == FILES["index.html"].content
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+async def test_page_names_files_that_browsers_keep_until_they_change(
+    client: httpx.AsyncClient,
+) -> None:
+    text = (await client.get("/", headers=BROWSER)).text
+    named = re.findall(r'(?:src|href)="(page/[^"]+)"', text)
+    [version] = {name.split("/")[1] for name in named}
+    for name in (*named, f"page/{version}/vendor/markdown-it.min.js"):
+        answer = await client.get(f"/{name}")
+        assert answer.status_code == 200, name
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+    other = await client.get(f"/page/v-{16 * '0'}/main.js")
+    assert other.content == FILES["main.js"].content, "a page of another version goes on"
+    for path in ("/page/main.js", f"/page/v-{16 * '0'}/main.js"):
+        assert (await client.get(path)).headers["cache-control"] == "no-cache"
+
+
+def test_version_changes_with_any_file() -> None:
+    other = {**FILES, "main.js": FILES["ask.js"]}
+    assert (
+        len({version_of(FILES), version_of(other), version_of(dict(list(FILES.items())[1:]))}) == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +127,20 @@ async def test_page_file_with_known_etag_is_304(client: httpx.AsyncClient, encod
 
 
 @pytest.mark.parametrize(
-    "name", ["none.js", "page.py", "..%2fpage.py", "%2e%2e/page.py", ".", "", "index.html/", "a%00"]
+    "name",
+    [
+        "v-0123456789abcdef/../page.py",
+        "v-0123456789abcdef/",
+        "v-1/main.js",
+        "none.js",
+        "page.py",
+        "..%2fpage.py",
+        "%2e%2e/page.py",
+        ".",
+        "",
+        "index.html/",
+        "a%00",
+    ],
 )
 async def test_files_outside_page_are_404(client: httpx.AsyncClient, name: str) -> None:
     assert (await client.get(f"/page/{name}")).status_code == 404

@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,9 @@ def status_of(**facts: Any) -> EngineStatus:
     return EngineStatus("ready", "demo", model_facts=ModelFacts(**facts))
 
 
-def ready(url: str = URL, out: io.StringIO | None = None, **facts: Any) -> str:
-    status = status_of(**facts)
-    return greeting.ready(url, 2.0, settings.Settings(), status, out or Terminal())
+def ready(url: str = URL, out: io.StringIO | None = None, path: str = "/m", **facts: Any) -> str:
+    given = settings.Settings(model=settings.ModelSettings(path=path))
+    return greeting.ready(url, 2.0, given, status_of(**facts), out or Terminal())
 
 
 def test_greetings_name_drafter() -> None:
@@ -57,6 +58,18 @@ def test_greeting_suggests_question_that_model_can_answer() -> None:
     assert 'picture.png "What is this?"' in ready(capabilities=("completion", "vision"))
     assert '"Why is the sky blue?"' in ready(capabilities=("completion",))
     assert "vlm-server ask" not in ready(capabilities=("embedding",))
+
+
+@pytest.mark.parametrize("folder", ["/usr", str(Path(greeting.__file__).parents[3])])
+def test_greeting_of_embedded_model_names_picture_that_exists(
+    monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(folder)
+    text = ready(path="", capabilities=("completion", "vision"))
+    [command] = [line for line in text.splitlines() if "Where is the star?" in line]
+    picture = command.partition(" ask ")[2].split()[0]
+    assert Path(picture).is_file()
+    assert Path(picture).is_absolute() == (folder == "/usr")
 
 
 def test_greeting_of_program_is_one_line() -> None:

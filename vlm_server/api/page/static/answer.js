@@ -117,9 +117,11 @@ export class AnswerView {
     const copied = (label, make) =>
       button(label, async ({ currentTarget }) => copy(currentTarget, await make()));
     const names = this.media.map(({ name }) => name);
+    const figures = pairs("figures", this.measured());
+    const explain = ({ currentTarget }) => currentTarget.setAttribute("aria-expanded", String(figures.classList.toggle("explained")));
     return h(
       "footer",
-      pairs("figures", this.measured()),
+      figures,
       h(
         "p.copies",
         canContinue(answer) && button("Continue", actions.goOn, "Go on where it ended"),
@@ -128,6 +130,7 @@ export class AnswerView {
         answer.text && copied("Copy", () => answer.text),
         copied("Copy as curl", () => asCurl(actions.body(), names)),
         copied("Copy as Python", () => asPython(actions.body(), names)),
+        figures.querySelector(".why") && h("button.link", { type: "button", "aria-expanded": "false", onclick: explain }, "Details"),
       ),
     );
   }

@@ -11,11 +11,11 @@ export function h(tag, ...rest) {
   return fill(element, rest[0]?.constructor === Object ? rest.shift() : {}, rest);
 }
 
-/** A list of terms and values; a third one is shown where the mouse rests. */
+/** A list of terms and values; a third one says more, where a mouse rests or as the style has it. */
 export const pairs = (name, list) =>
   h(
     `dl.${name}`,
-    list.map(([term, value, title]) => h("div", { title }, h("dt", term), h("dd", value))),
+    list.map(([term, value, title]) => h("div", { title }, h("dt", term), h("dd", value, title && h("span.why", title)))),
   );
 
 export function svg(tag, attributes = {}, ...children) {

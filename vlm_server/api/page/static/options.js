@@ -30,6 +30,8 @@ const EXAMPLE_SCHEMA = {
 
 /** What `/v1/models` says of all models. */
 let models = [];
+/** The rows of the schema's fields, which come when the options are opened. */
+let fields = null;
 
 export const modelNamed = (name) => models.find(({ id }) => id === name) ?? models[0];
 export const imageLimits = () => chosen()?.image_limits ?? models.find((one) => one.image_limits)?.image_limits;
@@ -178,6 +180,7 @@ export function ways() {
 
 function toggle(open = $("options").hidden) {
   $("options").hidden = !open;
+  if (open) fields ??= import("./schema_fields.js").then(({ startFields }) => startFields());
   $("show-options").setAttribute("aria-expanded", String(open));
   dispatchEvent(new Event("options"));
 }

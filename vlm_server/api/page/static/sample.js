@@ -2,7 +2,7 @@
 
 import { $, h } from "./dom.js";
 
-const PICTURE = "page/sample.png";
+const PICTURE = new URL("./sample.png", import.meta.url).pathname;
 const QUESTIONS = ["Describe the picture.", "How many blue squares are there?", "Where is the circle?", "What color is the star?"];
 
 /** Offers the picture; `ask(file, text)` is called with what is chosen. */

@@ -114,7 +114,7 @@ export function toolsProblem(text) {
   return "";
 }
 
-const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+export const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const lower = (name) => name[0].toLowerCase() + name.slice(1);
 
 /** The known word that differs from `word` by at most two letters, if there is one. */

@@ -48,6 +48,7 @@ function card() {
         { id: "watch-starts" },
         h("button.primary", { type: "button", onclick: start("camera") }, "Watch a camera"),
         h("button.quiet", { type: "button", onclick: start("screen") }, "Watch a screen"),
+        h("button.quiet", { type: "button", onclick: start("example") }, "Watch an example"),
       ),
       h("button.quiet", { type: "button", id: "watch-stop", hidden: true, onclick: stop }, "Stop"),
     ),
@@ -66,6 +67,7 @@ const happened = () =>
 
 async function begin(what) {
   $("watch-problem").textContent = "";
+  if (what === "example") await fillExample();
   if (!$("watch-form").reportValidity()) return;
   const stream = await open(what);
   if (!stream) return;
@@ -74,7 +76,7 @@ async function begin(what) {
   stream.getVideoTracks()[0].addEventListener("ended", stop); // the browser's own "stop sharing"
   show(true);
   try {
-    const response = await ask("v1/watch", { body: question(), signal: controller.signal });
+    const response = await ask("v1/watch", { body: question(what), signal: controller.signal });
     for await (const event of events(response)) take(event, mine);
   } catch (error) {
     if (error.name !== "AbortError") $("watch-problem").textContent = error.message;
@@ -82,8 +84,15 @@ async function begin(what) {
   if (running === mine) end("");
 }
 
-/** The stream of a camera or of a screen; null, with a sentence shown, if there is none. */
+async function fillExample() {
+  const { QUESTION, COLOURS } = await import("./watch_example.js");
+  $("watch-question").value = QUESTION;
+  $("watch-answers").value = Object.keys(COLOURS).join(", ");
+}
+
+/** The stream of a camera, of a screen or of the example; null, with a sentence shown, if there is none. */
 async function open(what) {
+  if (what === "example") return (await import("./watch_example.js")).lamp();
   const { mediaDevices } = navigator;
   const problem = (text) => {
     $("watch-problem").textContent = text;
@@ -100,13 +109,13 @@ async function open(what) {
   }
 }
 
-function question() {
+function question(what) {
   const text = $("watch-question").value.trim();
   const answers = $("watch-answers").value.split(",").map((one) => one.trim()).filter(Boolean);
   const model = $("watch-model").value || undefined;
-  return answers.length
-    ? { model, questions: { watch: { instructions: text, criteria: answers } } }
-    : { model, question: text };
+  if (!answers.length) return { model, question: text };
+  const list_options = what !== "example"; // the embedded model knows that question as it stands
+  return { model, questions: { watch: { instructions: text, criteria: answers, list_options } } };
 }
 
 function take(event, mine) {
