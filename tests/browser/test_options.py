@@ -129,7 +129,7 @@ def test_schema_is_built_from_fields(daemon: Daemon, open_page: Open, device: st
     assert shown == {"shape": "square", "color": "blue"}
 
 
-def test_fields_show_what_schema_says_and_keep_the_rest(daemon: Daemon, open_page: Open) -> None:
+def test_schema_fields_show_text_and_keep_unknown_parts(daemon: Daemon, open_page: Open) -> None:
     page = open_options(open_page(daemon))
     schema = page.get_by_label("Answer as JSON")
     point = {"type": "array", "items": {"type": "integer"}, "maxItems": 2}

@@ -162,9 +162,9 @@ async def test_page_refuses_foreign_host_names(client: httpx.AsyncClient) -> Non
     assert answer.status_code == 403
 
 
-def first_modules() -> set[str]:
-    """The modules that `main.js` imports, directly or not, and itself."""
-    wanted, modules = ["main.js"], {"main.js"}
+def modules_of(*first: str) -> set[str]:
+    """The modules that `first` import, directly or not, and themselves."""
+    wanted, modules = [*first], {*first}
     while wanted:
         imported = {one or other for one, other in _IMPORT.findall(OWN[wanted.pop()])}
         wanted += imported - modules
@@ -174,7 +174,7 @@ def first_modules() -> set[str]:
 
 def test_page_files_stay_small() -> None:
     shown = set(re.findall(r'(?:src|href)="page/([\w.]+)"', OWN["index.html"])) | {"index.html"}
-    first = shown | first_modules() | {"sample.png"}
+    first = shown | modules_of("main.js") | {"sample.png"}
     assert sum(len(FILES[name].content) for name in first) < MAX_BYTES
     assert sum(len(gzip.compress(file.content)) for file in FILES.values()) < MAX_BYTES
 
@@ -190,12 +190,14 @@ def test_page_has_no_inline_code_and_no_foreign_urls() -> None:
 
 def test_page_preloads_first_modules_and_imports_others_later() -> None:
     preloaded = set(re.findall(r'(?:src|href)="page/(\w+\.js)"', OWN["index.html"]))
-    assert preloaded == first_modules()
+    assert preloaded == modules_of("main.js")
     later = {
         name for text in OWN.values() for name in re.findall(r'import\("\./([\w./-]+)"\)', text)
     }
     assert later <= set(FILES)
-    assert {name for name in OWN if name.endswith(".js")} == preloaded | (later & set(OWN))
+    assert {name for name in OWN if name.endswith(".js")} == modules_of(
+        "main.js", *(later & set(OWN))
+    )
 
 
 def test_every_vendored_file_has_its_licence() -> None:

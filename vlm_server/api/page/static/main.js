@@ -3,29 +3,36 @@
 import { get } from "./api.js";
 import { setModels, startAsk } from "./ask.js";
 import { $ } from "./dom.js";
-import { showModels } from "./models.js";
-import { showNow } from "./now.js";
 import { isBusy, stateWords } from "./serving.js";
-import { showSettings } from "./settings.js";
-import { setWatchModels, showWatch } from "./watch.js";
 
-const VIEWS = ["ask", "watch", "now", "models", "settings"];
+/** What loads each view, and what shows it. The first one is here already. */
+const VIEWS = {
+  ask: [() => null, () => null],
+  watch: [() => import("./watch.js"), ({ showWatch }) => showWatch(models)],
+  now: [() => import("./now.js"), ({ showNow }) => showNow()],
+  models: [() => import("./models.js"), ({ showModels }) => showModels()],
+  settings: [() => import("./settings.js"), ({ showSettings }) => showSettings()],
+};
+const LOAD_MS = 300; // after the first view is there, the others are loaded
+
+async function show(name) {
+  const [load, show] = VIEWS[name];
+  show(await load());
+}
 
 function route() {
-  const name = VIEWS.find((view) => `#${view}` === location.hash) ?? VIEWS[0];
+  const name = Object.keys(VIEWS).find((view) => `#${view}` === location.hash) ?? "ask";
   for (const section of document.querySelectorAll(".view")) section.hidden = section.dataset.view !== name;
   for (const link of document.querySelectorAll("nav a"))
     link.hash === `#${name}`
       ? link.setAttribute("aria-current", "page")
       : link.removeAttribute("aria-current");
   document.body.dataset.view = name;
-  if (name === "watch") showWatch();
-  if (name === "now") showNow();
-  if (name === "models") showModels();
-  if (name === "settings") showSettings();
+  show(name);
   scrollTo(0, name === "ask" ? document.scrollingElement.scrollHeight : 0);
 }
 
+let models = []; // what `/v1/models` says of them
 let knowsModel = false;
 let timer = null;
 
@@ -43,15 +50,15 @@ async function watch() {
 async function readState() {
   try {
     const response = await fetch("health/ready", { cache: "no-store" });
-    const { status, progress, models } = await response.json();
-    const states = Object.values(models ?? {});
+    const { status, progress, models: several } = await response.json();
+    const states = Object.values(several ?? {});
     const loaded = states.filter((state) => state === "ready").length;
     const done = progress ? ` ${Math.round(100 * progress.fraction)} %` : "";
     const isReady = status === "ready";
     return {
       name: status,
-      text: isReady && models ? `${loaded} of ${states.length} loaded` : stateWords(status) + done,
-      isOfSeveral: Boolean(models),
+      text: isReady && several ? `${loaded} of ${states.length} loaded` : stateWords(status) + done,
+      isOfSeveral: Boolean(several),
       isCalm: isReady && !states.some(isBusy),
     };
   } catch {
@@ -62,8 +69,9 @@ async function readState() {
 async function readModels() {
   try {
     const { data } = await get("v1/models");
+    models = data;
     setModels(data);
-    setWatchModels(data);
+    if (document.body.dataset.view === "watch") show("watch");
     const name = data.length > 1 ? `${data.length} models` : data[0].id;
     $("model-name").textContent = name;
     document.title = `${name} – vlm_server`;
@@ -74,6 +82,7 @@ async function readModels() {
 }
 
 addEventListener("hashchange", route);
+addEventListener("load", () => setTimeout(() => Object.values(VIEWS).forEach(async ([load]) => load()), LOAD_MS));
 addEventListener("trouble", watch);
 startAsk();
 route();

@@ -18,13 +18,9 @@ const ENDS = {
 /** {stream, controller, id, timer} of the watch that runs, if one does. */
 let running = null;
 
-export function showWatch() {
+/** Lets a watch be about one of `models`, as the server lists them. */
+export function showWatch(models) {
   if (!$("watch").children.length) $("watch").replaceChildren(card(), happened());
-}
-
-/** Lets the watch be about one of `models`, as the server lists them. */
-export function setWatchModels(models) {
-  showWatch();
   offer(
     $("watch-model"),
     models.map(({ id }) => id),
