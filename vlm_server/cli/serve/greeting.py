@@ -87,13 +87,7 @@ def _command(url: str, settings: Settings, status: EngineStatus) -> str:
         return f'{shlex.join(words)} "Why is the sky blue?"'
     if settings.model.path:
         return f'{shlex.join(words)} picture.png "What is this?"'
-    return f'{shlex.join([*words, _short(_SAMPLE)])} "Where is the star?"'
-
-
-def _short(path: Path) -> str:
-    """`path`, from the working folder where that is shorter."""
-    folder = Path.cwd()
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+    return f'{shlex.join([*words, str(_SAMPLE)])} "Where is the star?"'
 
 
 def _program() -> str:
