@@ -19,6 +19,11 @@ class OptionProgress:
         """Tokens of the next option that are scored: of a long one, while others decode."""
         self.num_tokens_left = sum(self.lengths)
 
+    @property
+    def num_padded_tokens_left(self) -> int:
+        """Tokens of one call with all options left."""
+        return (len(self.lengths) - self.num_scored) * self.lengths[-1] - self.start
+
     def ends_with(self, branches: Sequence[Branches]) -> bool:
         """Whether no option is left after `branches`."""
         if not branches:

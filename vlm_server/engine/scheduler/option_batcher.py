@@ -64,7 +64,7 @@ class OptionBatcher:
             return ()
         scoring = request.scoring
         max_tokens = self._sizer.chunk_tokens(
-            scoring.num_tokens_left, request.prompt.num_tokens, others_decode=others_decode
+            scoring.num_padded_tokens_left, request.prompt.num_tokens, others_decode=others_decode
         )
         max_options = len(scoring.lengths) if self._can_batch else 1
         branches = branches_of(scoring, max_tokens, max_options)

@@ -102,11 +102,17 @@ def test_step_has_as_many_options_as_memory_allows() -> None:
 
 
 def add(
-    requests: LiveRequests, name: str, num_options: int = 0, images: int = 0, peak_bytes: int = 0
+    requests: LiveRequests,
+    name: str,
+    lengths: Sequence[int] = (),
+    *,
+    images: int = 0,
+    peak_bytes: int = 0,
 ) -> Request:
+    """A request with options of these `lengths`."""
     request = Request(submit(name), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
-    options = tuple((i, i) for i in range(num_options))
+    options = tuple((i,) * length for i, length in enumerate(lengths))
     request.on_prepared(prepared(replace(prompt(name, images), options=options)), 0)
     request.admit(peak_bytes)
     requests.enqueue(request)
@@ -115,7 +121,7 @@ def add(
 
 def add_question(requests: LiveRequests, name: str, num_options: int) -> Request:
     """A request whose prompt is prefilled, and whose options are to be scored."""
-    question = add(requests, name, num_options, images=1)
+    question = add(requests, name, [2] * num_options, images=1)
     question.move_to(State.PREFILL)
     question.is_known_to_runner = True
     question.num_prefilled = question.prompt.num_tokens
@@ -145,6 +151,15 @@ def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
     planner.on_encoded(plan.encode, 1.0)
     plans = [planner.plan(is_draining=False) for _ in range(2)]
     assert (Branches(0, 15, 2),) in [plan.prefills[0].branches for plan in plans]
+
+
+def test_padding_leaves_no_option_for_another_step() -> None:
+    requests = LiveRequests()
+    governor = Governor(MemorySettings(), FakeMemory(), FakeProcess(), Caches())
+    batcher = OptionBatcher(config(), requests, Admission(governor, lambda _: 0, 512))
+    question = add(requests, "question", (3, 3, 3, 3, 3, 5))
+    branches = batcher.next_branches(question, others_decode=False, encode_bytes=0)
+    assert branches == (Branches(0, 6, 5),)
 
 
 def test_short_prompts_take_turns_with_many_options() -> None:
