@@ -212,7 +212,7 @@ def test_option_in_parts_has_logprobs_of_whole_one(new_engine: NewEngine) -> Non
 @pytest.mark.parametrize("family", ["qwen3_vl", "lfm2_vl"])
 def test_abort_ends_request_once_in_any_state(family: str, load_tiny: Load) -> None:
     served = load_tiny(family)
-    options = [f"{i}" for i in range(300)]
+    options = [f"{i}" for i in range(600)]
     for num_steps in range(14):
         engine = EngineHarness(*served, caches=caches_of(served), chunk_tokens=32)
         engine.add(decide("aborted", PARTS, Asked("Which?", options), *QUESTIONS))
