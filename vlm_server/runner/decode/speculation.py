@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from statistics import median
 from typing import NamedTuple
 
 from vlm_server.interfaces import DraftCounts
@@ -27,14 +29,17 @@ _PRIOR_SLOPE = 0.1
 """Cost of each further token of a row, in plain steps, until it is measured."""
 _MIN_GAIN = 1.08
 """Minimum gain of a wide step over plain steps, which run one ahead of the host."""
-_WEIGHT = 0.2
-"""Weight of a new measurement."""
-_OUTLIER = 4.0
-"""Factor above the usual time from which a measurement is taken for a disturbance."""
+_WINDOW = 15
+"""Measured steps of one kind whose median counts."""
+_NUM_ASSUMED = 2
+"""Steps with which a width begins, so that one disturbed step is not taken for its cost."""
+_MIN_PLAIN = 4
+"""Plain steps to measure before any with drafts of a head."""
 _MAX_WIDE = 200
-"""Steps with drafts of a head after which a plain one is measured again."""
-_MAX_REJECTED = 500
-"""Plain steps in spite of drafts after which wide steps may get another try."""
+"""Steps with drafts after which plain ones are measured anew."""
+_MIN_REJECTED, _MAX_REJECTED = 16, 500
+"""Plain steps in spite of drafts after which wide steps may get another try; twice as many after
+each try, up to the second number."""
 
 
 def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
@@ -115,14 +120,13 @@ class Speculation:
         chances = [self._chances(seq) for seq in seqs]
         if best_width(self.widths, chances, self._times) > 1:
             return True
-        if any(map(any, chances)):
-            self._times.reject(len(seqs))
+        self._reject(self._times, chances)
         if not self._has_head or self._head_times.needs_plain(len(seqs)):
             return False
         trained = [self._trained_chances(seq) for seq in seqs]
         if best_width(self.widths, trained, self._head_times) > 1:
             return True
-        if any(map(any, trained)) and self._head_times.reject(len(seqs)):
+        if self._reject(self._head_times, trained):
             self._rates.reset()
         return False
 
@@ -185,6 +189,16 @@ class Speculation:
     def discard_time(self) -> None:
         """Leave out the time of the next step, during which other work runs."""
         self._last = None
+
+    def _reject(self, times: StepTimes, chances: Sequence[Sequence[float]]) -> bool:
+        """Count a plain step in spite of drafts; returns whether these had many, and are too bad.
+
+        If it is for the measured times, wide steps soon get another try: they may have been
+        disturbed.
+        """
+        are_good = best_width(self.widths, chances, _UNMEASURED) > 1
+        has_drafts = any(map(any, chances))
+        return has_drafts and times.reject(len(chances), are_good=are_good)
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
         """The probability of each draft, before the host may have the newest token."""
@@ -253,16 +267,38 @@ class Speculation:
 _worth = operator.attrgetter("worth")
 
 
+class _Recent:
+    """The newest values, and their median."""
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self.values = deque(values, _WINDOW)
+        self.median = median(self.values) if self.values else 0.0
+
+    def record(self, value: float) -> None:
+        self.values.append(value)
+        self.median = median(self.values)
+
+
 class StepTimes:
-    """Measured times of steps that had the device to themselves, by number of rows."""
+    """Measured times of steps that had the device to themselves, by number of rows.
+
+    Medians of the last few, for other work disturbs some steps.
+    """
 
     def __init__(self) -> None:
-        self._plain = dict[int, float]()
-        """Seconds of a plain step, by rows."""
-        self._slopes = dict[int, dict[int, float]]()
+        self._plain = defaultdict[int, _Recent](_Recent)
+        """Seconds of plain steps, by rows."""
+        self._slopes = defaultdict[int, dict[int, _Recent]](dict)
         """Cost of each further token of a row, in plain steps, by rows and width."""
         self._num_rejected = 0
-        self._num_wide = dict[int, int]()
+        """Plain steps in spite of drafts."""
+        self._num_plain = Counter[int]()
+        """Those since wide ones last got another try, by rows."""
+        self._patience = defaultdict[int, int](lambda: _MIN_REJECTED)
+        """As many lead to the next one."""
+        self._num_tried = Counter[int]()
+        """Wide steps since then, by rows."""
+        self._num_wide = Counter[int]()
         """Wide steps since the last plain one was measured, by rows."""
 
     def needs_plain(self, rows: int) -> bool:
@@ -270,35 +306,43 @@ class StepTimes:
 
         Without its time, a head whose drafts take too long would go on.
         """
-        return rows not in self._plain or self._num_wide[rows] >= _MAX_WIDE
+        num_plain = len(self._plain[rows].values)
+        return num_plain < _MIN_PLAIN or self._num_wide[rows] >= _MAX_WIDE
 
     def record(self, rows: int, width: int, seconds: float) -> None:
         """Record the time of a step of `width` tokens for each of `rows`."""
         if width == 1:
-            average = self._plain.get(rows)
-            if average is None or seconds < _OUTLIER * average:
-                self._plain[rows] = _moving_average(average, seconds)
+            if self._num_wide[rows] >= _MAX_WIDE:
+                del self._plain[rows]  # measured long ago, on a machine less or more busy
+            self._plain[rows].record(seconds)
             self._num_wide[rows] = 0
-        elif rows in self._plain:
+        elif (plain := self._plain[rows]).values:
             self._num_wide[rows] += 1
-            slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
-            average = self._slope(rows, width)
-            limit = _OUTLIER * max(average, _PRIOR_SLOPE)
-            self._slopes.setdefault(rows, {})[width] = _moving_average(average, min(slope, limit))
+            self._num_tried[rows] += 1
+            if self._num_tried[rows] > _WINDOW:  # they pay
+                self._patience[rows] = _MIN_REJECTED
+            slope = max(seconds / plain.median - 1, 0.0) / (width - 1)
+            slopes = self._slopes[rows].setdefault(width, _Recent([_PRIOR_SLOPE] * _NUM_ASSUMED))
+            slopes.record(slope)
 
-    def reject(self, rows: int) -> bool:
+    def reject(self, rows: int, *, are_good: bool) -> bool:
         """Count a plain step in spite of drafts; after many, halve what wide steps cost too much.
 
-        They might have been disturbed, and none would be measured again. Returns whether it did.
+        They might have been disturbed, and none would be measured again. If drafts `are_good`, so
+        that it is for the times, that is sooner. Returns whether it did after as many as can be.
         """
         self._num_rejected += 1
-        if self._num_rejected < _MAX_REJECTED:
-            return False
-        self._num_rejected = 0
-        slopes = self._slopes.get(rows, {})
-        for width, slope in slopes.items():
-            slopes[width] = min(slope, (slope + _PRIOR_SLOPE) / 2)
-        return True
+        self._num_plain[rows] += 1
+        are_many = self._num_rejected >= _MAX_REJECTED
+        if are_many:
+            self._num_rejected = 0
+        if are_many or (are_good and self._num_plain[rows] >= self._patience[rows]):
+            self._patience[rows] = min(2 * self._patience[rows], _MAX_REJECTED)
+            self._num_plain[rows] = self._num_tried[rows] = 0
+            for width, slopes in self._slopes[rows].items():
+                halved = min(slopes.median, (slopes.median + _PRIOR_SLOPE) / 2)
+                self._slopes[rows][width] = _Recent([halved] * _NUM_ASSUMED)
+        return are_many
 
     def cost(self, rows: int, width: int) -> float:
         """The time of a step, in plain steps."""
@@ -306,13 +350,12 @@ class StepTimes:
 
     def _slope(self, rows: int, width: int) -> float:
         """The slope at the nearest measured width: kernels change at some widths."""
-        slopes = self._slopes.get(rows, {})
+        slopes = self._slopes[rows]
         nearest = min(slopes, key=lambda other: abs(other - width), default=0)
-        return slopes.get(nearest, _PRIOR_SLOPE)
+        return slopes[nearest].median if nearest else _PRIOR_SLOPE
 
 
-def _moving_average(average: float | None, seconds: float) -> float:
-    return seconds if average is None else average + _WEIGHT * (seconds - average)
+_UNMEASURED = StepTimes()
 
 
 def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times: StepTimes) -> int:
