@@ -61,7 +61,6 @@ class EngineStreams:
                 self._put(event.request_id, event)
             case Failed():
                 self._quarantine.acquit(event.request_id)
-                self.remove(event.request_id)
                 self._put(event.request_id, event)
             case OnDevice(request_ids):
                 logger.debug("the device works on %s", ", ".join(request_ids))
