@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_server.api.parsing.media import documents, heif_header, image_header, video_header
+from vlm_server.api.parsing.media import documents, image_header, video_header
 from vlm_server.api.parsing.media.external import MediaUrl
+from vlm_server.api.parsing.media.formats import MP4, guess_format
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.errors import ConfigError, InvalidRequest
 from vlm_server.settings import Limits
@@ -20,20 +21,14 @@ from vlm_server.settings import Limits
 STDIN = "-"
 _PDF = "application/pdf"
 _MEDIA = ("image/", "video/", "application/pdf")
-_SIGNATURES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-    (b"%PDF-", _PDF),
-    (b"RIFF", "image/webp"),
-    (b"BM", "image/bmp"),
-    (b"II*\0", "image/tiff"),
-    (b"MM\0*", "image/tiff"),
-    (b"\x1a\x45\xdf\xa3", "video/webm"),
-)
+_KINDS = {
+    **{name: f"image/{name.lower()}" for name in image_header.READABLE},
+    "HEIC": "image/heic",
+    "PDF": _PDF,
+    **dict.fromkeys(("WebM", "Matroska", "EBML"), "video/webm"),
+}
+"""MIME types by the formats that files begin like; videos in MP4's container have several."""
 _UNKNOWN = "application/octet-stream"
-_STILL_BRANDS = (b"mif1", b"msf1")
-"""Brands of images in MP4's container that are neither HEIC nor AVIF; they are refused."""
 
 
 def split(words: Sequence[str]) -> tuple[Sequence[str], str | None]:
@@ -156,11 +151,10 @@ def from_clipboard(limits: Limits) -> list[Medium]:
 def kind_of(name: str, data: bytes) -> str:
     """MIME type by the first bytes of `data`, else by `name`."""
     guess = mimetypes.guess_type(name)[0] or _UNKNOWN
-    if brand := heif_header.brand(data):
-        return f"image/{brand.lower()}"
-    if data[4:8] == b"ftyp" and data[8:12] not in _STILL_BRANDS:
+    name_of_format = guess_format(data)
+    if name_of_format == MP4:
         return guess if guess.startswith("video/") else "video/mp4"
-    return next((kind for start, kind in _SIGNATURES if data.startswith(start)), guess)
+    return _KINDS.get(name_of_format or "", guess)
 
 
 def _stdin() -> bytes:

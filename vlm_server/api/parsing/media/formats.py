@@ -1,4 +1,4 @@
-"""Guesses of the format of bytes that can't be read, for errors only."""
+"""Guesses of the format of bytes by their beginning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vlm_server.api.parsing.media import heif_header
 
+MP4 = "MP4 or MOV"
 _BOXES = {b"mif1": "HEIF", b"msf1": "HEIF"}
 """Formats by the brand of an ISO file that is neither HEIC nor AVIF."""
 _RIFFS = {b"WEBP": "WebP", b"WAVE": "WAV", b"AVI ": "AVI"}
@@ -48,7 +49,7 @@ _BEGINNINGS = {
 def guess_format(data: bytes) -> str | None:
     """The format that the first bytes of `data` suggest; None if unknown."""
     if data[4:8] == b"ftyp":
-        return heif_header.brand(data) or _BOXES.get(data[8:12], "MP4 or MOV")
+        return heif_header.brand(data) or _BOXES.get(data[8:12], MP4)
     if data[:4] == b"RIFF":
         return _RIFFS.get(data[8:12], "RIFF")
     if data[:4] == _EBML:

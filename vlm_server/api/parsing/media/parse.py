@@ -14,7 +14,7 @@ import msgspec
 from vlm_server.api.parsing.media import data_url, documents, image_header, video_header
 from vlm_server.api.parsing.media.documents import Document, PageOptions
 from vlm_server.api.parsing.media.external import MediaUrl, is_external
-from vlm_server.api.parsing.media.formats import guess_format
+from vlm_server.api.parsing.media.formats import MP4, guess_format
 from vlm_server.errors import InvalidImage, InvalidVideo
 from vlm_server.protocol import FRAME_LIST, Image, Video
 from vlm_server.settings import Limits
@@ -22,7 +22,7 @@ from vlm_server.settings import Limits
 Given = Mapping[str, bytes]
 """The bytes of `https:` and `file:` URLs and of uploaded files, which the front has read."""
 _NONE: Given = {}
-_VIDEOS = frozenset({"MP4 or MOV", "WebM", "Matroska", "AVI", "EBML"})
+_VIDEOS = frozenset({MP4, "WebM", "Matroska", "AVI", "EBML"})
 MAX_FRAMES = 1024
 """The most images in a list of frames: as many as `video.max_frames` may allow."""
 
