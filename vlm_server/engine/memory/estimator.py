@@ -59,6 +59,8 @@ class MemoryEstimator:
         the tokens: attention, which grows with the square, is computed in bounded blocks.
         """
         sizes = self._peaks[work]
+        if not num_tokens:
+            return 0
         if not sizes:
             return _COLD_BYTES[work] * num_tokens
         for size in sorted(size for size in sizes if size >= num_tokens.bit_length()):

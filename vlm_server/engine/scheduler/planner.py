@@ -310,9 +310,10 @@ class Planner:
         if request.is_known_to_runner:
             return (), (self._next_chunk(request, num_decoding),)
         batch = self._prefill_batch(request, others_decode=num_decoding > 0)
-        num_beside = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
         new_requests = tuple(request.start_in_runner() for request in batch)
-        return new_requests, tuple(self._next_chunk(request, num_beside) for request in batch)
+        if len(batch) == 1:
+            return new_requests, (self._next_chunk(request, num_decoding),)
+        return new_requests, tuple(self._whole_prompt(request) for request in batch)
 
     def _scored_after_encode(self) -> list[Request]:
         """Requests none of whose options fits into memory beside the encode under way."""
@@ -352,11 +353,7 @@ class Planner:
             yield turn
 
     def _next_chunk(self, request: Request, num_beside: int) -> PrefillWork:
-        """The next chunk of `request`, sized for `num_beside` sequences that decode beside it.
-
-        0 for a batched prefill: `PrefillBatcher` has bounded its time, and each chunk is a whole
-        prompt.
-        """
+        """The next chunk of `request`, sized for `num_beside` sequences that decode beside it."""
         self._device_order.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
         end = start
@@ -370,6 +367,12 @@ class Planner:
         branches = self._next_branches(request, start, end, others_decode=num_beside > 0)
         is_last = end == prompt.num_tokens and request.scoring.ends_with(branches)
         return PrefillWork(request.request_id, start, end, is_last, branches)
+
+    def _whole_prompt(self, request: Request) -> PrefillWork:
+        """All that is left of the prompt of `request`, one of a batch that was sized as a whole."""
+        self._device_order.start_chunk(request)
+        end = request.prompt.num_tokens
+        return PrefillWork(request.request_id, request.num_prefilled, end, is_last=True)
 
     def _next_branches(
         self, request: Request, start: int, end: int, *, others_decode: bool

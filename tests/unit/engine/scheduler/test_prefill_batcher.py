@@ -134,6 +134,18 @@ def test_batched_prefill_respects_max_step_seconds_while_decoding():
     assert [len(names) for names in prefill_batches(engine)] == [1] * 5
 
 
+def test_batched_prompts_stay_whole_after_slow_chunks():
+    """Each alone would be cut by then; the device did the batch in time before it was slow."""
+    engine = new_engine()
+    engine.runner.prefill_seconds = lambda _: 3.0
+    for _ in range(20):
+        engine.add("slow", text="w" * 30, max_tokens=1)
+        engine.run()
+    engine.plans.clear()
+    engine.ready(*"abcd", text="w" * 30)
+    assert prefill_batches(engine) == [[*"abcd"]]
+
+
 def test_batched_prefill_is_halved_to_fit_memory():
     def first_chunk(limit_bytes: int) -> list[str]:
         memory = FakeMemory(limit_bytes=limit_bytes)
