@@ -11,10 +11,11 @@ Work = Literal["encode", "prefill"]
 
 _COLD_BYTES = {"encode": 4 << 20, "prefill": 1 << 20}
 """Bytes per token before any measurement: more than any model needs that fits one machine."""
-_LAST_PEAKS = 8
+_LAST_PEAKS = 32
 """Peaks of a size that count."""
 _MIN_TOKENS = 33
-"""The minimum number of tokens to learn from: fewer may be multiplied by kernels of their own."""
+"""The minimum of tokens that more are expected to need in proportion: fewer may be multiplied by
+kernels of their own."""
 
 
 class _Peak(NamedTuple):
@@ -61,13 +62,12 @@ class MemoryEstimator:
         sizes = self._peaks[work]
         if not num_tokens:
             return 0
-        if not sizes:
-            return _COLD_BYTES[work] * num_tokens
         for size in sorted(size for size in sizes if size >= num_tokens.bit_length()):
             if any(peak.num_tokens >= num_tokens for peak in sizes[size]):
                 return max(peak.size_bytes for peak in sizes[size])
-        rates = [peak.size_bytes / peak.num_tokens for peak in sizes[max(sizes)]]
-        return int(max(rates) * num_tokens)
+        largest = sizes[max(sizes)] if sizes else ()
+        rates = [p.size_bytes / p.num_tokens for p in largest if p.num_tokens >= _MIN_TOKENS]
+        return int(max(rates, default=_COLD_BYTES[work]) * num_tokens)
 
     def begin(self, work: Work) -> None:
         """Start to measure work of this kind, until `end`."""
@@ -83,7 +83,7 @@ class MemoryEstimator:
         start_bytes, peak_bytes = self._under_way.pop(work)
         is_alone = work not in self._overlapping
         self._overlapping.discard(work)
-        if is_alone and is_typical and num_tokens >= _MIN_TOKENS:
+        if is_alone and is_typical and num_tokens:
             resident_bytes = max(start_bytes, self._memory.read().active_bytes)
             peak = _Peak(num_tokens, max(0, peak_bytes - resident_bytes))
             peaks = self._peaks[work].setdefault(num_tokens.bit_length(), deque(maxlen=_LAST_PEAKS))

@@ -503,11 +503,12 @@ def test_estimate_beyond_largest_work_is_proportional(harness: GovernorHarness):
     assert harness.governor.estimator.bytes_for("encode", 2000) == 1800 * MIB
 
 
-def test_estimator_forgets_peaks_after_8_of_their_size(harness: GovernorHarness):
+def test_estimator_forgets_peaks_after_32_of_their_size(harness: GovernorHarness):
     learn(harness, "encode", 100, 500)
-    for _ in range(8):
+    for _ in range(32):
         assert harness.governor.estimator.bytes_for("encode", 100) == 500 * MIB
         learn(harness, "encode", 100, 10)
+        learn(harness, "encode", 200, 10)
     assert harness.governor.estimator.bytes_for("encode", 100) == 10 * MIB
 
 
@@ -554,10 +555,20 @@ def test_estimator_ignores_chunk_that_joined_running_sequences(harness: Governor
     assert harness.governor.estimator.bytes_for("prefill", 100) == 10 * MIB
 
 
-def test_estimator_ignores_work_of_few_tokens(harness: GovernorHarness):
-    before = harness.governor.estimator.bytes_for("prefill", 100)
+def test_work_of_few_tokens_says_nothing_about_more(harness: GovernorHarness):
+    estimator = harness.governor.estimator
+    before = estimator.bytes_for("prefill", 100)
     learn(harness, "prefill", 3, 1)
-    assert harness.governor.estimator.bytes_for("prefill", 100) == before
+    assert estimator.bytes_for("prefill", 100) == before
+    assert estimator.bytes_for("prefill", 3) == MIB
+    learn(harness, "prefill", 1000, 900)
+    assert estimator.bytes_for("prefill", 100) == 900 * MIB
+    assert estimator.bytes_for("prefill", 3) == MIB
+
+
+def test_request_without_media_needs_no_encode(harness: GovernorHarness):
+    learn(harness, "encode", 4096, 3000)
+    assert harness.governor.estimator.bytes_for("encode", 0) == 0
 
 
 # ---- commands of the front ---------------------------------------------------------------

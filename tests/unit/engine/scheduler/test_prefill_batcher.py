@@ -137,7 +137,7 @@ def test_batched_prefill_respects_max_step_seconds_while_decoding():
 def test_batched_prompts_stay_whole_after_slow_chunks():
     """Each alone would be cut by then; the device did the batch in time before it was slow."""
     engine = new_engine()
-    engine.runner.prefill_seconds = lambda _: 3.0
+    engine.runner.prefill_seconds = lambda plan: 0.1 * plan.num_prefill_tokens
     for _ in range(20):
         engine.add("slow", text="w" * 30, max_tokens=1)
         engine.run()
