@@ -27,7 +27,7 @@ from demo_model.shape import BLOCK, MAX_PIXELS, MIN_PIXELS, PATCH
 from demo_model.tools import on_tool_series, on_tools
 
 Size = tuple[int, int]
-BUFFER_BYTES = 160 * 2**20
+BUFFER_BYTES = 640 * 2**20
 BUFFERS = 3
 USUAL_GRIDS = (
     (13, 13), (13, 13), (13, 13), (11, 15), (11, 15), (15, 11), (9, 17), (9, 17), (10, 16),
@@ -49,31 +49,32 @@ class Plan:
     shares: tuple[float, ...] = (0.45, 0.08, 0.02, 0.02, 0.03, 0.02, 0.16, 0.12, 0.10)
 
 
-# The second stage: small pictures, so that it fits a CPU, and most of them with tools.
+# A last stage: small batches, so that it fits a CPU, of all that is known.
 FINISHING = Plan(
     patches=7168,
     largest=32,
     mix=Mix(words=0.55, both=0.2),
     kinds=(
         "small_series", "small_tools", "small_results", "counting", "small", "small_pair", "text",
+        "frames", "video", "screens", "page",
     ),
-    shares=(0.46, 0.18, 0.10, 0.06, 0.15, 0.03, 0.02),
+    shares=(0.16, 0.10, 0.06, 0.05, 0.12, 0.05, 0.02, 0.20, 0.06, 0.10, 0.08),
 )  # fmt: skip
 
 
-# Another second stage: long conversations and pages, beside all that is known already.
+# Long conversations and pages, beside all that is known already.
 LONG = Plan(
-    patches=7168,
-    largest=32,
+    patches=24576,
+    largest=96,
     mix=Mix(words=0.55, both=0.2),
     kinds=(
         "screens", "page", "small_series", "small_tools", "small_results", "small", "single",
-        "small_pair", "counting", "text",
+        "small_pair", "counting", "text", "frames", "video",
     ),
-    shares=(0.36, 0.28, 0.07, 0.06, 0.04, 0.06, 0.06, 0.03, 0.03, 0.01),
+    shares=(0.34, 0.26, 0.06, 0.06, 0.04, 0.06, 0.06, 0.03, 0.03, 0.01, 0.03, 0.02),
 )  # fmt: skip
-SCREENS_TOKENS = 9000
-"""Tokens in a batch of long conversations."""
+SCREENS_TOKENS = 1.25
+"""Tokens in a batch of long conversations, for each patch of other batches."""
 
 
 @dataclass
@@ -197,7 +198,8 @@ class Drawer:
         count = max(16, min(self.plan.largest, self.plan.patches // patches))
         if kind == "screens":
             tokens = sum(merged_tokens(*size) + 50 for size in sizes)
-            count = max(1, min(self.plan.largest, SCREENS_TOKENS // tokens))
+            most = int(SCREENS_TOKENS * self.plan.patches) // tokens
+            count = max(1, min(self.plan.largest, most))
         packer = Packer(buffer)
         views = [
             packer.reserve(f"pixels{i}", "uint8", (count, frames, height, width, 3))
