@@ -1,7 +1,9 @@
 """The turns of requests at the disk reader, the encoder and the prefill, which share one device.
 
 The device works on one prompt with media at a time: two at a time would both finish late. Only
-during a prompt's last chunk may the media of the next one be encoded.
+during a prompt's last chunk may the media of the next one be encoded. The parts of a long option
+follow each other, since memory was reserved for one peak at a time: a copy of its prompt's KV lives
+from the first part to the last.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class DeviceOrder:
         during: the request one of whose last chunks is prefilled at the same time, if any.
         """
         encoding = [r for r in self._requests.values() if r.state is State.ENCODING]
-        if self._encoding or not encoding:
+        if self._encoding or not encoding or self._partly_scored is not None:
             return None
         can_prefill = self.next_to_prefill() is not None
         candidates = [
@@ -162,7 +164,13 @@ class DeviceOrder:
 
         The decode batch has room for the sequences of every request whose prefill has begun.
         """
-        return self._prefill_turn(self._last_prefill, waiting)
+        return self._partly_scored or self._prefill_turn(self._last_prefill, waiting)
+
+    @property
+    def _partly_scored(self) -> Request | None:
+        """The request with an option of which a part is scored, if there is one."""
+        in_prefill = (r for r in self._requests.values() if r.state is State.PREFILL)
+        return next((r for r in in_prefill if r.scoring.start), None)
 
     def prefills_after(self, request: Request) -> Iterator[Request]:
         """The prefill's turns after one of `request`, assuming that no new request arrives.

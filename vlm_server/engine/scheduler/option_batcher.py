@@ -47,21 +47,23 @@ class OptionBatcher:
     def may_score(self, request: Request, encode_bytes: int) -> bool:
         """Whether there is memory for an option of `request` beside an encode of `encode_bytes`.
 
-        Without an encode there is: it was reserved.
+        Without an encode there is: it was reserved. For the rest of an option, too: it was found
+        before the first part.
         """
+        if not encode_bytes or request.scoring.start:
+            return True
         first = request.scoring.num_scored
         option = Branches(first, first + 1, request.scoring.lengths[first])
-        return not encode_bytes or self._fit(request, [option], encode_bytes)
+        return self._fit(request, [option], encode_bytes)
 
     def next_branches(
         self, request: Request, *, others_decode: bool, encode_bytes: int
     ) -> tuple[Branches, ...]:
         """The options of `request` to score in the next step: those of each call.
 
-        None while an encode under way needs the memory: `encode_bytes`, 0 if there is none.
+        One, or a part of it, in any case: ask `may_score` first, once for a plan, since an encode
+        allocates meanwhile. encode_bytes: as there.
         """
-        if not self.may_score(request, encode_bytes):
-            return ()
         scoring = request.scoring
         max_tokens = self._sizer.chunk_tokens(
             scoring.num_padded_tokens_left, request.prompt.num_tokens, others_decode=others_decode

@@ -379,11 +379,14 @@ class Planner:
     ) -> tuple[Branches, ...]:
         """The options to score after tokens `start` to `end`.
 
-        They share a step with tokens of the prompt only if no other sequence waits for its end.
+        They share a step with tokens of the prompt only if no other sequence waits for its end. A
+        step without such tokens has some: `_scored_after_encode` left `request` out otherwise.
         """
-        is_prefilled = end == request.prompt.num_tokens
-        if not (request.prompt.options and is_prefilled) or (start < end and others_decode):
+        scoring, encode_bytes = self._option_batcher, self._device_order.encode_bytes
+        if not request.prompt.options or end < request.prompt.num_tokens:
             return ()
-        return self._option_batcher.next_branches(
-            request, others_decode=others_decode, encode_bytes=self._device_order.encode_bytes
+        if start < end and (others_decode or not scoring.may_score(request, encode_bytes)):
+            return ()
+        return scoring.next_branches(
+            request, others_decode=others_decode, encode_bytes=encode_bytes
         )

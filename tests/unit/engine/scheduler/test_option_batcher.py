@@ -28,7 +28,7 @@ from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.live_requests import LiveRequests
 from vlm_server.engine.scheduler.option_batcher import OptionBatcher, branches_of
 from vlm_server.engine.scheduler.planner import Planner
-from vlm_server.interfaces import Branches
+from vlm_server.interfaces import Branches, MemoryReading, SchedulerOutput
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import MIB, MemorySettings
 
@@ -119,27 +119,29 @@ def add(
     return request
 
 
-def add_question(requests: LiveRequests, name: str, num_options: int) -> Request:
+def add_question(requests: LiveRequests, name: str, lengths: Sequence[int]) -> Request:
     """A request whose prompt is prefilled, and whose options are to be scored."""
-    question = add(requests, name, [2] * num_options, images=1)
+    question = add(requests, name, lengths, images=1)
     question.move_to(State.PREFILL)
     question.is_known_to_runner = True
     question.num_prefilled = question.prompt.num_tokens
     return question
 
 
-@pytest.mark.parametrize(("limit", "beside"), [(10_000, 15), (600, 7), (430, 0)])
-def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
-    """If not one does, they are scored after it; other requests don't wait for them.
-
-    With a mebibyte for each token of KV.
-    """
-    requests = LiveRequests()
-    caches, memory = Caches(), FakeMemory(0, 0, limit * MIB, peak_bytes=0)
+def planner_of(requests: LiveRequests, memory: FakeMemory) -> Planner:
+    """With a mebibyte for each token of KV."""
+    caches = Caches()
     governor = Governor(MemorySettings(), memory, FakeProcess(), caches)
     admission = Admission(governor, lambda num_tokens: num_tokens * MIB, 512)
-    planner = Planner(config(), requests, caches, admission, lambda *_: 0, lambda: 0.0)
-    add_question(requests, "question", num_options=15)
+    return Planner(config(max_num_seqs=8), requests, caches, admission, lambda *_: 0, lambda: 0.0)
+
+
+@pytest.mark.parametrize(("limit", "beside"), [(10_000, 15), (600, 7), (430, 0)])
+def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
+    """If not one does, they are scored after it; other requests don't wait for them."""
+    requests, memory = LiveRequests(), FakeMemory(0, 0, limit * MIB, peak_bytes=0)
+    planner = planner_of(requests, memory)
+    add_question(requests, "question", [2] * 15)
     add(requests, "picture", images=1, peak_bytes=400 * MIB)
     add(requests, "text")
     plan = planner.plan(is_draining=False)
@@ -151,6 +153,81 @@ def test_options_fit_into_memory_beside_encode(limit: int, beside: int) -> None:
     planner.on_encoded(plan.encode, 1.0)
     plans = [planner.plan(is_draining=False) for _ in range(2)]
     assert (Branches(0, 15, 2),) in [plan.prefills[0].branches for plan in plans]
+
+
+class FillingMemory(FakeMemory):
+    """Memory that an encode fills meanwhile: 30 MiB from each reading to the next."""
+
+    def read(self) -> MemoryReading:
+        self.active_bytes += 30 * MIB
+        return super().read()
+
+
+def test_encode_that_allocates_leaves_no_work_empty() -> None:
+    """Whether options fit is asked once: what has the turn has something to do."""
+    turns = list[str]()
+    for limit in range(300, 900, 10):
+        requests, memory = LiveRequests(), FillingMemory(0, 0, limit * MIB, peak_bytes=0)
+        planner = planner_of(requests, memory)
+        add_question(requests, "question", [2])
+        add(requests, "picture", images=1, peak_bytes=400 * MIB)
+        add(requests, "text")
+        plan = planner.plan(is_draining=False)
+        assert plan.encode
+        for work in plan.prefills:
+            assert work.num_tokens or work.branches
+            turns.append(work.request_id)
+    assert set(turns) == {"question", "text"}
+
+
+def work_of(requests: LiveRequests, plan: SchedulerOutput) -> tuple[str, int]:
+    """What `plan` prefills, as if it was done: the request, and the end of its tokens there."""
+    (work,) = plan.prefills
+    request = requests[work.request_id]
+    request.num_prefilled = work.end
+    request.scoring.record(work.branches)
+    if work.is_last:
+        request.start_decode()
+    return work.request_id, work.branches[-1].width if work.branches else work.end
+
+
+def test_parts_of_option_follow_each_other() -> None:
+    """The copy of KV between them is reserved instead of another's chunk, options or encode."""
+    requests = LiveRequests()
+    planner = planner_of(requests, FakeMemory())
+    running = add(requests, "running")
+    running.is_known_to_runner = True
+    running.start_decode()
+    add_question(requests, "long", [100, 100])
+    assert work_of(requests, planner.plan(is_draining=False)) == ("long", 32)
+    add_question(requests, "short", [2])
+    add(requests, "text")
+    add(requests, "picture", images=1)
+    plans, works = list[SchedulerOutput](), list[tuple[str, int]]()
+    for _ in range(5):
+        plans.append(planner.plan(is_draining=False))
+        works.append(work_of(requests, plans[-1]))
+    assert works[:3] == [("long", 64), ("long", 96), ("long", 100)]
+    assert {name for name, _ in works[3:]} > {"long"}, "others have turns between options"
+    assert [bool(plan.encode) for plan in plans[:4]] == [False, False, False, True]
+    assert all(plan.decode for plan in plans)
+
+
+def test_part_of_option_waits_for_no_memory() -> None:
+    """That of the whole option was found before its first part."""
+    requests, memory = LiveRequests(), FakeMemory(0, 0, 10_000 * MIB, peak_bytes=0)
+    planner = planner_of(requests, memory)
+    running = add(requests, "running")
+    running.is_known_to_runner = True
+    running.start_decode()
+    add_question(requests, "question", [100])
+    add(requests, "picture", images=1)
+    add(requests, "text")
+    plan = planner.plan(is_draining=False)
+    assert plan.encode
+    assert work_of(requests, plan) == ("question", 32)
+    memory.active_bytes = memory.limit_bytes
+    assert work_of(requests, planner.plan(is_draining=False)) == ("question", 64)
 
 
 def test_padding_leaves_no_option_for_another_step() -> None:
@@ -167,7 +244,7 @@ def test_short_prompts_take_turns_with_many_options() -> None:
     requests = LiveRequests()
     order = DeviceOrder(requests, max_num_seqs=8)
     for name, num_options in (("first", 400), ("second", 300)):
-        add_question(requests, name, num_options)
+        add_question(requests, name, [2] * num_options)
     picture = add(requests, "picture", images=1)
     assert order.next_to_encode(during=None) is picture
     picture.move_to(State.PREFILL)
