@@ -195,6 +195,10 @@ def test_encode_batch_size_respects_free_memory():
     """Beside what the request was admitted for, which is the encode of one at a time."""
     memory = FakeMemory()
     engine = new_engine(gpu, most=4, memory=memory)
+    for count in (1, 2, 4):
+        engine.governor.estimator.begin("encode")
+        memory.peak_bytes = memory.active_bytes + (count << 20)
+        engine.governor.estimator.end("encode", count * TOKENS_PER_IMAGE)
     arrive(engine, a=8)
     engine.step()
     assert len(engine.encoder.works) == 4
