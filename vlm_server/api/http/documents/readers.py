@@ -19,8 +19,8 @@ from vlm_server.api.parsing.media.documents import Document
 _POINTS = 72.0
 """Points per inch: the unit of a PDF."""
 _MAX_POINTS = 1_000_000.0
-_MAX_CHARACTERS = 1_000_000
-"""The most characters of a page's text. A dense page of a newspaper has 30,000."""
+_MAX_CHARACTERS = 300_000
+"""The most characters that are put in order. A dense page of a newspaper has 30,000."""
 _MIN_DPI, _MAX_DPI = 50.0, 2400.0
 """Resolutions that a TIFF may have; another is none, and its pages are drawn as they are."""
 _ENCRYPTED = 4

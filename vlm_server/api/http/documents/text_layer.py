@@ -99,7 +99,10 @@ def _glyph(
         and bounds[1] <= (bottom + top) / 2 <= bounds[3]
     ):
         return None
-    turn = _turn(raw.FPDFText_GetCharAngle(text_page, index))
+    angle = raw.FPDFText_GetCharAngle(text_page, index)
+    if raw.FPDFText_GetFontSize(text_page, index) < 0:
+        angle += math.pi  # PDFium's angle leaves out the sign of the size
+    turn = _turn(angle)
     x, y = c_double(), c_double()
     raw.FPDFText_GetCharOrigin(text_page, index, x, y)
     boxes = {

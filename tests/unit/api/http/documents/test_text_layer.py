@@ -11,7 +11,7 @@ from itertools import chain
 import pytest
 
 from tests.support import pdf
-from vlm_server.api.http.documents.readers import PdfReader
+from vlm_server.api.http.documents.readers import DocumentError, PdfReader
 from vlm_server.api.http.documents.reading_order import Word, ordered_text
 
 SENTENCE = "quick brown foxes jump over a lazy dog and run into deep woods where nobody looks"
@@ -142,6 +142,22 @@ def test_turned_pages_are_read_like_upright_ones(matrix: str, size: tuple[float,
     assert text_of(page).split("\n") == [WIDE, *parts[0], *parts[1]]
 
 
+@pytest.mark.parametrize(
+    "operators",
+    [
+        "BT /F1 -12 Tf -1 0 0 -1 300 300 Tm",
+        "BT /F1 -12 Tf 0 -1 1 0 300 300 Tm",
+        "BT /F1 -12 Tf 300 300 Td",
+        "1 0 0 -1 0 792 cm BT /F1 -12 Tf -1 0 0 1 300 300 Tm",
+        "1 0 0 -1 0 792 cm BT -100 Tz /F1 -12 Tf 100 300 Td",
+    ],
+    ids=["upright", "upwards", "upside down", "flipped page", "flipped page and glyphs"],
+)
+def test_texts_of_negative_font_size_are_read_from_their_start(operators: str) -> None:
+    page = pdf.Page(content=[f"{operators} (Abc def ghi) Tj 0 15 Td (second) Tj ET"])
+    assert text_of(page).split("\n") == ["Abc def ghi", "second"]
+
+
 def test_turned_and_skewed_texts_do_not_mix_with_others() -> None:
     page, lines = pdf.Page(), prose(1, width=60)
     page.content.append("BT /F1 10 Tf 0 1 -1 0 30 640 Tm (arXiv 4711) Tj ET")
@@ -173,6 +189,14 @@ def test_leftward_scripts_are_read_from_their_side() -> None:
     words = [Word(text, n, 200 - 30 * n, 220 - 30 * n, 10, 10) for n, text in enumerate(letters)]
     assert ordered_text(words) == "\u05d0\u05d1\t\u05d2\u05d3\t12"
     assert ordered_text([]) == ""
+
+
+def test_texts_of_too_many_characters_are_refused_not_cut() -> None:
+    strings = f"({'x' * 30_000})" * 10  # PDFium reads 32,767 characters of a string
+    most, more = (f"BT /F1 10 Tf 9 700 Td [{each}] TJ ET" for each in (strings, f"{strings}(x)"))
+    assert text_of(pdf.Page((2e6, 842), [most])) == "x" * 300_000
+    with pytest.raises(DocumentError, match="more than 300000 characters: leave out"):
+        text_of(pdf.Page((2e6, 842), [more]))
 
 
 def rows_of_numbers(order: random.Random) -> pdf.Page:
