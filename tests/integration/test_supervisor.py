@@ -492,7 +492,7 @@ async def kill_engine_with(supervisor: Supervisor, request: EngineRequest) -> No
 def num_crashes(supervisor: Supervisor, request: EngineRequest) -> int:
     """The crashes that count against the load of a request."""
     records = map(supervisor._quarantine._records.get, request.shape.loads)
-    return max((len(record.crashes) for record in records if record), default=0)
+    return max((record.num_crashes for record in records if record), default=0)
 
 
 async def test_request_that_kills_three_engines_is_refused(killing_supervisor: KillingSupervisor):

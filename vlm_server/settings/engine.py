@@ -50,8 +50,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_restart_backoff_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """Maximum pause between restarts."""
     quarantine_seconds: Annotated[float, Meta(ge=0)] = 600.0
-    """Requests of a size that crashed three engines within this time, the last alone on the device,
-    or six, are refused until it has passed; 0 refuses none."""
+    """Requests of a size that crashed three engines, the last alone on the device, or six, with no
+    answer in between, are refused for this long; 0 refuses none."""
     openblas: Literal["auto", "off"] = "auto"
     """Preload OpenBLAS into the engine (Linux CPU: about 50 times faster)."""
     mimalloc: Literal["auto", "off"] = "auto"

@@ -2,10 +2,10 @@
 
 A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
 code can catch that. If the client retries, it crashes the next engine too. So each crash is counted
-against the loads on the device. One or two crashes within `engine.quarantine_seconds` refuse none:
-the process may have been killed, or another request was to blame. From the third one on, a load is
-refused by the first crash with no other load on the device, and by the sixth in any case. A success
-clears a load of all crashes.
+against the loads on the device. One or two refuse none: the process may have been killed, or
+another request was to blame. From the third on, a load is refused for `engine.quarantine_seconds`
+by a crash with no other work on the device; from the sixth on, by any. Only a success clears a
+load of its crashes, so their number is bounded, however long engines take to start.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from vlm_server.supervisor.shape import DeviceLoad, EncoderLoad, RequestShape
 logger = logging.getLogger(__name__)
 
 _CRASHES, _CRASHES_BESIDE_OTHERS = 3, 6
-"""The crashes of a load for which it is refused: alone on the device in the last, or never."""
+"""The crashes of a load from which on one refuses it: alone on the device, or beside other work."""
 _MAX_LOADS = 64
 _NOTHING = RequestShape()
 
 
 @dataclass(slots=True)
 class _Record:
-    """The crashes of a load, by time, and until when it is refused."""
+    """The crashes of a load since its last success, and until when it is refused."""
 
-    crashes: list[float]
+    num_crashes: int = 0
     refused_until: float = -math.inf
 
 
@@ -105,16 +105,17 @@ class Quarantine:
 
     def record_engine_end(self, *, is_crash: bool, only_encoder: bool = False) -> None:
         """Remove all requests; after a crash, blame the loads on the device, or in the encoder."""
-        blamed = {
+        loads = {
             load
             for _, load in self._working.values()
-            if load is not None and (isinstance(load, EncoderLoad) or not only_encoder)
+            if isinstance(load, EncoderLoad) or not only_encoder
         }
         self._shapes.clear()
         self._working.clear()
         self._done.clear()
-        for load in blamed if is_crash else ():
-            self._record_crash(load, was_alone=len(blamed) == 1)
+        for load in loads if is_crash else ():
+            if load is not None:
+                self._record_crash(load, was_alone=len(loads) == 1)
 
     def _record_crash(self, load: DeviceLoad, *, was_alone: bool) -> None:
         logger.warning(
@@ -123,17 +124,13 @@ class Quarantine:
             load,
             "" if was_alone else ", beside others",
         )
-        record = self._records.pop(load, _Record([]))
-        record.crashes = [*self._recent_crashes(record), self._clock()][-_CRASHES_BESIDE_OTHERS:]
-        if len(record.crashes) >= (_CRASHES if was_alone else _CRASHES_BESIDE_OTHERS):
+        record = self._records.pop(load, _Record())
+        record.num_crashes += 1
+        if record.num_crashes >= (_CRASHES if was_alone else _CRASHES_BESIDE_OTHERS):
             record.refused_until = self._clock() + self._seconds
         self._records[load] = record
         if len(self._records) > _MAX_LOADS:
             del self._records[next(iter(self._records))]
-
-    def _recent_crashes(self, record: _Record) -> list[float]:
-        """Crashes that still count."""
-        return [when for when in record.crashes if when + self._seconds > self._clock()]
 
     def _seconds_left(self, load: DeviceLoad) -> float:
         """The seconds for which `load` is still refused; 0 or less if it isn't."""

@@ -57,7 +57,7 @@ def succeed(quarantine: Quarantine, submit: Submit) -> None:
 def is_suspect(quarantine: Quarantine, submit: Submit) -> bool:
     """Whether a load of the request has crashed two engines."""
     records = map(quarantine._records.get, shape_of(submit).loads)
-    return any(len(quarantine._recent_crashes(record)) > 1 for record in records if record)
+    return any(record.num_crashes > 1 for record in records if record)
 
 
 def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
@@ -179,10 +179,33 @@ def test_third_crash_beside_other_load_refuses_neither_until_one_is_alone(
     assert not is_refused(quarantine, other)
 
 
-def test_number_of_crashes_beside_other_loads_is_bounded(quarantine: Quarantine) -> None:
+@pytest.mark.parametrize("restart_seconds", [0.0, 125.0, 2 * SECONDS])
+def test_number_of_crashes_beside_other_loads_is_bounded(
+    quarantine: Quarantine, clock: Clock, restart_seconds: float
+) -> None:
     for number in range(6):
+        clock.now += restart_seconds
         assert not is_refused(quarantine, LARGE)
         crash(quarantine, LARGE, ask("other", LONG + " " * 20_000 * number))
+    assert is_refused(quarantine, LARGE)
+
+
+def test_crash_beside_small_text_refuses_no_load_until_one_is_alone(
+    quarantine: Quarantine,
+) -> None:
+    for _ in range(4):
+        crash(quarantine, LARGE, ask("text", "Hello"))
+        assert not is_refused(quarantine, LARGE)
+    crash(quarantine, LARGE)
+    assert is_refused(quarantine, LARGE)
+
+
+def test_image_of_hung_encoder_is_alone_beside_prompts(quarantine: Quarantine) -> None:
+    for _ in range(3):
+        assert not is_refused(quarantine, LARGE)
+        admit(quarantine, LARGE)
+        quarantine.record_work(OnDevice(("large", "text"), ("large",)))
+        quarantine.record_engine_end(is_crash=True, only_encoder=True)
     assert is_refused(quarantine, LARGE)
 
 
@@ -194,7 +217,7 @@ def test_crash_before_work_begins_condemns_no_load(quarantine: Quarantine) -> No
     assert not is_refused(quarantine, LARGE)
 
 
-def test_expired_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> None:
+def test_expired_refusal_ends_until_next_crash(quarantine: Quarantine, clock: Clock) -> None:
     condemn(quarantine, LARGE)
     clock.now += SECONDS - 1
     assert is_refused(quarantine, LARGE)
@@ -202,17 +225,19 @@ def test_expired_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> No
     assert not is_refused(quarantine, LARGE)
     assert quarantine.num_shapes == 0
     crash(quarantine, LARGE)
+    assert is_refused(quarantine, LARGE)
+
+
+def test_success_after_refusal_clears_load(quarantine: Quarantine, clock: Clock) -> None:
+    condemn(quarantine, LARGE)
+    clock.now += SECONDS
+    succeed(quarantine, SAME)
+    crash(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)
+    assert not is_refused(quarantine, LARGE)
 
 
 # ---- blame ---------------------------------------------------------------------------
-
-
-def test_crashes_far_apart_do_not_count_together(quarantine: Quarantine, clock: Clock) -> None:
-    for _ in range(4):
-        crash(quarantine, LARGE)
-        clock.now += SECONDS
-        assert not is_suspect(quarantine, SAME)
 
 
 def test_requests_of_equal_load_count_one_crash_together(quarantine: Quarantine) -> None:
@@ -286,7 +311,6 @@ def test_work_of_previous_engine_is_not_blamed_again(quarantine: Quarantine) -> 
 def test_zero_quarantine_seconds_disable_quarantine(clock: Clock) -> None:
     quarantine = Quarantine(0.0, clock)
     condemn(quarantine, LARGE)
-    assert not is_suspect(quarantine, LARGE)
     assert not is_refused(quarantine, LARGE)
     assert quarantine.num_shapes == 0
 

@@ -130,8 +130,7 @@ class EngineClient(Protocol):
         flight, the last event is `Failed(code="engine_died")`.
 
         Raises EngineUnavailable if the engine is not ready, and RequestTooCostly if engines
-        crashed on requests of this size; in both cases nothing was sent. While a request of a
-        size that crashed two engines is tried alone, those that come later wait.
+        crashed on requests of this size; in both cases nothing was sent.
         """
         ...
 
