@@ -11,6 +11,20 @@ from tests.browser.conftest import VIEWPORTS, Open
 from tests.browser.test_views import accessibility_problems, check_that_it_fits
 from tests.support.daemons import Daemon
 
+STREAMS_DRAWN_ONLY = """() => {
+  const { getContext, captureStream } = HTMLCanvasElement.prototype;
+  const drawn = new WeakSet();
+  HTMLCanvasElement.prototype.getContext = function (...kind) {
+    drawn.add(this);
+    return getContext.apply(this, kind);
+  };
+  HTMLCanvasElement.prototype.captureStream = function () {
+    if (!drawn.has(this)) throw new DOMException("", "NS_ERROR_NOT_INITIALIZED");
+    return captureStream.call(this);
+  };
+}"""
+"""Lets canvases stream as in Firefox: once they have a context."""
+
 
 def start(page: Any, question: str, answers: str = "") -> None:
     page.get_by_label("What should be watched for?").fill(question)
@@ -55,6 +69,7 @@ def test_watch_lists_answers_about_camera_and_stops(
 def test_example_is_watched_without_camera(daemon: Daemon, open_page: Open, device: str) -> None:
     page = open_page(daemon, "#watch", device=device)
     page.evaluate("() => { delete MediaDevices.prototype.getUserMedia; }")
+    page.evaluate(STREAMS_DRAWN_ONLY)
     page.get_by_role("button", name="Watch an example").click()
     page.locator("#watch-events li").nth(1).wait_for(timeout=40_000)
     answers = [item.locator("b").inner_text() for item in page.locator("#watch-events li").all()]
@@ -77,6 +92,17 @@ def test_watch_without_permission_or_question_says_so(daemon: Daemon, open_page:
     )
     start(page, "Is the door open?")
     page.get_by_text("The camera may not be seen: allow it in the browser.").wait_for()
+
+
+def test_example_that_cannot_be_streamed_shows_why(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon, "#watch")
+    page.evaluate(
+        "() => { HTMLCanvasElement.prototype.captureStream = () =>"
+        " { throw new Error('There are no streams.'); }; }"
+    )
+    page.get_by_role("button", name="Watch an example").click()
+    page.locator("#watch-problem", has_text="There are no streams.").wait_for()
+    assert page.get_by_role("button", name="Watch an example").is_enabled()
 
 
 def test_refused_watch_shows_why(daemon: Daemon, open_page: Open) -> None:

@@ -56,7 +56,6 @@ _TYPES = {
 _GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))")
 _REVALIDATED = "no-cache"  # cached, and asked for again by the ETag
 _KEPT = "public, max-age=31536000, immutable"
-_VERSION = re.compile(r"^v-[0-9a-f]{16}/")
 _INDEX = "index.html"
 _STATIC = Path(__file__).with_name("static")
 
@@ -93,9 +92,9 @@ class StartPage:
         return response
 
     async def file(self, request: Request) -> Response:
-        """A file of the page, also for a page of another version. Raises NotFound."""
+        """A file of the page. Raises NotFound, also for a page of another version."""
         name = request.path_params["name"]
-        file = self._files.get(_VERSION.sub("", name))
+        file = self._files.get(name.removeprefix(self._version))
         if file is None:
             raise NotFound("The page has no such file.")
         return _answer(request, file, _KEPT if name.startswith(self._version) else _REVALIDATED)

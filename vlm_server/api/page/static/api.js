@@ -29,6 +29,13 @@ export async function ask(path, options = {}) {
 /** What a look for news finds: such requests are not in the server's log. */
 export const get = async (path, options) => (await ask(path, { ...options, isLook: true })).json();
 
+/** The module that `load` imports. If it can't be had, null; the page says so, until another one can. */
+export async function later(load) {
+  const module = await load().catch(() => null);
+  $("unloaded").hidden = Boolean(module);
+  return module;
+}
+
 async function send(path, { body, method, signal, headers: more, isLook }, key) {
   const headers = { ...more };
   if (key) headers.Authorization = `Bearer ${key}`;

@@ -1,5 +1,6 @@
 // The composer: what is attached and asked, and the keys.
 
+import { later } from "./api.js";
 import { attachment, isMedia, preview } from "./attachments.js";
 import { $, count, h, icon } from "./dom.js";
 import { closeOptions, imageLimits, pictureTokens, setModels, startOptions, ways } from "./options.js";
@@ -133,7 +134,7 @@ function takePhotograph() {
 
 async function capture(kind) {
   try {
-    const file = await (await import("./capture.js"))[kind]();
+    const file = await (await later(() => import("./capture.js")))?.[kind]();
     if (file) await attach([file]);
   } catch (error) {
     showAttached([error.message]);

@@ -1,13 +1,13 @@
 // Which view is shown, and what the top of the page says of the server.
 
-import { get } from "./api.js";
+import { get, later } from "./api.js";
 import { setModels, startAsk } from "./ask.js";
 import { $ } from "./dom.js";
 import { isBusy, stateWords } from "./serving.js";
 
 /** What loads each view, and what shows it. The first one is here already. */
 const VIEWS = {
-  ask: [() => null, () => null],
+  ask: [async () => true, () => null],
   watch: [() => import("./watch.js"), ({ showWatch }) => showWatch(models)],
   now: [() => import("./now.js"), ({ showNow }) => showNow()],
   models: [() => import("./models.js"), ({ showModels }) => showModels()],
@@ -17,7 +17,8 @@ const LOAD_MS = 300; // after the first view is there, the others are loaded
 
 async function show(name) {
   const [load, show] = VIEWS[name];
-  show(await load());
+  const module = await later(load);
+  if (module) show(module);
 }
 
 function route() {
@@ -82,7 +83,9 @@ async function readModels() {
 }
 
 addEventListener("hashchange", route);
-addEventListener("load", () => setTimeout(() => Object.values(VIEWS).forEach(async ([load]) => load()), LOAD_MS));
+addEventListener("load", () => setTimeout(() => Object.values(VIEWS).forEach(([load]) => load().catch(() => null)), LOAD_MS));
+document.querySelector("nav").addEventListener("click", ({ target }) => target.closest("a")?.hash === location.hash && route()); // tried again
+$("reload").addEventListener("click", () => location.reload());
 addEventListener("trouble", watch);
 startAsk();
 route();

@@ -1,6 +1,7 @@
 // Shows Markdown while it is written. A parser makes tokens, and these become elements one by one: no HTML is parsed,
 // links leave this server alone unless they are followed, and pictures in an answer are links too.
 
+import { later } from "./api.js";
 import { codeBlock } from "./code.js";
 import { h } from "./dom.js";
 import { addMath, mathElement } from "./formulas.js";
@@ -14,17 +15,15 @@ const TAGS = new Set(
 let parser = null;
 let loading = null;
 
-/** Loads the parser, once. */
+/** Loads the parser, once; until it can be had, answers are plain text. */
 export function loadMarkdown() {
-  loading ??= import("./vendor/markdown-it.min.js").then(
-    () => {
-      parser = globalThis.markdownit({ html: false, linkify: true, breaks: true });
-      parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
-      parser.validateLink = (url) => /^(https?:\/\/|mailto:)/i.test(url);
-      addMath(parser);
-    },
-    () => (loading = null), // plain text until the next answer
-  );
+  loading ??= later(() => import("./vendor/markdown-it.min.js")).then((module) => {
+    if (!module) return (loading = null);
+    parser = globalThis.markdownit({ html: false, linkify: true, breaks: true });
+    parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+    parser.validateLink = (url) => /^(https?:\/\/|mailto:)/i.test(url);
+    addMath(parser);
+  });
   return loading;
 }
 

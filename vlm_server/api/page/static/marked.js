@@ -1,5 +1,6 @@
 // A picture with numbered boxes and points, and beside it what they mark.
 
+import { later } from "./api.js";
 import { copy, h } from "./dom.js";
 
 const share = (value) => `${100 * value}%`;
@@ -54,4 +55,4 @@ export function marked(picture, regions) {
 }
 
 /** Shows a picture as large as the window; the code for it is loaded then. */
-export const enlarge = async (picture, regions = []) => (await import("./viewer.js")).view(picture, regions);
+export const enlarge = async (picture, regions = []) => (await later(() => import("./viewer.js")))?.view(picture, regions);

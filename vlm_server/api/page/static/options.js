@@ -1,6 +1,7 @@
 // What a question is asked with: the model, its options with checks in words, and a second way to compare with.
 // Options that differ from the defaults are kept in this browser.
 
+import { later } from "./api.js";
 import { $, count } from "./dom.js";
 import { schemaProblem, toolsProblem } from "./schema.js";
 import { offer } from "./serving.js";
@@ -30,8 +31,6 @@ const EXAMPLE_SCHEMA = {
 
 /** What `/v1/models` says of all models. */
 let models = [];
-/** The rows of the schema's fields, which come when the options are opened. */
-let fields = null;
 
 export const modelNamed = (name) => models.find(({ id }) => id === name) ?? models[0];
 export const imageLimits = () => chosen()?.image_limits ?? models.find((one) => one.image_limits)?.image_limits;
@@ -180,7 +179,7 @@ export function ways() {
 
 function toggle(open = $("options").hidden) {
   $("options").hidden = !open;
-  if (open) fields ??= import("./schema_fields.js").then(({ startFields }) => startFields());
+  if (open) later(() => import("./schema_fields.js")).then((module) => module?.startFields());
   $("show-options").setAttribute("aria-expanded", String(open));
   dispatchEvent(new Event("options"));
 }

@@ -13,11 +13,15 @@ const KINDS = {
   list: ["List of texts", { type: "array", items: { type: "string" } }],
 };
 const AS_WRITTEN = "As written";
+const NEW = { type: "object", properties: {}, required: [], additionalProperties: false };
 
 /** The fields that are shown, as {name, kind, schema, required}, and the text they are of. */
 let fields = [];
 let shown = null;
+/** What is required, but is no field. */
+let others = new Set();
 
+/** Shows the rows. Done again, it changes nothing. */
 export function startFields() {
   $("schema-add").addEventListener("click", add);
   addEventListener("options", showFields);
@@ -28,40 +32,45 @@ function showFields() {
   const text = $("schema").value;
   if (text === shown) return;
   shown = text;
-  const found = fieldsOf(text);
-  fields = found ?? [];
+  const found = objectOf(text);
+  const { properties, required } = found ?? NEW;
+  fields = Object.entries(properties).map(([name, value]) => ({ name, kind: kindOf(value), schema: value, required: required.includes(name) }));
+  others = new Set(required.filter((name) => !Object.hasOwn(properties, name)));
   $("schema-add").disabled = !found;
   draw();
 }
 
-/** The fields of the object that a schema describes; null if it describes none. */
-function fieldsOf(text) {
+/** The {properties, required} of the object that a schema describes; null if it describes none. */
+function objectOf(text) {
   const [schema, problem] = text.trim() ? readJson(text) : [{}, ""];
   if (problem || !isObject(schema) || (schema.type ?? "object") !== "object") return null;
   const { properties = {}, required = [] } = schema;
-  if (!isObject(properties) || !Array.isArray(required)) return null;
-  return Object.entries(properties).map(([name, value]) => ({ name, kind: kindOf(value), schema: value, required: required.includes(name) }));
+  return isObject(properties) && Array.isArray(required) ? { properties, required } : null;
 }
 
 function kindOf(schema) {
   const { enum: values, ...rest } = schema ?? {};
-  const isChoice = Array.isArray(values) && values.every((one) => typeof one === "string") && JSON.stringify(rest) === '{"type":"string"}';
+  const isChoice = Array.isArray(values) && values.every(isPlain) && JSON.stringify(rest) === '{"type":"string"}';
   if (isChoice) return "choice";
   return Object.keys(KINDS).find((kind) => JSON.stringify(KINDS[kind][1]) === JSON.stringify(schema)) ?? AS_WRITTEN;
 }
 
+const valuesOf = (text) => text.split(",").map((one) => one.trim()).filter(Boolean);
+
+/** Whether a line of values with commas can have it, and gives it back. */
+const isPlain = (value) => typeof value === "string" && !/[\r\n]/.test(value) && valuesOf(value)[0] === value;
+
 /** Writes the fields into the schema; what else it says stays. */
 function write() {
-  const [before] = $("schema").value.trim() ? readJson($("schema").value) : [{}];
-  const { type, properties, required, additionalProperties = false, ...rest } = before;
+  const [before] = $("schema").value.trim() ? readJson($("schema").value) : [NEW];
+  const required = fields.filter((field) => field.required).map(({ name }) => name);
   const schema = {
-    ...rest,
+    ...before,
     type: "object",
     properties: Object.fromEntries(fields.map((field) => [field.name, field.schema])),
-    required: fields.filter((field) => field.required).map(({ name }) => name),
-    additionalProperties,
+    required: [...new Set([...required, ...others])],
   };
-  const isNothing = !fields.length && !Object.keys(rest).length;
+  const isNothing = !schema.additionalProperties && !others.size && !fields.length && Object.keys(schema).every((key) => Object.hasOwn(NEW, key));
   shown = $("schema").value = isNothing ? "" : JSON.stringify(schema, null, 1);
   $("schema").dispatchEvent(new Event("input"));
 }
@@ -86,6 +95,10 @@ function row(field, index) {
     draw();
     $("schema-fields").children[fields.indexOf(field)].querySelector(again).focus();
   };
+  const require = () => {
+    others.delete(field.name);
+    change({ required: required.checked });
+  };
   const remove = () => {
     fields.splice(fields.indexOf(field), 1);
     write();
@@ -98,7 +111,7 @@ function row(field, index) {
     { "aria-label": `Kind of ${label}`, onchange: () => change({ kind: kind.value, schema: KINDS[kind.value][1] }, kind.value === "choice" ? ".choices" : "select") },
     kinds.map(([value, label]) => h("option", { value, selected: value === field.kind }, label)),
   );
-  const required = h("input", { type: "checkbox", "aria-label": `Whether ${label} is required`, onchange: () => change({ required: required.checked }) });
+  const required = h("input", { type: "checkbox", "aria-label": `Whether ${label} is required`, onchange: require });
   required.checked = field.required;
   return h(
     "li",
@@ -138,10 +151,7 @@ function choices(field, label, change) {
   const box = h("input.choices", {
     "aria-label": `Choices of ${label}, with commas`,
     placeholder: "red, green, blue",
-    oninput: () => {
-      const values = box.value.split(",").map((one) => one.trim()).filter(Boolean);
-      change({ schema: { type: "string", enum: [...new Set(values)] } });
-    },
+    oninput: () => change({ schema: { type: "string", enum: [...new Set(valuesOf(box.value))] } }),
   });
   box.value = field.schema.enum.join(", ");
   return box;

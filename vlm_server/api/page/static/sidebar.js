@@ -1,5 +1,6 @@
 // The conversations that this browser keeps: found, opened, renamed, exported, deleted.
 
+import { later } from "./api.js";
 import { $, bytes, h, icon, refill } from "./dom.js";
 import * as session from "./session.js";
 import * as store from "./store.js";
@@ -18,7 +19,7 @@ export function startHistory({ startAnew }) {
     if (!WIDE.matches) setOpen(false);
   });
   $("find").addEventListener("input", search);
-  $("export-all").addEventListener("click", async () => (await import("./transcript.js")).saveJson(list.map(({ id }) => id)));
+  $("export-all").addEventListener("click", async () => (await transcript())?.saveJson(list.map(({ id }) => id)));
   $("history").addEventListener("focusout", closeMenus);
   document.addEventListener("click", (event) => closeMenus({ relatedTarget: event.target }));
   for (const name of ["kept", "opened", "run"]) addEventListener(name, refresh);
@@ -26,6 +27,8 @@ export function startHistory({ startAnew }) {
   WIDE.addEventListener("change", () => setOpen(WIDE.matches && localStorage.getItem(HIDDEN) === null, false));
   refresh();
 }
+
+const transcript = () => later(() => import("./transcript.js"));
 
 const isOpen = () => !$("history").hidden;
 
@@ -99,8 +102,8 @@ function item({ id, title, updated }) {
     h(
       "ul",
       act("Rename", () => rename(menu, id, title)),
-      act("Save as Markdown", async () => ((menu.open = false), (await import("./transcript.js")).saveMarkdown(id))),
-      act("Save as JSON", async () => ((menu.open = false), (await import("./transcript.js")).saveJson([id]))),
+      act("Save as Markdown", async () => ((menu.open = false), (await transcript())?.saveMarkdown(id))),
+      act("Save as JSON", async () => ((menu.open = false), (await transcript())?.saveJson([id]))),
       act("Delete", () => confirmDelete(menu, id, title), "danger"),
     ),
   );

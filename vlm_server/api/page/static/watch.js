@@ -3,6 +3,7 @@
 import { ask, events } from "./api.js";
 import { $, clock, empty, h } from "./dom.js";
 import { offer } from "./serving.js";
+import { COLOURS, QUESTION, lamp } from "./watch_example.js";
 
 const FRAME_MS = 1000;
 const LONGEST_SIDE = 768;
@@ -63,15 +64,16 @@ const happened = () =>
 
 async function begin(what) {
   $("watch-problem").textContent = "";
-  if (what === "example") await fillExample();
+  if (what === "example") fillExample();
   if (!$("watch-form").reportValidity()) return;
-  const stream = await open(what);
-  if (!stream) return;
-  const controller = new AbortController();
-  const mine = (running = { stream, controller, id: null, timer: null });
-  stream.getVideoTracks()[0].addEventListener("ended", stop); // the browser's own "stop sharing"
-  show(true);
+  let mine = null;
   try {
+    const stream = await open(what);
+    if (!stream) return;
+    const controller = new AbortController();
+    mine = running = { stream, controller, id: null, timer: null };
+    stream.getVideoTracks()[0].addEventListener("ended", stop); // the browser's own "stop sharing"
+    show(true);
     const response = await ask("v1/watch", { body: question(what), signal: controller.signal });
     for await (const event of events(response)) take(event, mine);
   } catch (error) {
@@ -80,15 +82,14 @@ async function begin(what) {
   if (running === mine) end("");
 }
 
-async function fillExample() {
-  const { QUESTION, COLOURS } = await import("./watch_example.js");
+function fillExample() {
   $("watch-question").value = QUESTION;
   $("watch-answers").value = Object.keys(COLOURS).join(", ");
 }
 
 /** The stream of a camera, of a screen or of the example; null, with a sentence shown, if there is none. */
 async function open(what) {
-  if (what === "example") return (await import("./watch_example.js")).lamp();
+  if (what === "example") return lamp();
   const { mediaDevices } = navigator;
   const problem = (text) => {
     $("watch-problem").textContent = text;

@@ -11,16 +11,14 @@ const HOLD_MS = 5000;
 /** The lamp as a stream, like that of a camera. It changes as long as the stream is used. */
 export function lamp() {
   const canvas = h("canvas", { width: WIDTH, height: HEIGHT });
-  const stream = canvas.captureStream();
-  const [track] = stream.getVideoTracks();
+  const context = canvas.getContext("2d");
   const colours = Object.values(COLOURS);
   let number = 0;
-  const change = () => {
-    if (track.readyState === "ended") return clearInterval(timer);
-    draw(canvas.getContext("2d"), colours[number++ % colours.length]);
-  };
-  const timer = setInterval(change, HOLD_MS);
+  const change = () => draw(context, colours[number++ % colours.length]);
   change();
+  const stream = canvas.captureStream(); // Firefox has none of a canvas without a context
+  const [track] = stream.getVideoTracks();
+  const timer = setInterval(() => (track.readyState === "ended" ? clearInterval(timer) : change()), HOLD_MS);
   return stream;
 }
 
