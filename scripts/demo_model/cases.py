@@ -33,7 +33,7 @@ TOOL_CATEGORIES = {
 }  # fmt: skip
 """By the second half of a turn's task."""
 PAGE_CATEGORIES = ("cell", "heading", "label", "row", "total")
-LONGEST = 24
+LONGEST = 30
 """Turns of a long conversation, each with a new picture."""
 LONG_SIZE = (448, 448)
 CLICK = Tool("click", ("x", "y"))
