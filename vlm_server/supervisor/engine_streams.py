@@ -52,12 +52,15 @@ class EngineStreams:
         match event:
             case Tokens(deltas):
                 for delta in deltas:
-                    self._quarantine.record_token(delta.request_id)
+                    self._quarantine.record_success(delta.request_id)
                     self._put(delta.request_id, Tokens((delta,)))
             case Accepted():
                 self._put(event.request_id, event)
             case Finished():
-                self.remove(event.request_id)
+                if event.is_aborted:
+                    self.remove(event.request_id)
+                else:
+                    self._quarantine.record_success(event.request_id)
                 self._put(event.request_id, event)
             case Failed():
                 self._quarantine.acquit(event.request_id)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _CRASHES, _CRASHES_BESIDE_OTHERS = 3, 6
 """The crashes of a load from which on one refuses it: alone on the device, or beside other work."""
-_MAX_LOADS = 64
+_MAX_LOADS = 512
 _NOTHING = RequestShape()
 
 
@@ -86,8 +86,8 @@ class Quarantine:
             if load is not None and request_id in self._shapes:
                 self._done.setdefault(request_id, set()).add(load)
 
-    def record_token(self, request_id: str) -> None:
-        """Clear the loads of a request that got a token: they did not crash the engine."""
+    def record_success(self, request_id: str) -> None:
+        """Clear the loads of a request that got a token, or its result: they did no harm."""
         for load in self._done.get(request_id, ()):
             if self._records.pop(load, None) is not None:
                 logger.info("a request with %s was answered: its crashes are forgotten", load)
@@ -130,7 +130,7 @@ class Quarantine:
             record.refused_until = self._clock() + self._seconds
         self._records[load] = record
         if len(self._records) > _MAX_LOADS:
-            del self._records[next(iter(self._records))]
+            del self._records[min(self._records, key=lambda load: self._records[load].num_crashes)]
 
     def _seconds_left(self, load: DeviceLoad) -> float:
         """The seconds for which `load` is still refused; 0 or less if it isn't."""

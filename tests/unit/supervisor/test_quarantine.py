@@ -7,7 +7,8 @@ import pytest
 from tests.support.clock import Clock
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
 from vlm_server.errors import RequestTooCostly
-from vlm_server.protocol import OnDevice, Submit
+from vlm_server.protocol import Finished, OnDevice, Submit, Usage
+from vlm_server.supervisor.engine_streams import EngineStreams
 from vlm_server.supervisor.quarantine import Quarantine
 from vlm_server.supervisor.shape import shape_of
 
@@ -51,7 +52,7 @@ def succeed(quarantine: Quarantine, submit: Submit) -> None:
     admit(quarantine, submit)
     quarantine.record_work(OnDevice((submit.request_id,), (submit.request_id,)))
     quarantine.record_work(OnDevice((submit.request_id,)))
-    quarantine.record_token(submit.request_id)
+    quarantine.record_success(submit.request_id)
 
 
 def is_suspect(quarantine: Quarantine, submit: Submit) -> bool:
@@ -109,7 +110,7 @@ def test_success_with_cached_image_does_not_clear_encode_load(
     crash(quarantine, LARGE)
     admit(quarantine, SAME)
     quarantine.record_work(OnDevice(("same",)))
-    quarantine.record_token("same")
+    quarantine.record_success("same")
     assert is_suspect(quarantine, LARGE)
 
 
@@ -265,7 +266,7 @@ def test_crash_blames_only_loads_on_device(quarantine: Quarantine) -> None:
             admit(quarantine, submit)
         quarantine.record_work(OnDevice(("past",), ("past",)))
         quarantine.record_work(OnDevice(("answered", "failed", "culprit"), ("culprit",)))
-        quarantine.record_token("answered")
+        quarantine.record_success("answered")
         quarantine.remove("answered")
         quarantine.acquit("failed")
         quarantine.record_engine_end(is_crash=True)
@@ -316,13 +317,35 @@ def test_zero_quarantine_seconds_disable_quarantine(clock: Clock) -> None:
 
 
 def test_quarantine_memory_is_bounded(quarantine: Quarantine) -> None:
-    sizes = [(1 << width, 1 << height) for width in range(10) for height in range(10)]
+    sizes = [(1 << width, 1 << height) for width in range(24) for height in range(24)]
     for submit in [ask("a", "", size) for size in sizes]:
         condemn(quarantine, submit)
         admit(quarantine, submit)
         quarantine.record_work(OnDevice(("a",), ("a",)))
         quarantine.remove("a")
     assert quarantine.num_tracked == 0
-    assert quarantine.num_shapes == len(quarantine._records) == 64
+    assert quarantine.num_shapes == len(quarantine._records) == 512
     assert not quarantine._done
     assert len(quarantine._working) == 1
+
+
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_crashes_are_forgotten_by_result_without_tokens(
+    quarantine: Quarantine, *, is_aborted: bool
+) -> None:
+    """Such as vectors, or a decision; an aborted request says nothing."""
+    streams = EngineStreams(quarantine)
+    for _ in range(2):
+        crash(quarantine, LARGE)
+    streams.open("large", shape_of(LARGE))
+    streams.deliver(OnDevice(("large",), ("large",)))
+    streams.deliver(Finished("large", Usage(7, 0), is_aborted=is_aborted))
+    assert is_suspect(quarantine, LARGE) == is_aborted
+
+
+def test_size_with_most_crashes_is_kept_when_there_are_too_many(quarantine: Quarantine) -> None:
+    condemn(quarantine, LARGE)
+    for width in range(24):
+        for height in range(24):
+            crash(quarantine, ask("other", "", (1 << width, 1 << height)))
+    assert is_refused(quarantine, SAME)

@@ -122,7 +122,6 @@ class PrefillBatcher:
         self, config: SchedulerConfig, requests: LiveRequests, admission: Admission
     ) -> None:
         self._max_prompts = config.max_prompts_per_prefill
-        self._max_tokens = config.prefill_chunk_tokens
         self._max_step_seconds = config.max_step_seconds
         self._requests = requests
         self._admission = admission
@@ -144,15 +143,19 @@ class PrefillBatcher:
         self._sizer.record(_longest(requests), len(requests), seconds, others_decode=others_decode)
 
     def batch(
-        self, request: Request, turns: Iterator[Request], *, others_decode: bool
+        self, request: Request, turns: Iterator[Request], max_tokens: int, *, others_decode: bool
     ) -> list[Request]:
         """`request`, whose prefill is about to begin, and those to prefill with it.
 
-        turns: the requests that would be prefilled after it, in a chunk each.
+        turns: the requests that would be prefilled after it, in a chunk each. max_tokens: of all
+        rows together, which are as long as the longest.
         """
         if self._max_prompts == 1 or request.has_uncached_media or request.pooling is not None:
             return [request]
-        batch = [request, *islice(self._next_prompts(request, turns), self._max_prompts - 1)]
+        batch = [
+            request,
+            *islice(self._next_prompts(request, turns, max_tokens), self._max_prompts - 1),
+        ]
         longest = [_longest(batch[: count + 1]) for count in range(len(batch))]
         max_seconds = self._max_step_seconds if others_decode else MAX_IDLE_BATCH_SECONDS
         count = self._sizer.choose_num_prompts(longest, max_seconds, others_decode=others_decode)
@@ -160,7 +163,9 @@ class PrefillBatcher:
             count //= 2
         return batch[:count]
 
-    def _next_prompts(self, request: Request, turns: Iterator[Request]) -> Iterator[Request]:
+    def _next_prompts(
+        self, request: Request, turns: Iterator[Request], max_tokens: int
+    ) -> Iterator[Request]:
         """The requests of the next `turns`, as long as all prompts may be in one call."""
         batch = [request]
         for turn in turns:
@@ -168,7 +173,7 @@ class PrefillBatcher:
                 return
             batch.append(turn)
             cached_lengths = [r.num_cached_tokens for r in batch]
-            is_too_large = len(batch) * _longest(batch) > self._max_tokens
+            is_too_large = len(batch) * _longest(batch) > max_tokens
             if is_too_large or max(cached_lengths) - min(cached_lengths) > _MAX_RECOMPUTED_TOKENS:
                 return
             if not all(_is_causal_text_after(r, min(cached_lengths)) for r in batch):

@@ -332,7 +332,10 @@ class Planner:
         if self._device_order.is_encoding:
             return [request]
         batch = self._prefill_batcher.batch(
-            request, self._prefills_after(request), others_decode=others_decode
+            request,
+            self._prefills_after(request),
+            self._chunk_sizer.allowed_tokens,
+            others_decode=others_decode,
         )
         start = min(member.num_cached_tokens for member in batch)
         for member in batch:

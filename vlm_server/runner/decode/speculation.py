@@ -288,6 +288,8 @@ class StepTimes:
     def __init__(self) -> None:
         self._plain = defaultdict[int, _Recent](_Recent)
         """Seconds of plain steps, by rows."""
+        self._new_plain = defaultdict[int, list[float]](list)
+        """Those measured anew, while they are few."""
         self._slopes = defaultdict[int, dict[int, _Recent]](dict)
         """Cost of each further token of a row, in plain steps, by rows and width."""
         self._num_rejected = 0
@@ -312,10 +314,7 @@ class StepTimes:
     def record(self, rows: int, width: int, seconds: float) -> None:
         """Record the time of a step of `width` tokens for each of `rows`."""
         if width == 1:
-            if self._num_wide[rows] >= _MAX_WIDE:
-                del self._plain[rows]  # measured long ago, on a machine less or more busy
-            self._plain[rows].record(seconds)
-            self._num_wide[rows] = 0
+            self._record_plain(rows, seconds)
         elif (plain := self._plain[rows]).values:
             self._num_wide[rows] += 1
             self._num_tried[rows] += 1
@@ -324,6 +323,17 @@ class StepTimes:
             slope = max(seconds / plain.median - 1, 0.0) / (width - 1)
             slopes = self._slopes[rows].setdefault(width, _Recent([_PRIOR_SLOPE] * _NUM_ASSUMED))
             slopes.record(slope)
+
+    def _record_plain(self, rows: int, seconds: float) -> None:
+        """Old times, of a machine that was less or more busy, count until as many new ones do."""
+        if self._num_wide[rows] < _MAX_WIDE:
+            self._plain[rows].record(seconds)
+        else:
+            self._new_plain[rows].append(seconds)
+            if len(self._new_plain[rows]) < _MIN_PLAIN:
+                return
+            self._plain[rows] = _Recent(self._new_plain.pop(rows))
+        self._num_wide[rows] = 0
 
     def reject(self, rows: int, *, are_good: bool) -> bool:
         """Count a plain step in spite of drafts; after many, halve what wide steps cost too much.

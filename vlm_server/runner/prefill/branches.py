@@ -67,7 +67,7 @@ class OptionBranches:
         self._partial: list[float] = []
         """Log probabilities of the first tokens of an option that is scored in several calls."""
         self._partial_layers: list[Any] | None = None
-        """The layers of that option; the scheduler has no other prefill or encode until its end."""
+        """The layers of that option; no other prefill or encode begins before its end."""
 
     def launch(self, cache: list[Any], logits: mx.array, branches: Sequence[Branches]) -> None:
         """Begin the options of `branches`.

@@ -13,6 +13,7 @@ from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import FakeMemory, answer_text, answer_texts, prepared, prompt
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import State
+from vlm_server.errors import OutOfMemory
 from vlm_server.interfaces import SchedulerOutput, StepResult
 from vlm_server.protocol import Failed, OnDevice
 
@@ -144,6 +145,18 @@ def test_batched_prompts_stay_whole_after_slow_chunks():
     engine.plans.clear()
     engine.ready(*"abcd", text="w" * 30)
     assert prefill_batches(engine) == [[*"abcd"]]
+
+
+def test_prompts_too_large_for_device_are_not_batched():
+    engine = new_engine()
+    engine.runner.chunk_errors["a"] = [OutOfMemory("none")]
+    engine.add("a", text="w" * 60)
+    engine.run()
+    engine.events.clear()
+    engine.plans.clear()
+    engine.ready(*"abcd", text="w" * 30)
+    assert max(map(len, prefill_batches(engine))) == 1
+    assert answer_texts(engine.events).keys() == set("abcd")
 
 
 def test_batched_prefill_is_halved_to_fit_memory():

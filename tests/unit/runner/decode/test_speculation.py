@@ -62,6 +62,25 @@ def test_step_times_keep_separate_costs_per_width():
     assert best_width((2, 4, 8), [[0.95] * 7], times) == 4
 
 
+def test_plain_times_are_replaced_by_as_many_new_ones():
+    """One disturbed plain step after many wide ones does not make these look free."""
+    times = measured(0.3)
+    for _ in range(250):
+        times.record(1, 8, 0.01 * (1 + 7 * 0.3))
+    assert times.needs_plain(1)
+    times.record(1, 1, 0.04)
+    for _ in range(20):
+        times.record(1, 8, 0.01 * (1 + 7 * 0.3))
+    assert times.cost(1, 8) == pytest.approx(1 + 7 * 0.3)
+    assert times.needs_plain(1)
+    for _ in range(3):
+        times.record(1, 1, 0.02)
+    assert not times.needs_plain(1)
+    for _ in range(20):
+        times.record(1, 8, 0.01 * (1 + 7 * 0.3))
+    assert times.cost(1, 8) == pytest.approx((1 + 7 * 0.3) / 2)
+
+
 def test_single_outlier_step_time_is_forgotten():
     times = measured(0.1)
     times.record(1, 1, 1.0)

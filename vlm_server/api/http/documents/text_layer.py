@@ -62,11 +62,16 @@ def page_text(page: pypdfium2.PdfPage, text_page: pypdfium2.PdfTextPage) -> str:
         num_alone += len(glyphs) == 1 and glyphs[0].text >= _FIRST_IDEOGRAPH
     if 2 * num_alone > num_glyphs:
         text: str = text_page.get_text_bounded()
-        return text.replace("\r\n", "\n")
+        lines = text.replace("\r\n", "\n").replace("\ufffe", _HYPHEN).replace("\0", "")
+        return _join_hyphens(lines)
     skewed = " ".join(word.text for word in words.pop(_SKEWED, []))
     texts = [ordered_text(each) for each in sorted(words.values(), key=len, reverse=True)]
     joined = "\n".join(filter(None, [*texts, skewed]))
-    return joined.replace(_HYPHEN + "\n", "").replace(_HYPHEN, "-")
+    return _join_hyphens(joined)
+
+
+def _join_hyphens(text: str) -> str:
+    return text.replace(_HYPHEN + "\n", "").replace(_HYPHEN, "-")
 
 
 def _words(

@@ -45,6 +45,11 @@ class ChunkSizer:
         self._times = CallTimes[int](_LAST_CHUNKS)
         """The times of the last chunks, by the size that `chunk_tokens` chose."""
 
+    @property
+    def allowed_tokens(self) -> int:
+        """The maximum size at present: less than the setting's after a failure."""
+        return self._allowed_tokens
+
     def record(self, num_tokens: int, seconds: float, num_before: int = 0) -> None:
         """Record the time of a chunk of `num_tokens` after `num_before` others of its prompt.
 
