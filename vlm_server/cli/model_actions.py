@@ -26,8 +26,9 @@ from vlm_server.hub.download import download, look_up
 from vlm_server.hub.examination import Examination, ExaminationRequest, check_plan, examine
 from vlm_server.hub.messages import DownloadPlan, Progress, size_text
 from vlm_server.hub.names import HubName, to_download
+from vlm_server.models import EMBEDDED
 from vlm_server.nearest import did_you_mean
-from vlm_server.settings import ListedModel, Settings
+from vlm_server.settings import EMBEDDED_MODEL, ListedModel, Settings
 
 
 class _ModelRow(msgspec.Struct):
@@ -198,7 +199,7 @@ def _hub_name(word: str) -> HubName:
 
 def check(arguments: argparse.Namespace) -> int:
     """Print facts about a model, and its answers. Raises ModelLoadError if it can't be served."""
-    settings = _with_adapters(options.load_settings(arguments), arguments.adapter)
+    settings = _with_adapters(_with_embedded(options.load_settings(arguments)), arguments.adapter)
     is_here = Path(settings.model.path).is_dir()
     hub_name = None if is_here else to_download(settings.model.path)
     examination, plan = asyncio.run(_examine_model(settings, hub_name))
@@ -211,6 +212,14 @@ def check(arguments: argparse.Namespace) -> int:
     if not arguments.no_load:
         _load_and_ask(arguments, settings)
     return 0
+
+
+def _with_embedded(settings: Settings) -> Settings:
+    """Settings with the folder of the embedded model, if that is served."""
+    if settings.model.path:
+        return settings
+    model = msgspec.structs.replace(settings.model, path=str(EMBEDDED), name=EMBEDDED_MODEL)
+    return msgspec.structs.replace(settings, model=model)
 
 
 def _with_adapters(settings: Settings, folders: Sequence[Path]) -> Settings:
