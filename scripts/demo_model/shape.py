@@ -28,7 +28,7 @@ class TextShape:
     mrope_section: tuple[int, int, int] = (12, 10, 10)
     rms_eps: float = 1e-6
     max_positions: int = 8192
-    usable_tokens: int = 7168
+    usable_tokens: int = 4096
     """Longer conversations go wrong, as measured: see the model card."""
 
 
