@@ -26,21 +26,11 @@ from vlm_server.prompt.grammar.grammar_cache import Grammars
 from vlm_server.prompt.grammar.reasoning_grammar import with_reasoning
 from vlm_server.prompt.grammar.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
-from vlm_server.prompt.media.processor import (
-    MediaItem,
-    MediaProcessor,
-    images_used,
-    videos_used,
-)
+from vlm_server.prompt.media.processor import MediaItem, MediaProcessor, images_used, videos_used
 from vlm_server.prompt.media.spans import expand, whole_items
 from vlm_server.prompt.pooling import pooling_chat, texts_of, vector_key
 from vlm_server.prompt.positions import prompt_positions
-from vlm_server.prompt.questions import (
-    as_last_turn,
-    shared_tokens,
-    with_options,
-    with_snapshot,
-)
+from vlm_server.prompt.questions import as_last_turn, shared_tokens, with_options, with_snapshot
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.template.chat import Chat, field_of, read_chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
