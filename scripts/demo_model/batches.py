@@ -71,7 +71,7 @@ LONG = Plan(
         "screens", "page", "small_series", "small_tools", "small_results", "small", "single",
         "small_pair", "counting", "text", "frames", "video",
     ),
-    shares=(0.34, 0.26, 0.06, 0.06, 0.04, 0.06, 0.06, 0.03, 0.03, 0.01, 0.03, 0.02),
+    shares=(0.28, 0.24, 0.06, 0.05, 0.04, 0.05, 0.07, 0.03, 0.12, 0.01, 0.03, 0.02),
 )  # fmt: skip
 SCREENS_TOKENS = 1.25
 """Tokens in a batch of long conversations, for each patch of other batches."""

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from demo_model.captions import caption
 from demo_model.drawing import Picture
 from demo_model.encode import IMAGE_MARK, Conversation, Turn
 from demo_model.questions import Interviewer
@@ -152,16 +153,19 @@ def on_one_picture(rng: random.Random, artist: Artist, size: Size, mix: Mix) -> 
 
 
 def on_groups(rng: random.Random, artist: Artist, size: Size) -> Conversation:
-    """Several kinds of questions on how many, about a scene with two kinds of things."""
-    scene = artist.shape_scene(rng, *size, rng.choice(("groups", "groups", "groups", "many")))
+    """What a scene of two or three kinds of things shows, and how many there are of each."""
+    described = rng.random() < 0.6
+    for _ in range(8 if described else 1):
+        scene = artist.shape_scene(rng, *size, rng.choice(("groups", "groups", "groups", "many")))
+        if caption(scene):
+            break
     picture = paint(rng, artist, scene, size)
     asker = Interviewer(rng, scene)
-    turns: list[Turn] = []
+    found = [asker.describe()] if described else []
     for _ in range(rng.choice((1, 2, 4, 5, 6))):
-        turn = asker.count() if rng.random() < 0.8 else asker.yes_no()
-        if turn and all(t.question != turn.question for t in turns):
-            turns.append(turn)
-    turns = turns or [asker.yes_text() or Turn("", "", "")]
+        found.append(asker.count() if rng.random() < 0.8 else asker.yes_no())
+    asked = {turn.question: turn for turn in found if turn}
+    turns = list(asked.values()) or [asker.yes_text() or Turn("", "", "")]
     turns[0].question = with_picture(rng, turns[0].question)
     return Conversation(turns, system_prompt(rng), [picture])
 

@@ -116,15 +116,19 @@ class Artist:
         return scene
 
     def _groups(self, rng: random.Random, scene: Scene, height: int, width: int) -> Scene:
-        """Several of one kind and colour, and one or two of another."""
+        """Several of one kind and colour, and one or two of another, or of two others."""
         assert scene.ground is not None
-        most, odd = rng.choice((2, 3, 3, 3, 4, 4)), rng.choice((1, 1, 2))
-        kinds = rng.sample(SHAPES, 2) if rng.random() < 0.8 else [rng.choice(SHAPES)] * 2
-        colors = self._colors(rng, scene.ground, "few", 2)
-        places = layout(rng, most + odd, height, width)
+        sizes = [rng.choice((2, 3, 3, 3, 4, 4)), rng.choice((1, 1, 2))]
+        if rng.random() < 0.35:
+            sizes = [rng.choice((2, 2, 3)), 1, rng.choice((1, 1, 2))]
+        kinds = rng.sample(SHAPES, len(sizes))
+        if rng.random() < 0.2:
+            kinds = [rng.choice(SHAPES)] * len(sizes)
+        colors = self._colors(rng, scene.ground, "few", len(sizes))
+        places = layout(rng, sum(sizes), height, width)
         rng.shuffle(places)
-        for number, (x, y, radius) in enumerate(places):
-            group = int(number >= most)
+        groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+        for (x, y, radius), group in zip(places, groups, strict=True):
             name, ink = colors[group]
             seed = rng.getrandbits(32)
             scene.shapes.append(Thing(kinds[group], name, ink, x, y, radius, seed=seed))
