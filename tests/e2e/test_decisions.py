@@ -104,7 +104,8 @@ def test_order_of_options_changes_no_probability(daemon: Daemon) -> None:
         backwards = question | {"criteria": COLOURS[::-1]}
         found = answers(daemon, {"a": question, "b": backwards}, **body)
         probabilities = [found[name]["probabilities"] for name in "ab"]
-        assert probabilities[0] == pytest.approx(probabilities[1], rel=1e-4)
+        # On a GPU, rows of 16 bits are rounded by their place in a batch.
+        assert probabilities[0] == pytest.approx(probabilities[1], rel=1e-2, abs=1e-5)
 
 
 def test_usage_counts_and_nothing_is_left(daemon: Daemon) -> None:
@@ -151,6 +152,7 @@ def test_running_answers_are_not_silenced(tiny_daemon: Daemon) -> None:
     worker.start()
     try:
         while len(times) < 5:
+            assert worker.is_alive()
             time.sleep(0.01)
         started_at = time.monotonic()
         options = [f"option {i}" for i in range(400)]
