@@ -28,7 +28,7 @@ MARK = (501, 97)
 @pytest.fixture(scope="module")
 def to_screen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The function that the document shows."""
-    source, *_ = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    (source,) = re.findall(r"^def to_screen.*?(?=^\S)", DOCS, re.DOTALL | re.MULTILINE)
     path = tmp_path_factory.mktemp("docs") / "agents.py"
     path.write_text(source)
     return runpy.run_path(str(path))["to_screen"]
