@@ -20,7 +20,7 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     there is none here and no `server.api_key_file`."""
     api_key_file: Annotated[AbsolutePath, Off] = ""
     """Absolute path of a file with more API keys, with names and limits; readable by you alone, and
-    read again when it changes: see docs/api.md."""
+    read again when it changes: see docs/access.md."""
     allowed_hosts: Annotated[tuple[str, ...], Auto] = ()
     """Accepted Host headers; `auto` is loopback names and `server.host`, or any name if keys are
     needed and `server.host` is all addresses. Stops DNS rebinding."""

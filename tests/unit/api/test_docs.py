@@ -1,5 +1,5 @@
-"""docs/api.md names every field, error code and route, docs/status.md every reading, and
-docs/operations.md every metric."""
+"""The pages of the HTTP API name every field, error code and route, docs/status.md every reading,
+and docs/operations.md every metric."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from vlm_server.protocol import CacheStats, MemoryStats, PhaseName, Stats
 from vlm_server.settings import MetricsSettings, Settings
 
 FOLDER = Path(__file__).parents[3] / "docs"
-DOCS = (FOLDER / "api.md").read_text(encoding="utf-8")
-STATUS = (FOLDER / "status.md").read_text(encoding="utf-8")
-OPERATIONS = (FOLDER / "operations.md").read_text(encoding="utf-8")
+ROUTES, CHAT, ERRORS, STATUS, OPERATIONS = (
+    (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("api", "chat", "errors", "status", "operations")
+)
 OBEYED = {field.name for field in msgspec.structs.fields(ChatRequest)}
 
 
 def test_every_api_field_is_documented() -> None:
     names = OBEYED | HARMLESS | NEUTRAL.keys()
-    assert [name for name in names if f"`{name}`" not in DOCS and f"`{name}." not in DOCS] == []
+    assert [name for name in names if f"`{name}`" not in CHAT and f"`{name}." not in CHAT] == []
 
 
 def error_codes(error: type[RequestError]) -> set[str]:
@@ -39,14 +40,14 @@ def error_codes(error: type[RequestError]) -> set[str]:
 
 
 def test_every_error_code_is_documented() -> None:
-    assert [code for code in error_codes(RequestError) if f"`{code}`" not in DOCS] == []
+    assert [code for code in error_codes(RequestError) if f"`{code}`" not in ERRORS] == []
 
 
 def test_every_api_route_is_documented() -> None:
     routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = [route.path for route in routes if isinstance(route, Route)]
     ours = [path for path in paths if "/api/" not in path or "/v0/" in path]  # else: ollama.md
-    assert [path for path in ours if path.partition("{")[0] not in DOCS] == []
+    assert [path for path in ours if path.partition("{")[0] not in ROUTES] == []
 
 
 READINGS = [

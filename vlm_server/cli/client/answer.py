@@ -27,7 +27,7 @@ STATE_WORDS = {
 
 
 class AnswerProgress(msgspec.Struct, frozen=True):
-    """What a request waits for, as its server's comments say: docs/api.md, `X-VLM-Progress`."""
+    """What a request waits for, as its server's comments say: docs/streams.md, `X-VLM-Progress`."""
 
     state: str = ""
     done: int = 0

@@ -159,7 +159,7 @@ def _print_steps(steps: Iterator[str]) -> None:
 
 _ELSEWHERE = (
     "Where {title} runs in a container or on another machine, 127.0.0.1 is not this machine: use "
-    "this machine's address, for the daemon too (server.host, server.api_keys: docs/api.md)."
+    "this machine's address, for the daemon too (server.host, server.api_keys: docs/access.md)."
 )
 
 

@@ -168,7 +168,7 @@ def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """The usage. Prediction tokens are those of all drafts: see `docs/api.md`."""
+    """The usage. Prediction tokens are those of all drafts: see `docs/chat.md`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
