@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.process_collector import ProcessCollector
 
 import vlm_server
+from vlm_server.api.admin.metric_help import HELP
 from vlm_server.api.http.model_metrics import Histogram
 
 Kind = TypeVar(
@@ -32,46 +33,37 @@ class MetricFamilies:
         self.by_name: dict[str, Metric] = {}
         self._prefix = prefix
 
-    def family(self, kind: type[Kind], name: str, help_text: str, *labels: str) -> Kind:
-        """The family of this name, which is listed even without samples."""
+    def family(self, kind: type[Kind], name: str, *labels: str) -> Kind:
+        """The family of this name in `HELP`, which is listed even without samples."""
         family = self.by_name.get(name)
         if family is None:
-            family = self.by_name[name] = kind(f"{self._prefix}{name}", help_text, labels=labels)
+            family = self.by_name[name] = kind(f"{self._prefix}{name}", HELP[name], labels=labels)
         assert isinstance(family, kind)
         return family
 
-    def gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
-        family = self.family(GaugeMetricFamily, name, help_text, *labels)
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        family = self.family(GaugeMetricFamily, name, *labels)
         family.add_metric(list(labels.values()), value)
 
-    def counter(self, name: str, help_text: str, value: float, **labels: str) -> None:
+    def counter(self, name: str, value: float, **labels: str) -> None:
         """Add a counter; the library appends `_total` to its name."""
-        family = self.family(CounterMetricFamily, name, help_text, *labels)
+        family = self.family(CounterMetricFamily, name, *labels)
         family.add_metric(list(labels.values()), value)
 
-    def histogram(self, name: str, help_text: str, value: Histogram, **labels: str) -> None:
-        family = self.family(HistogramMetricFamily, name, help_text, *labels)
+    def histogram(self, name: str, value: Histogram, **labels: str) -> None:
+        family = self.family(HistogramMetricFamily, name, *labels)
         family.add_metric(list(labels.values()), value.samples(), value.sum)
 
-    def info(self, name: str, help_text: str, values: dict[str, str]) -> None:
+    def info(self, name: str, values: dict[str, str]) -> None:
         """Add `values` as labels of 1; the library appends `_info` to the name."""
-        self.family(InfoMetricFamily, name, help_text).add_metric([], values)
+        self.family(InfoMetricFamily, name).add_metric([], values)
 
 
 # ---- processes and builds ----------------------------------------------------------------
 
 
-_SHOWN = {
-    "process_cpu_seconds": "Processor time of a process, in user and system mode.",
-    "process_resident_memory_bytes": "Memory of a process that is resident.",
-    "process_open_fds": "Open files and sockets of a process.",
-    "process_max_fds": "Limit on these.",
-    "process_start_time_seconds": "Start of a process, in seconds since 1970.",
-}
-
-
 def add_build(families: MetricFamilies) -> None:
-    families.info("build", "Versions of what runs.", versions())
+    families.info("build", versions())
 
 
 @cache
@@ -90,8 +82,7 @@ def add_process(families: MetricFamilies, process: str, model: str, pid: int | s
     """Add the metrics of a process. None of a process that has ended, and none without /proc."""
     registry = cast(CollectorRegistry, None)  # it registers nowhere
     for metric in ProcessCollector(pid=lambda: pid, registry=registry).collect():
-        if metric.name in _SHOWN:
+        if metric.name in HELP:
             add = families.counter if metric.type == "counter" else families.gauge
             (sample,) = metric.samples
-            help_text = _SHOWN[metric.name]
-            add(metric.name, help_text, sample.value, process=process, model_name=model)
+            add(metric.name, sample.value, process=process, model_name=model)

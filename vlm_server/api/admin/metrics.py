@@ -92,144 +92,103 @@ class Metrics:
 
 
 def _add_front(families: MetricFamilies, slots: QueueSlots, answered: AnsweredRequests) -> None:
-    gauge = families.gauge
-    waiting = "Bodies of requests that the device has not begun with."
-    limit = "Limit on these: `limits.max_waiting_bytes`."
-    gauge("requests_in_flight", "Requests that hold a queue slot.", slots.requests.taken)
-    gauge("requests_limit", "Queue slots: `limits.max_requests`.", slots.requests.limit)
-    gauge("requests_waiting_bytes", waiting, slots.waiting_bytes.taken)
-    gauge("requests_waiting_bytes_limit", limit, slots.waiting_bytes.limit)
-    help_text = "Requests that ended, by route and status."
-    families.family(CounterMetricFamily, "requests", help_text, "route", "status")
+    families.gauge("requests_in_flight", slots.requests.taken)
+    families.gauge("requests_limit", slots.requests.limit)
+    families.gauge("requests_waiting_bytes", slots.waiting_bytes.taken)
+    families.gauge("requests_waiting_bytes_limit", slots.waiting_bytes.limit)
+    families.family(CounterMetricFamily, "requests", "route", "status")
     for (route, status), count in answered.items():
-        families.counter("requests", help_text, count, route=route, status=str(status))
+        families.counter("requests", count, route=route, status=str(status))
 
 
 def _add_keys(families: MetricFamilies, usage: KeyUsage) -> None:
-    prompt, generated = "Prompt tokens of a key's answers.", "Tokens generated for a key."
-    families.family(CounterMetricFamily, "key_prompt_tokens", prompt, "key", "model_name")
-    families.family(CounterMetricFamily, "key_generation_tokens", generated, "key", "model_name")
+    families.family(CounterMetricFamily, "key_prompt_tokens", "key", "model_name")
+    families.family(CounterMetricFamily, "key_generation_tokens", "key", "model_name")
     for key, model, prompt_tokens, generation_tokens in usage:
         labels = {"key": key, "model_name": model}
-        families.counter("key_prompt_tokens", prompt, prompt_tokens, **labels)
-        families.counter("key_generation_tokens", generated, generation_tokens, **labels)
+        families.counter("key_prompt_tokens", prompt_tokens, **labels)
+        families.counter("key_generation_tokens", generation_tokens, **labels)
 
 
 def _add_files(families: MetricFamilies, files: FileStore) -> None:
-    gauge = families.gauge
-    gauge("stored_files", "Uploaded files.", len(files))
-    gauge("stored_files_size_bytes", "Size of uploaded files.", files.size_bytes)
-    gauge("stored_files_limit_bytes", "Limit on it: `files.max_bytes`.", files.limit_bytes)
-    help_text = "Uploaded files dropped for lack of room."
-    families.counter("stored_files_evictions", help_text, files.num_evicted)
+    families.gauge("stored_files", len(files))
+    families.gauge("stored_files_size_bytes", files.size_bytes)
+    families.gauge("stored_files_limit_bytes", files.limit_bytes)
+    families.counter("stored_files_evictions", files.num_evicted)
 
 
 def _add_batches(families: MetricFamilies, lane: Lane) -> None:
-    gauge = families.gauge
-    gauge("batches_active", "Batches that have not ended.", lane.num_active)
-    gauge("batch_lines_running", "Lines of batches that run.", lane.num_running)
+    families.gauge("batches_active", lane.num_active)
+    families.gauge("batch_lines_running", lane.num_running)
     for end, count in lane.lines.items():
-        families.counter("batch_lines", "Lines of batches that ended, by how.", count, end=end)
-    why = "1 for the reason for which no line is begun."
+        families.counter("batch_lines", count, end=end)
     for reason in PAUSES:
-        gauge("batches_paused", why, int(reason == lane.paused), reason=reason)
+        families.gauge("batches_paused", int(reason == lane.paused), reason=reason)
 
 
 def _add_stored(families: MetricFamilies, stored: ResponseStoreSize) -> None:
-    gauge = families.gauge
-    size, limit = "Size of these, with their turns.", "Its limit: `server.max_responses_bytes`."
-    evictions = "Responses that were dropped for want of room."
-    gauge("stored_responses", "Responses that clients may go on from.", len(stored))
-    gauge("stored_responses_size_bytes", size, stored.size_bytes)
-    gauge("stored_responses_limit_bytes", limit, stored.limit_bytes)
-    families.counter("stored_responses_evictions", evictions, stored.num_evicted)
+    families.gauge("stored_responses", len(stored))
+    families.gauge("stored_responses_size_bytes", stored.size_bytes)
+    families.gauge("stored_responses_limit_bytes", stored.limit_bytes)
+    families.counter("stored_responses_evictions", stored.num_evicted)
 
 
 def _add_streams(families: MetricFamilies, logs: EventLogs) -> None:
-    gauge, counter = families.gauge, families.counter
-    size, limit = "Size of their events.", "Its limit: `server.max_stream_resume_bytes`."
-    abandoned = "Resumable streams that were given up: their clients did not come back."
-    gauge("resumable_streams", "Streams that clients may resume.", len(logs))
-    gauge("resumable_streams_size_bytes", size, logs.size_bytes)
-    gauge("resumable_streams_limit_bytes", limit, logs.limit_bytes)
-    counter("resumed_streams", "Streams that clients resumed.", logs.num_resumed)
-    counter("abandoned_streams", abandoned, logs.num_abandoned)
+    families.gauge("resumable_streams", len(logs))
+    families.gauge("resumable_streams_size_bytes", logs.size_bytes)
+    families.gauge("resumable_streams_limit_bytes", logs.limit_bytes)
+    families.counter("resumed_streams", logs.num_resumed)
+    families.counter("abandoned_streams", logs.num_abandoned)
 
 
 def _add_documents(families: MetricFamilies, documents: Documents) -> None:
-    counter, cache, counts = families.counter, documents.cache, documents.counts
-    cached = "Of these, those that were drawn for an earlier request."
-    counter("documents", "Documents of requests.", counts.documents)
-    counter("document_pages", "Pages of these that were read.", counts.pages)
-    counter("cached_document_pages", cached, counts.cached_pages)
-    counter("document_draw_seconds", "Time spent drawing pages.", counts.seconds)
-    size, limit = "Size of the drawn pages that are kept.", "Its limit: `document.max_cache_bytes`."
-    families.gauge("document_cache_size_bytes", size, cache.size_bytes)
-    families.gauge("document_cache_limit_bytes", limit, cache.limit_bytes)
+    counts, cache = documents.counts, documents.cache
+    families.counter("documents", counts.documents)
+    families.counter("document_pages", counts.pages)
+    families.counter("cached_document_pages", counts.cached_pages)
+    families.counter("document_draw_seconds", counts.seconds)
+    families.gauge("document_cache_size_bytes", cache.size_bytes)
+    families.gauge("document_cache_limit_bytes", cache.limit_bytes)
 
 
 def _add_watches(families: MetricFamilies, watches: WatchFigures) -> None:
-    gauge, counter = families.gauge, families.counter
-    fates = "Frames given to watches, by what became of them."
-    device = "Time of watches' questions on the device, with waits for it."
-    gauge("watches", "Watches that are open.", len(watches))
-    gauge("watches_size_bytes", "Size of the frames that they keep.", watches.size_bytes)
-    families.family(CounterMetricFamily, "watch_frames", fates, "fate")
+    families.gauge("watches", len(watches))
+    families.gauge("watches_size_bytes", watches.size_bytes)
     for fate in ("asked", "unchanged", "skipped", "failed"):
-        count = watches.frames[fate]
-        counter("watch_frames", fates, count, fate=fate)
-    counter("watch_answers", "Changed answers that watches reported.", watches.total_answers)
-    counter("watch_device_seconds", device, watches.device_seconds)
+        families.counter("watch_frames", watches.frames[fate], fate=fate)
+    families.counter("watch_answers", watches.total_answers)
+    families.counter("watch_device_seconds", watches.device_seconds)
 
 
 def _add_answers(families: MetricFamilies, model: str, metrics: ModelMetrics) -> None:
     """Add the histograms of answers, under vLLM's names where vLLM has them."""
-    phases = {
-        "queue": "Until the device begins with a request, without its preparation.",
-        "prepare": "Template, tokenizer, and the decoding of pictures and videos.",
-        "encode": "From the first picture's encoding to the last's, of requests that need it.",
-        "prefill": (
-            "From the first chunk of a prompt, or its pictures' encoding, to the first token."
-        ),
-        "decode": "From the first token to the last.",
-    }
-    first = "From the request's headers to the first text of its answer."
-    silence = "The longest time between two deltas of a stream."
-    last = "From the request's headers to the last byte of its answer."
-    inference = "From when the device begins with a request to the last token."
-    image = "Tokens of a prompt's pictures, of prompts that have some."
     add = partial(families.histogram, model_name=model)
-    add("time_to_first_token_seconds", first, metrics.time_to_first_token)
-    between = "Between two deltas of a choice."
-    add("inter_token_latency_seconds", between, metrics.inter_token_latency)
-    add("stream_longest_silence_seconds", silence, metrics.longest_silence)
-    add("e2e_request_latency_seconds", last, metrics.latency)
-    add("request_inference_time_seconds", inference, metrics.inference)
-    add("request_prompt_tokens", "Tokens of a prompt.", metrics.prompt_tokens)
-    add("request_generation_tokens", "Tokens of an answer.", metrics.generation_tokens)
-    add("request_image_tokens", image, metrics.image_tokens)
+    add("time_to_first_token_seconds", metrics.time_to_first_token)
+    add("inter_token_latency_seconds", metrics.inter_token_latency)
+    add("stream_longest_silence_seconds", metrics.longest_silence)
+    add("e2e_request_latency_seconds", metrics.latency)
+    add("request_inference_time_seconds", metrics.inference)
+    add("request_prompt_tokens", metrics.prompt_tokens)
+    add("request_generation_tokens", metrics.generation_tokens)
+    add("request_image_tokens", metrics.image_tokens)
     for phase, histogram in metrics.phases.items():
-        add(f"request_{phase}_time_seconds", phases[phase], histogram)
-    gauge = partial(families.gauge, model_name=model)
-    running = "Requests that the device has begun with."
-    gauge("num_requests_running", running, metrics.num_running)
-    gauge("num_requests_waiting", "Requests that it has not begun with.", metrics.num_waiting)
-    counter, help_text = partial(families.counter, model_name=model), "Requests that ended, by why."
+        add(f"request_{phase}_time_seconds", histogram)
+    families.gauge("num_requests_running", metrics.num_running, model_name=model)
+    families.gauge("num_requests_waiting", metrics.num_waiting, model_name=model)
+    counter = partial(families.counter, model_name=model)
     for reason, count in metrics.ended.items():
-        counter("request_success", help_text, count, finished_reason=reason)
+        counter("request_success", count, finished_reason=reason)
 
 
 def _add_engine(families: MetricFamilies, status: EngineStatus) -> None:
     """Add the metrics of a model's engine; without `Stats`, only those of the process."""
     gauge = partial(families.gauge, model_name=status.model_name)
     counter = partial(families.counter, model_name=status.model_name)
-    shapes = "Sizes of requests that are refused because engines crashed on them."
-    refusals = "Requests refused because engines crashed on their size."
-    gauge("engine_up", "Whether an engine process is running.", status.pid is not None)
-    gauge("engine_ready", "Whether requests are accepted.", status.is_ready)
-    gauge("quarantined_shapes", shapes, status.quarantined_shapes)
-    counter("engine_restarts", "Restarts of the engine process.", status.restarts)
-    counter("quarantine_refusals", refusals, status.quarantine_refusals)
+    gauge("engine_up", status.pid is not None)
+    gauge("engine_ready", status.is_ready)
+    gauge("quarantined_shapes", status.quarantined_shapes)
+    counter("engine_restarts", status.restarts)
+    counter("quarantine_refusals", status.quarantine_refusals)
     if status.stats is not None:
         _add_requests(families, status.model_name, status.stats)
         _add_memory(families, status.model_name, status.stats)
@@ -241,50 +200,40 @@ def _add_requests(families: MetricFamilies, model: str, stats: Stats) -> None:
     gauge = partial(families.gauge, model_name=model)
     counter = partial(families.counter, model_name=model)
     for state, count in stats.requests.items():
-        gauge("engine_requests", "Requests in the engine, by state.", count, state=state)
-    gauge("engine_tracked_requests", "Requests in the engine.", stats.tracked)
-    tracked = "Requests that a part of the engine keeps state for; 0 when idle."
+        gauge("engine_requests", count, state=state)
+    gauge("engine_tracked_requests", stats.tracked)
     for who, count in stats.tracked_by.items():
-        gauge("engine_tracked", tracked, count, who=who)
-    queries = "Prompt tokens looked up in the cache."
-    hits = "Prompt tokens found in the prefix cache."
-    media, cached = "Pictures and parts of videos in prompts.", "Of these, those not encoded anew."
-    accepted = "Draft tokens that are part of answers."
-    counter("generation_tokens", "Generated tokens.", stats.generated_tokens)
-    counter("prompt_tokens", "Prompt tokens, cached ones too.", stats.prompt_tokens)
-    counter("prefix_cache_queries", queries, stats.prompt_tokens)
-    counter("prefix_cache_hits", hits, stats.cached_tokens)
-    counter("mm_cache_queries", media, stats.media_items)
-    counter("mm_cache_hits", cached, stats.cached_media_items)
-    counter("tool_calls", "Complete tool calls.", stats.tool_calls)
-    counter("broken_tool_calls", "Calls sent as text, or cut off.", stats.broken_tool_calls)
-    counter("spec_decode_num_drafts", "Drafts verified.", stats.spec_drafts)
-    counter("spec_decode_num_draft_tokens", "Tokens of drafts.", stats.spec_draft_tokens)
-    counter("spec_decode_num_accepted_tokens", accepted, stats.spec_accepted_tokens)
-    trained, num_trained = "Of draft tokens, a drafter's.", stats.spec_trained_draft_tokens
-    counter("spec_decode_num_trained_draft_tokens", trained, num_trained)
-    accepted, num_trained = "Of these, accepted ones.", stats.spec_trained_accepted_tokens
-    counter("spec_decode_num_trained_accepted_tokens", accepted, num_trained)
+        gauge("engine_tracked", count, who=who)
+    counter("generation_tokens", stats.generated_tokens)
+    counter("prompt_tokens", stats.prompt_tokens)
+    counter("prefix_cache_queries", stats.prompt_tokens)
+    counter("prefix_cache_hits", stats.cached_tokens)
+    counter("mm_cache_queries", stats.media_items)
+    counter("mm_cache_hits", stats.cached_media_items)
+    counter("tool_calls", stats.tool_calls)
+    counter("broken_tool_calls", stats.broken_tool_calls)
+    counter("spec_decode_num_drafts", stats.spec_drafts)
+    counter("spec_decode_num_draft_tokens", stats.spec_draft_tokens)
+    counter("spec_decode_num_accepted_tokens", stats.spec_accepted_tokens)
+    counter("spec_decode_num_trained_draft_tokens", stats.spec_trained_draft_tokens)
+    counter("spec_decode_num_trained_accepted_tokens", stats.spec_trained_accepted_tokens)
 
 
 def _add_memory(families: MetricFamilies, model: str, stats: Stats) -> None:
     gauge, memory = partial(families.gauge, model_name=model), stats.memory
     counter = partial(families.counter, model_name=model)
-    baseline = "Device memory in use without requests."
-    footprint = "The engine process, as the system counts it."
-    used = "GPU memory in use by all programs."
-    usage = "Part of the memory beside the weights that is in use by requests; 1 is all."
-    gauge("memory_active_bytes", "Device memory in use by arrays.", memory.active_bytes)
-    gauge("memory_pool_bytes", "Freed device memory kept for reuse.", memory.pool_bytes)
-    gauge("memory_peak_bytes", "Peak device memory.", memory.peak_bytes)
-    gauge("memory_limit_bytes", "Limit on device memory.", memory.limit_bytes)
-    gauge("memory_baseline_bytes", baseline, memory.baseline_bytes)
-    gauge("memory_footprint_bytes", footprint, memory.footprint_bytes)
-    gauge("memory_device_used_bytes", used, memory.device_used_bytes)
-    gauge("kv_cache_usage_perc", usage, _memory_usage(stats))
+    gauge("memory_active_bytes", memory.active_bytes)
+    gauge("memory_pool_bytes", memory.pool_bytes)
+    gauge("memory_peak_bytes", memory.peak_bytes)
+    gauge("memory_limit_bytes", memory.limit_bytes)
+    gauge("memory_baseline_bytes", memory.baseline_bytes)
+    gauge("memory_footprint_bytes", memory.footprint_bytes)
+    if memory.device_used_bytes:  # else the device has no driver that counts it
+        gauge("memory_device_used_bytes", memory.device_used_bytes)
+    gauge("kv_cache_usage_perc", _memory_usage(stats))
     for kind, count in memory.decisions.items():
-        counter("memory_decisions", "Actions of the memory governor, by kind.", count, kind=kind)
-    counter("memory_clear_seconds", "Time spent releasing the pool.", memory.clear_seconds)
+        counter("memory_decisions", count, kind=kind)
+    counter("memory_clear_seconds", memory.clear_seconds)
 
 
 def _memory_usage(stats: Stats) -> float:
@@ -307,11 +256,11 @@ def device_caches(stats: Stats) -> list[CacheStats]:
 def _add_cache(families: MetricFamilies, model: str, cache: CacheStats) -> None:
     gauge = partial(families.gauge, model_name=model, cache=cache.name)
     counter = partial(families.counter, model_name=model, cache=cache.name)
-    gauge("cache_size_bytes", "Size of a cache.", cache.size_bytes)
-    gauge("cache_pinned_bytes", "Bytes in use by requests.", cache.pinned_bytes)
-    gauge("cache_limit_bytes", "Largest size of a cache.", cache.limit_bytes)
-    gauge("cache_entries", "Entries of a cache.", cache.entries)
-    counter("cache_hits", "Lookups that hit.", cache.hits)
-    counter("cache_misses", "Lookups that missed.", cache.misses)
-    counter("cache_evictions", "Evicted entries.", cache.evictions)
-    counter("cache_damaged", "Damaged entries, which were deleted.", cache.damaged)
+    gauge("cache_size_bytes", cache.size_bytes)
+    gauge("cache_pinned_bytes", cache.pinned_bytes)
+    gauge("cache_limit_bytes", cache.limit_bytes)
+    gauge("cache_entries", cache.entries)
+    counter("cache_hits", cache.hits)
+    counter("cache_misses", cache.misses)
+    counter("cache_evictions", cache.evictions)
+    counter("cache_damaged", cache.damaged)

@@ -155,7 +155,9 @@ async def test_alert_queries_use_existing_metrics_and_labels(
 def test_every_alert_is_documented() -> None:
     operations = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     section = operations.partition("## Alerts")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == [rule["alert"] for rule in RULES]
+    alerts = [rule["alert"] for rule in RULES]
+    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == alerts
+    assert set(re.findall(r"`(VlmServer\w+)`", operations)) == set(alerts)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus' promtool")

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace as replace_struct
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import vlm_server
+from tests.unit.api.admin.scrapes import full_scrape
 from tests.unit.api.conftest import Connect, listening, parsing_pool
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, never
+from vlm_server.api.admin.metric_help import HELP
 from vlm_server.api.app import create_app
 from vlm_server.api.batches.lane import PAUSES
 from vlm_server.api.http.model_metrics import KeyUsage
@@ -241,6 +245,32 @@ async def test_metrics_have_documentation_and_right_types(
                      "key_prompt_tokens", "key_generation_tokens",
                      *(["process_cpu_seconds"] if HAS_PROC else []))
     }  # fmt: skip
+
+
+async def test_every_help_text_belongs_to_metric(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    scraped = text_string_to_metric_families(await full_scrape(client, engine))
+    names = {family.name.removeprefix("vlm_server_").removesuffix("_info") for family in scraped}
+    assert {name for name in HELP if HAS_PROC or not name.startswith("process_")} == names
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_help_text_is_sentence_with_unit(name: str) -> None:
+    assert re.fullmatch(r"(?!Its |Their |Of these|These )[A-Z1].*\.", HELP[name])
+    for unit in ("seconds", "bytes", "tokens"):
+        if re.search(rf"_{unit}($|_limit)", name):
+            assert unit in HELP[name].lower()
+
+
+async def test_metrics_omit_device_memory_without_driver(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    memory = replace_struct(STATS.memory, device_used_bytes=0)
+    engine.status = replace(engine.status, stats=replace_struct(STATS, memory=memory))
+    found = await scrape(client)
+    assert of_model("memory_footprint_bytes") in found
+    assert of_model("memory_device_used_bytes") not in found
 
 
 async def test_requests_are_counted_by_route_and_status(client: httpx.AsyncClient) -> None:
