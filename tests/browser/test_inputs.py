@@ -18,7 +18,7 @@ SAMPLE_ANSWERS = {
     ),
     "How many blue squares are there?": "2",
     "Where is the circle?": "top",
-    "What color is the star?": "purple",
+    "What colour is the star?": "purple",
 }
 
 

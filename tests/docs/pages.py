@@ -128,6 +128,12 @@ class Page:
             if token.type == "code_inline":
                 yield token.content
 
+    def prose(self) -> Iterator[str]:
+        """The text of sentences, headings and tables, without code."""
+        for token in self._inline():
+            if token.type == "text":
+                yield token.content
+
     def _inline(self) -> Iterator[Token]:
         for token in self.tokens:
             yield from token.children or ()

@@ -27,6 +27,10 @@ from vlm_server.settings import Settings
 
 _PATH = re.compile(r"(?:tests|scripts|configs|docs|vlm_server|packaging)/[\w./-]*\w/?")
 _SETTING = re.compile(r"(?P<section>[a-z]+)\.(?P<key>[a-z_]+)(=.*)?")
+_OTHER_SPELLING = re.compile(
+    r"\b\w*(?:color|behavior|favor|neighbor|(?:gn|mal|tim|mar|gan|ial|ken|chron)is(?:e|ing|ation))\w*",
+    re.IGNORECASE,
+)
 _SECTIONS = {
     field.name: type(field.default)
     for field in msgspec.structs.fields(Settings)
@@ -67,6 +71,12 @@ def leads_to_target(page: Page, link: str) -> bool:
 @cache
 def _page(path: Path) -> Page:
     return Page(path)
+
+
+@pytest.mark.parametrize("page", all_pages(), **IDS)
+def test_prose_has_one_spelling(page: Page) -> None:
+    """Oxford's: colour and behaviour, but recognize. Code keeps its own."""
+    assert [word for text in page.prose() for word in _OTHER_SPELLING.findall(text)] == []
 
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)

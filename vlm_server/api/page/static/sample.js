@@ -3,7 +3,7 @@
 import { $, h } from "./dom.js";
 
 const PICTURE = new URL("./sample.png", import.meta.url).pathname;
-const QUESTIONS = ["Describe the picture.", "How many blue squares are there?", "Where is the circle?", "What color is the star?"];
+const QUESTIONS = ["Describe the picture.", "How many blue squares are there?", "Where is the circle?", "What colour is the star?"];
 
 /** Offers the picture; `ask(file, text)` is called with what is chosen. */
 export function offerSample(ask) {

@@ -20,7 +20,7 @@ MAX_CHUNKS = 20_000
 MAX_EXTRA_CHUNKS = 256
 """Chunks of a PNG without pixels."""
 MAX_INFLATED_CHUNKS = 16
-"""Texts and color profiles of a PNG, each of which may inflate to 1 MiB."""
+"""Texts and colour profiles of a PNG, each of which may inflate to 1 MiB."""
 MAX_SEGMENTS = 1_000
 """Segments of a JPEG before its pixels. 20 MiB of them are 320 segments."""
 MAX_LISTED_SEGMENTS = 16
