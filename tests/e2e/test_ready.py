@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemons import SCRIPTED, Daemon, running_daemon
+from tests.support.daemons import SCRIPTED, running_daemon
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 
@@ -19,19 +19,18 @@ def check(pid: int, **variables: str) -> int:
     return subprocess.run(command, env=os.environ | variables, check=False, timeout=60).returncode
 
 
-def test_ready_check_asks_port_in_arguments(tmp_path: Path) -> None:
-    keys = ("--set", "server.api_keys=a-long-key")
-    with running_daemon(tmp_path, *keys, api_key="a-long-key", program=SCRIPTED) as daemon:
-        assert check(daemon.process.pid) == 0
-        assert check_environment(daemon, daemon.port) == 0
-        assert check_environment(daemon, 1) == 1
-
-
-def check_environment(daemon: Daemon, port: int) -> int:
-    """The check of a process without a port in its arguments."""
+def check_without_port(**variables: str) -> int:
+    """The check of a process that has no port in its arguments."""
     waiting = [sys.executable, "-c", "input()", "serve"]
     with subprocess.Popen(waiting, stdin=subprocess.PIPE) as process:
-        code = check(process.pid, VLM_SERVER_SERVER_PORT=str(port))
+        code = check(process.pid, **variables)
         process.communicate(b"\n")
     return code
 
+
+def test_ready_check_asks_port_of_arguments_or_environment(tmp_path: Path) -> None:
+    keys = ("--set", "server.api_keys=a-long-key")
+    with running_daemon(tmp_path, *keys, api_key="a-long-key", program=SCRIPTED) as daemon:
+        assert check(daemon.process.pid) == 0
+        assert check_without_port(VLM_SERVER_SERVER_PORT=str(daemon.port)) == 0
+    assert check_without_port(VLM_SERVER_SERVER_PORT=str(daemon.port)) == 1

@@ -73,7 +73,7 @@ def test_composed_daemon_keeps_volumes_and_health_check_of_image() -> None:
     assert daemon["healthcheck"]["test"] == ["CMD", *words]
 
 
-def test_composed_services_restart_and_mount_what_exists() -> None:
+def test_composed_services_restart_and_have_all_their_mounts() -> None:
     for name, service in SERVICES.items():
         assert service["restart"] == "unless-stopped"
         for outside in mounts(name).values():

@@ -18,10 +18,10 @@ _IN_MESSAGES = re.compile(r"^(messages|input)\[\]\.")
 
 HEAD = """# Fields
 
-Which fields each dialect has, concept by concept. What they mean is described in [chat.md](chat.md),
-[tools.md](tools.md), [pictures.md](pictures.md), [responses.md](responses.md),
-[anthropic.md](anthropic.md), [ollama.md](ollama.md),
-[embeddings.md](embeddings.md) and [decisions-api.md](decisions-api.md).
+Which fields each dialect has, concept by concept. What they mean is described in
+[chat.md](chat.md), [tools.md](tools.md), [pictures.md](pictures.md), [responses.md](responses.md),
+[anthropic.md](anthropic.md), [ollama.md](ollama.md), [embeddings.md](embeddings.md) and
+[decisions-api.md](decisions-api.md).
 
 - A field without a note has an effect.
 - *ignored*: it is accepted, has no effect, and is named in the header `X-VLM-Ignored`, *unless* it
