@@ -162,8 +162,10 @@ def on_groups(rng: random.Random, artist: Artist, size: Size) -> Conversation:
     picture = paint(rng, artist, scene, size)
     asker = Interviewer(rng, scene)
     found = [asker.describe()] if described else []
-    for _ in range(rng.choice((1, 2, 4, 5, 6))):
-        found.append(asker.count() if rng.random() < 0.8 else asker.yes_no())
+    found.extend(
+        asker.count() if rng.random() < 0.8 else asker.yes_no()
+        for _ in range(rng.choice((1, 2, 4, 5, 6)))
+    )
     asked = {turn.question: turn for turn in found if turn}
     turns = list(asked.values()) or [asker.yes_text() or Turn("", "", "")]
     turns[0].question = with_picture(rng, turns[0].question)
