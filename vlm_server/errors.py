@@ -2,6 +2,7 @@
 
     VlmServerError
     ├── ConfigError               the settings are invalid                 (no HTTP)
+    │   ├── ModelMissing          a model's path leads nowhere             (no HTTP)
     │   └── NotAvailable          a named resource is missing at present   (no HTTP)
     ├── ModelLoadError            the checkpoint can't be loaded           (no HTTP)
     ├── EngineBroken              too many steps failed: end the process   (no HTTP)
@@ -54,11 +55,21 @@ from typing import ClassVar, Self
 
 
 class VlmServerError(Exception):
-    """Base class of all errors that this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose.
+
+    Each of its arguments is the text of one fault.
+    """
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class ConfigError(VlmServerError):
     """A setting is unknown, of the wrong type, or contradicts another."""
+
+
+class ModelMissing(ConfigError):
+    """No checkpoint has the path or the name in a setting."""
 
 
 class NotAvailable(ConfigError):

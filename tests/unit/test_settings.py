@@ -446,7 +446,7 @@ def test_words_stand_for_empty_values(full: str, tmp_path: Path) -> None:
     if empty is not None:
         for text in ('""', "[]"):
             path = write(tmp_path, f"[{section}]\n{name} = {text}\n")
-            with pytest.raises(ConfigError, match=f"line 2: `{full}`: .*`{word}`|expected"):
+            with pytest.raises(ConfigError, match=f"line 2: `{full}`: .*`{word}`|has to be"):
                 load(path)
 
 
@@ -466,7 +466,7 @@ def test_words_stand_for_empty_values(full: str, tmp_path: Path) -> None:
 )
 def test_numbers_do_not_stand_for_words(override: str, word: str) -> None:
     name = override.partition("=")[0]
-    with pytest.raises(ConfigError, match=rf"`{name}`: expected .*{word and f', or `{word}`'}"):
+    with pytest.raises(ConfigError, match=rf"`{name}`: it has to be .*{word and f', or `{word}`'}"):
         load(None, (override,))
 
 
@@ -551,8 +551,11 @@ def test_memory_limit_as_percentage_reaches_engine_and_status_unchanged() -> Non
         ),
         ("server.drain_timeout_seconds=5m oops", "is no time"),
         ("server.drain_timeout_seconds=5MB", "is no time"),
-        ("limits.max_body_bytes=1kB", "`limits.max_body_bytes`: expected `int` >= 1024"),
-        ("server.port=80B", "`server.port`: expected `int`"),
+        (
+            "limits.max_body_bytes=1kB",
+            "`limits.max_body_bytes`: it has to be a whole number of at least 1 KiB",
+        ),
+        ("server.port=80B", "`server.port`: it has to be a whole number, not a text"),
         ("models.a.keep_alive_seconds=x", "`models.a.keep_alive_seconds`: 'x' is no time"),
     ],
 )

@@ -94,7 +94,7 @@ def test_variables_have_values_as_overrides_have(
         ("VLM_SERVER_SERVER_PROT", "did you mean `VLM_SERVER_SERVER_PORT`"),
         ("VLM_SERVER_SEVER_PORT", "did you mean `VLM_SERVER_SERVER_PORT`"),
         ("VLM_SERVER_CACHE_DISK_BYTES", "did you mean `VLM_SERVER_CACHE_MAX_DISK_BYTES`"),
-        (PORT, r"VLM_SERVER_SERVER_PORT: `server.port`: expected `int`"),
+        (PORT, r"VLM_SERVER_SERVER_PORT: `server.port`: it has to be a whole number"),
         ("VLM_SERVER_CACHE_DISK_PATH", "is called VLM_SERVER_CACHE_DISK_FOLDER now"),
     ],
 )

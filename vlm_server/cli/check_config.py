@@ -6,18 +6,26 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from vlm_server.cli import options
+from vlm_server.cli.text import printable
 from vlm_server.cli.usage import Parser
-from vlm_server.errors import ModelLoadError
+from vlm_server.errors import ModelLoadError, ModelMissing, NotAvailable
 from vlm_server.hub.examination import ExaminationRequest, examine
+from vlm_server.hub.find import find_all
+from vlm_server.hub.names import to_download
+from vlm_server.nearest import did_you_mean
 from vlm_server.settings import ListedModel, Settings, Sources
 from vlm_server.settings.descriptions import DEFAULT, describe_settings, descriptions
 from vlm_server.settings.quantities import shown
+from vlm_server.settings.reading import place_of
 from vlm_server.settings.topics import is_fuse
 from vlm_server.settings.tree import hints_of
 
@@ -43,17 +51,36 @@ def add_to(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Validate the settings. Raises ConfigError, or ModelLoadError if a model can't be served."""
+    """Validate the settings, and say of all faults at once where they are.
+
+    Raises ConfigError, or ModelLoadError if only models can't be served. What is not there at
+    present is no fault: the daemon may be meant for another machine.
+    """
     if arguments.print_defaults:
         print(render_defaults(), end="")
         return 0
-    settings, sources = options.load_settings_with_sources(arguments)
-    options.check_memory_limit(settings)
-    check_models(settings)
+    settings, sources, faults = options.read_settings(arguments)
+    absent = [fault for fault in faults if isinstance(fault, ModelMissing | NotAvailable)]
+    for text in (*map(str, absent), *not_here(settings, sources, options.config_file(arguments))):
+        print(printable(f"warning: {text}"), file=sys.stderr)
+    options.raise_all([fault for fault in faults if fault not in absent])
+    if unusable := list(unusable_models(settings)):
+        raise ModelLoadError(*unusable)
     if changed := describe_changed(settings, sources):
         print(changed)
     print("The settings are valid.")
     return 0
+
+
+def not_here(settings: Settings, sources: Sources, file: Path | None) -> Iterator[str]:
+    """What there is to say about each model of the hub that is not on this machine."""
+    names = [checkpoint.name for checkpoint in find_all(settings.model.search_folders)]
+    for section, model in settings.checkpoints():
+        if model.path and to_download(model.path) is not None and not os.path.isdir(model.path):
+            full = f"{section}.path"
+            hint = did_you_mean(model.path, names) or ", and is downloaded when it is needed"
+            place = place_of(full, sources, file)
+            yield f"{place}{full}: {model.path} is not on this machine{hint}"
 
 
 def describe_changed(settings: Settings, sources: Sources) -> str:
@@ -70,11 +97,16 @@ def describe_changed(settings: Settings, sources: Sources) -> str:
     return "\n".join(f"{source}\n" + "\n".join(each) for source, each in lines.items())
 
 
-def check_models(settings: Settings) -> None:
-    """Raises ModelLoadError for a local model with unusable files or beyond the memory limit.
+def unusable_models(settings: Settings) -> Iterator[str]:
+    """Each local model with unusable files or beyond the memory limit, and why.
 
     Loads nothing; models that several hosts share are not checked.
     """
+    try:
+        options.check_memory_limit(settings)
+    except ModelLoadError as error:
+        yield str(error)
+        return
     search_folders = settings.model.search_folders
     listed_models = [
         listed_model.as_model(name, search_folders)
@@ -90,7 +122,7 @@ def check_models(settings: Settings) -> None:
         )
         examination = asyncio.run(examine(request))
         if examination.refusal:
-            raise ModelLoadError(f"{model.name}: {examination.refusal}")
+            yield f"{model.name}: {examination.refusal}"
 
 
 def render_defaults() -> str:

@@ -108,7 +108,8 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
         traceback.print_exception(error)
     details = getattr(error, "details", "") if options.debug else ""
     with contextlib.suppress(OSError):
-        print(f"{details}vlm-server: {printable(_line_of(error, code))}", file=sys.stderr)
+        for line in _lines_of(error, code):
+            print(f"{details}vlm-server: {printable(line)}", file=sys.stderr)
     if isinstance(error, OSError):
         discard_output()  # flushing would fail again at the end
     status: int | None = getattr(options, "give_up_status", None)
@@ -120,14 +121,17 @@ def code_of(error: BaseException) -> int:
     return next(code for kind, code in _CODES.items() if isinstance(error, kind))
 
 
-def _line_of(error: BaseException, code: int) -> str:
+def _lines_of(error: BaseException, code: int) -> list[str]:
+    """What to say about `error`: a line for each of its faults."""
     if isinstance(error, OSError) and error.strerror:
         where = "can't write the output" if error.errno in _OF_OUTPUT else "it failed"
-        return f"{error.filename or where}: {error.strerror}"
+        return [f"{error.filename or where}: {error.strerror}"]
+    if isinstance(error, VlmServerError):
+        return [" ".join(str(fault).split("\n")) for fault in error.args]
     text = " ".join(str(error).split("\n"))
     if code == exit_codes.DEFECT:
-        return f"this is a defect ({type(error).__name__}: {text}); --debug shows where it is"
-    return text
+        text = f"this is a defect ({type(error).__name__}: {text}); --debug shows where it is"
+    return [text]
 
 
 def discard_output() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server.cli.usage import rare
-from vlm_server.errors import ConfigError, NotAvailable
+from vlm_server.errors import ConfigError, ModelMissing, NotAvailable
 from vlm_server.nearest import did_you_mean
 
 if TYPE_CHECKING:
@@ -124,6 +125,26 @@ def load_settings_with_sources(
     options: argparse.Namespace, environment: Mapping[str, str] | None = None
 ) -> tuple[Settings, Sources]:
     """Settings, and where each was given; see `load_settings`."""
+    loaded, sources, faults = read_settings(options, environment)
+    raise_all(faults)
+    return loaded, sources
+
+
+def raise_all(faults: Sequence[ConfigError]) -> None:
+    """Raises one ConfigError for all `faults`; NotAvailable if a restart may mend all of them."""
+    kinds = {type(fault) for fault in faults}
+    if faults:
+        kind = NotAvailable if kinds == {NotAvailable} else ConfigError
+        raise kind(*(text for fault in faults for text in fault.args))
+
+
+def read_settings(
+    options: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> tuple[Settings, Sources, list[ConfigError]]:
+    """The settings that can be read, the sources of all, and each fault; see `load_settings`.
+
+    Raises ConfigError for a file that can't be read, and for unknown variables.
+    """
     import msgspec
 
     from vlm_server import settings
@@ -132,24 +153,44 @@ def load_settings_with_sources(
 
     words = tuple(overrides(options))
     environment = os.environ if environment is None else environment
-    loaded, sources = settings.load_with_sources(config_file(options), words, environment)
-    if loaded.model.path:
-        loaded = msgspec.structs.replace(loaded, model=find_checkpoint(loaded.model))
-    models = {}
-    for name, listed_model in loaded.models.items():
-        if listed_model.base:
-            _check_folder(f"models.{name}.adapter", listed_model.adapter, "adapter_config.json")
-            models[name] = listed_model
-            continue
-        model = find_checkpoint(listed_model.as_model("", loaded.model.search_folders))
-        models[name] = msgspec.structs.replace(listed_model, path=model.path)
-        _check_files(f"models.{name}", listed_model)
-    loaded = msgspec.structs.replace(loaded, models=models)
-    _check_files("model", loaded.model)
-    keys.check_settings(loaded.server)
-    if loaded.distributed.hostfile:
-        read_hostfile(Path(loaded.distributed.hostfile))
-    return loaded, sources
+    file = config_file(options)
+    loaded, sources, wrong = settings.read(file, words, environment)
+    faults = [ConfigError(text) for _, text in wrong]
+
+    @contextmanager
+    def placed(full: str) -> Iterator[None]:
+        """Keep an error that is about the setting `full`, unless that is wrong in itself."""
+        try:
+            yield
+        except ConfigError as error:
+            if full not in dict(wrong):
+                place = settings.place_of(full, sources, file)
+                faults.append(type(error)(*(f"{place}{text}" for text in error.args)))
+
+    model, models = loaded.model, dict(loaded.models)
+    with placed("model.path"):
+        model = find_checkpoint(model) if model.path else model
+    for name, listed in loaded.models.items():
+        section = f"models.{name}"
+        if listed.base:
+            with placed(f"{section}.adapter"):
+                _check_folder(f"{section}.adapter", listed.adapter, "adapter_config.json")
+        elif listed.path:
+            with placed(f"{section}.path"):
+                checkpoint = listed.as_model("", loaded.model.search_folders)
+                path = find_checkpoint(checkpoint, f"{section}.path").path
+                models[name] = msgspec.structs.replace(listed, path=path)
+    for section, each in loaded.checkpoints():
+        for key, check in (("chat_template", _check_template), ("drafter", _check_drafter)):
+            with placed(f"{section}.{key}"):
+                check(f"{section}.{key}", each)
+    with placed("server.api_key_file"):
+        keys.check_settings(loaded.server)
+    with placed("distributed.hostfile"):
+        if loaded.distributed.hostfile:
+            read_hostfile(Path(loaded.distributed.hostfile))
+    loaded = msgspec.structs.replace(loaded, model=model, models=models)
+    return loaded, sources, faults
 
 
 def config_file(options: argparse.Namespace) -> Path | None:
@@ -160,14 +201,14 @@ def config_file(options: argparse.Namespace) -> Path | None:
     return path if options.config or path.exists() else None
 
 
-def find_checkpoint(model: ModelSettings) -> ModelSettings:
+def find_checkpoint(model: ModelSettings, setting: str = "model.path") -> ModelSettings:
     """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
     from vlm_server.hub.find import locate
     from vlm_server.hub.names import to_download
 
     checkpoint = locate(model)
     if to_download(checkpoint.path) is None:
-        check_model(Path(checkpoint.path))
+        check_model(Path(checkpoint.path), setting)
     return checkpoint
 
 
@@ -197,8 +238,11 @@ def _portable_model(text: str) -> str:
     return text if is_name else str(path.absolute())
 
 
-def check_model(path: Path) -> None:
-    """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
+def check_model(path: Path, setting: str) -> None:
+    """Raises ConfigError unless `path`, from `setting`, may be the folder of a checkpoint.
+
+    NotAvailable or ModelMissing say that nothing is there.
+    """
     from vlm_server.hub.find import find_all
     from vlm_server.hub.layout import fault_of, missing_files_of
     from vlm_server.settings.paths import missing_path_error, why_unreadable
@@ -206,9 +250,9 @@ def check_model(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:  # the API could not show its name
-        raise ConfigError(f"model.path: the name {str(path)!a} is not UTF-8: change it") from None
+        raise ConfigError(f"{setting}: the name {str(path)!a} is not UTF-8: change it") from None
     if fault := fault_of(path):
-        raise ConfigError(f"model.path: {fault}")
+        raise ConfigError(f"{setting}: {fault}")
     try:
         if (path / "config.json").is_file():
             (path / "config.json").open("rb").close()
@@ -216,14 +260,14 @@ def check_model(path: Path) -> None:
         names = os.listdir(path)
     except FileNotFoundError:
         close = did_you_mean(path.name, [checkpoint.name for checkpoint in find_all()]) or _NO_MODEL
-        text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
-        raise missing_path_error(path, text) from None
+        text = f"{setting}: {path} is not the folder of a checkpoint: it is not there{close}"
+        raise missing_path_error(path, text, ModelMissing) from None
     except OSError as error:
         reason = why_unreadable(path, error)
-        raise ConfigError(f"model.path: can't read {path}: {reason}") from None
+        raise ConfigError(f"{setting}: can't read {path}: {reason}") from None
     if not names:
-        raise NotAvailable(f"model.path: {path} is empty (is its disk mounted?)")
-    raise ConfigError(f"model.path: {path} {missing_files_of(names)}")
+        raise NotAvailable(f"{setting}: {path} is empty (is its disk mounted?)")
+    raise ConfigError(f"{setting}: {path} {missing_files_of(names)}")
 
 
 def check_memory_limit(settings: Settings) -> None:
@@ -251,17 +295,21 @@ def check_memory_limit(settings: Settings) -> None:
             )
 
 
-def _check_files(section: str, checkpoint: CheckpointSettings) -> None:
-    """Raises ConfigError or NotAvailable if a chat template or a drafter is not there."""
-    from vlm_server.settings import AUTO, OFF
+def _check_template(setting: str, checkpoint: CheckpointSettings) -> None:
+    """Raises ConfigError or NotAvailable if the chat template is not there."""
     from vlm_server.settings.paths import expand_home, missing_path_error
 
     template = expand_home(checkpoint.chat_template)
     if checkpoint.chat_template and not os.path.isfile(template):
-        text = f"{section}.chat_template: there is no file {template}"
-        raise missing_path_error(template, text)
+        raise missing_path_error(template, f"{setting}: there is no file {template}")
+
+
+def _check_drafter(setting: str, checkpoint: CheckpointSettings) -> None:
+    """Raises ConfigError or NotAvailable if a drafter that is named is not there."""
+    from vlm_server.settings import AUTO, OFF
+
     if checkpoint.drafter not in (AUTO, OFF):
-        _check_folder(f"{section}.drafter", checkpoint.drafter, "config.json")
+        _check_folder(setting, checkpoint.drafter, "config.json")
 
 
 def _check_folder(setting: str, folder: str, file: str) -> None:

@@ -34,13 +34,20 @@ def variable_of(full: str) -> str:
 def settings_in(environment: Mapping[str, str]) -> dict[str, str]:
     """The text of each setting that is in the environment, by `section.key`.
 
-    Raises ConfigError for a variable that is called like one, but is none.
+    Raises ConfigError for variables that are called like one, but are none.
     """
-    return {
-        _setting_of(variable): text
-        for variable, text in environment.items()
-        if variable.startswith(_PREFIX) and not _is_other(variable)
-    }
+    faults = list[str]()
+    settings = dict[str, str]()
+    for variable, text in environment.items():
+        if not variable.startswith(_PREFIX) or _is_other(variable):
+            continue
+        if variable in _variables():
+            settings[_variables()[variable]] = text
+        else:
+            faults.append(f"the environment: {variable} {_fault_of(variable)}")
+    if faults:
+        raise ConfigError(*faults)
+    return settings
 
 
 def _is_other(variable: str) -> bool:
@@ -48,14 +55,11 @@ def _is_other(variable: str) -> bool:
     return variable == CLIENT_KEY or _KUBERNETES.fullmatch(name) is not None
 
 
-def _setting_of(variable: str) -> str:
-    settings = _variables()
-    if variable in settings:
-        return settings[variable]
+def _fault_of(variable: str) -> str:
     renamed = {variable_of(old): variable_of(new) for old, new in RENAMED.items()}
     if variable in renamed:
-        raise ConfigError(f"the environment: {variable} is called {renamed[variable]} now")
-    raise ConfigError(f"the environment: {variable} is no setting{nearest(variable, [*settings])}")
+        return f"is called {renamed[variable]} now"
+    return f"is no setting{nearest(variable, _variables())}"
 
 
 @cache

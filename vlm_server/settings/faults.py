@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
+from vlm_server.nearest import did_you_mean
 from vlm_server.nearest import nearest as closest
-from vlm_server.settings.quantities import word_of
+from vlm_server.settings.quantities import bare, shown, word_of
 
-_FAULT = re.compile(r"(.*) - at `\$\.(\w+)(.*)`")
+_FAULT = re.compile(r"(.*) - at `\$\.\w+(.*)`")
 _CHOICE = "Invalid enum value"
-_OTHERS = re.compile(r" \| (object|null)")
-"""Types that stand for a share or a word."""
+_EXPECTED = re.compile(r"Expected `(.+?)`(?: ([<>]=?) (\S+))?(?:, got `(\w+)`)?")
+_KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "array": "a list"}
+_KINDS |= {"bool": "true or false"}
+_SIGNS = {"<=": "of at most", ">=": "of at least", "<": "below", ">": "above"}
+_HEADER = re.compile(r"\s*\[+\s*(.+?)\s*\]")
+_SETTING = re.compile(r"\s*([^=#\[\s][^=#]*?)\s*=")
 
 RENAMED = {
     "server.model_aliases": "model.aliases",
@@ -45,31 +50,53 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f": did you mean `{''.join((far | near)[close])}`?" if close else ""
 
 
-def explain(message: str, section: str, hints: Mapping[str, Any]) -> tuple[str, str]:
-    """The setting that msgspec's `message` about `section` is about, and the message in our words.
-
-    hints: the types of the section's settings.
-    """
+def explain(message: str, full: str, hint: Any) -> str:
+    """msgspec's `message` about the setting `full`, of the type `hint`, in our words."""
     match = _FAULT.fullmatch(message)
     if match is None:
-        return section, message
-    fault, name, item = match.groups()
-    fault = _OTHERS.sub("", fault)
-    if fault.startswith(_CHOICE):
-        fault += f"; it may be {', '.join(map(str, get_args(hints[name])))}"
-    elif (word := word_of(hints[name])) and not item:
-        fault += f", or `{word}`"
-    return f"{section}.{name}", f"`{section}.{name}{item}`: {fault[0].lower()}{fault[1:]}"
+        return f"`{full}`: {message}"
+    fault, item = match.groups()
+    if get_origin(bare(hint)) is Literal:
+        choices = list(map(str, get_args(bare(hint))))
+        given = fault.removeprefix(_CHOICE).strip(" '")
+        text = f"it may be {', '.join(choices)}{did_you_mean(given, choices)}"
+    elif expected := _EXPECTED.fullmatch(fault):
+        text = _expectation(full, hint if not item else str, *expected.groups())
+    else:
+        text = f"{fault[0].lower()}{fault[1:]}"
+    return f"`{full}{item}`: {text}"
 
 
-def line_of(path: Path, full: str) -> str:
-    """The file, and the line in which the setting or section `full` stands, with a colon."""
-    section, _, key = full.rpartition(".")
-    table, current = section or full, ""
+def _expectation(full: str, hint: Any, kinds: str, sign: str, bound: str, given: str) -> str:
+    kind = next(kind for kind in kinds.split(" | ") if kind in _KINDS)
+    text = f"it has to be {_KINDS[kind]}"
+    if sign:
+        number = float(bound)
+        limit = shown(full.rpartition(".")[2], int(number) if number.is_integer() else number, None)
+        text += f" {_SIGNS[sign]} {limit}"
+    if word := word_of(hint):
+        text += f", or `{word}`"
+    return f"{text}, not {_KINDS.get(given, given)}" if given else text
+
+
+def lines_of(path: Path) -> dict[str, int]:
+    """The line in which each section and setting of a file begins, by name."""
+    lines = dict[str, int]()
+    section = ""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if header := re.match(r"\s*\[\s*(.+?)\s*\]", line):
-            current = re.sub(r"[\"']", "", header[1])
-        is_setting = section and re.match(rf"\s*{re.escape(key)}\s*=", line)
-        if current == table and (is_setting or not section):
-            return f"{path}, line {number}: "
-    return f"{path}: "
+        header, setting = _HEADER.match(line), _SETTING.match(line)
+        if header:
+            name = section = re.sub(r"[\"']", "", header[1])
+        elif setting:
+            name = ".".join(filter(None, (section, re.sub(r"[\"']", "", setting[1]))))
+        else:
+            continue
+        while name:
+            lines.setdefault(name, number)
+            name = name.rpartition(".")[0]
+    return lines
+
+
+def line_of(full: str, lines: Mapping[str, int]) -> int:
+    """The line of a setting, or of its section if it is missing; 0 if neither is in the file."""
+    return lines.get(full) or lines.get(full.rpartition(".")[0], 0)

@@ -54,14 +54,14 @@ def allow_or_move() -> str:
     return f"give {program} Full Disk Access in Privacy & Security of the settings, or move it"
 
 
-def missing_path_error(path: Path, text: str) -> ConfigError:
-    """The error that says `text` of a path in the settings where nothing is.
+def missing_path_error(path: Path, text: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
+    """The error of `kind` that says `text` of a path in the settings where nothing is.
 
     A restart does not mend a mistyped path, but it does if the path's disk is not mounted yet.
     """
     if is_unmounted(path):
         return NotAvailable(f"{text} (is its disk mounted?)")
-    return ConfigError(text)
+    return kind(text)
 
 
 def is_unmounted(path: Path, disks: Sequence[Path] = _DISKS, fstab: Path = _FSTAB) -> bool:

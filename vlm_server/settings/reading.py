@@ -13,12 +13,22 @@ import msgspec
 
 from vlm_server.errors import ConfigError
 from vlm_server.settings.environment import settings_in, variable_of
-from vlm_server.settings.faults import RENAMED, explain, line_of, nearest
+from vlm_server.settings.faults import RENAMED, explain, line_of, lines_of, nearest
 from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
 from vlm_server.settings.quantities import AUTO, OFF, bare, empty_of, value_of, word_of
-from vlm_server.settings.tree import MODELS, SECTIONS, Settings, all_names, check, hints_of, kind_of
+from vlm_server.settings.tree import (
+    MODELS,
+    SECTIONS,
+    Settings,
+    all_names,
+    faults_of,
+    hints_of,
+    kind_of,
+)
 
 COMMAND_LINE = "command line"
+Fault = tuple[str, str]
+"""A setting or section, and what is wrong with it."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 _PATHS = ("path", "chat_template", "adapter", "drafter")
 """Settings of a model that may be relative paths."""
@@ -46,6 +56,21 @@ def load_with_sources(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Settings, dict[str, str]]:
     """The same, and where each setting that is no default was given, by `section.key`."""
+    settings, sources, faults = read(path, overrides, environment)
+    if faults:
+        raise ConfigError(*dict.fromkeys(text for _, text in faults))
+    return settings, sources
+
+
+def read(
+    path: Path | None = None,
+    overrides: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Settings, dict[str, str], list[Fault]]:
+    """The settings that can be read, the sources of all, and each fault, its text with its place.
+
+    Raises ConfigError for a file that can't be read, and for unknown variables.
+    """
     table: dict[str, Any] = _read_toml(path) if path else {}
     sources = dict.fromkeys(_names_in(table), str(path))
     for full, text in settings_in(environment or {}).items():
@@ -54,34 +79,28 @@ def load_with_sources(
         sources[full] = variable_of(full)
     for override in overrides:
         sources[_apply_override(table, override)] = COMMAND_LINE
-    faults = [f"{_place(full, sources, path)}{text}" for full, text in _wrong_names(table)]
-    if faults:
-        raise ConfigError("; ".join(faults))
-    try:
-        settings = Settings(**{name: _convert(name, keys) for name, keys in table.items()})
-    except _SettingError as error:
-        raise ConfigError(f"{_place(error.name, sources, path)}{error}") from None
-    check(settings)
-    return settings, sources
+    faults = list(_wrong_names(table))
+    settings = _settings(table, faults)
+    faults += faults_of(settings)
+    lines = lines_of(path) if path else {}
+    faults.sort(key=lambda fault: line_of(fault[0], lines))
+    placed = [(full, f"{place_of(full, sources, path)}{text}") for full, text in faults]
+    return settings, sources, list(dict.fromkeys(placed))
 
 
-class _SettingError(ValueError):
-    """Something is wrong with the setting or section `name`."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(text)
-        self.name = name
-
-
-def _place(full: str, sources: Mapping[str, str], path: Path | None) -> str:
-    """Where the setting was given, with a colon; empty for the command line, which is short."""
-    given = [source for name, source in sources.items() if f"{name}.".startswith(f"{full}.")]
-    if not given or given[0] == COMMAND_LINE:
-        return ""
-    return line_of(path, full) if path and given[0] == str(path) else f"{given[0]}: "
+def place_of(full: str, sources: Mapping[str, str], path: Path | None) -> str:
+    """Where the setting or section was given, with a colon; empty for the command line, which is
+    short. path: the settings file."""
+    names = [name for name in sources if f"{name}.".startswith(f"{full}.")]
+    if names and sources[names[0]] != str(path):
+        source = sources[names[0]]
+        return "" if source == COMMAND_LINE else f"{source}: "
+    if line := line_of(full, lines_of(path) if path else {}):
+        return f"{path}, line {line}: "
+    return f"{path}: " if names else ""
 
 
-def _wrong_names(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _wrong_names(table: Mapping[str, Any]) -> Iterator[Fault]:
     """Each unknown or former name in `table`, and what is wrong with it."""
     for full in _names_in(table):
         section, _, key = full.rpartition(".")
@@ -95,24 +114,36 @@ def _wrong_names(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield full, f"there is no setting `{full}`{nearest(full, names)}"
 
 
-def _convert(name: str, keys: Any) -> Any:
-    """The settings of the section `name`. Raises _SettingError."""
-    if name == MODELS and isinstance(keys, dict):
-        return {model: _section(f"{name}.{model}", inner) for model, inner in keys.items()}
-    return _section(name, keys)
+def _settings(table: Mapping[str, Any], faults: list[Fault]) -> Settings:
+    """The settings in `table` that are right; what is wrong with others goes to `faults`."""
+    sections = dict[str, Any]()
+    for name in table.keys() & set(SECTIONS):
+        keys = table[name]
+        if name == MODELS and isinstance(keys, dict):
+            names = [(model, f"{name}.{model}") for model in keys]
+            sections[name] = {model: _section(full, keys[model], faults) for model, full in names}
+        else:
+            sections[name] = _section(name, keys, faults)
+    return Settings(**sections)
 
 
-def _section(section: str, keys: Any) -> msgspec.Struct:
-    """The settings of a table. Raises _SettingError."""
-    if not isinstance(keys, dict):
-        raise _SettingError(section, f"`{section}` has to be a table: [{section}]")
+def _section(section: str, keys: Any, faults: list[Fault]) -> Any:
+    """The settings of a table."""
     kind = kind_of(section)
-    hints = hints_of(kind)
-    values = {key: _read_value(f"{section}.{key}", keys[key], hints[key]) for key in keys}
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise _SettingError(*explain(str(error), section, hints)) from None
+    if not isinstance(keys, dict):
+        faults.append((section, f"`{section}` has to be a table: [{section}]"))
+        return {} if section == MODELS else kind()
+    hints, values = hints_of(kind), dict[str, Any]()
+    for key in (key for key in keys if key in hints):
+        full = f"{section}.{key}"
+        try:
+            value = _read_value(full, keys[key], hints[key])
+            values[key] = getattr(msgspec.convert({key: value}, kind), key)
+        except msgspec.ValidationError as error:
+            faults.append((full, explain(str(error), full, hints[key])))
+        except ValueError as error:
+            faults.append((full, f"`{full}`: {error}"))
+    return kind(**values)
 
 
 def _hint(section: str, key: str) -> Any:
@@ -122,18 +153,13 @@ def _hint(section: str, key: str) -> Any:
 
 
 def _read_value(full: str, value: Any, hint: Any) -> Any:
-    """The value of the setting `full`: units and words become numbers. Raises _SettingError."""
+    """The value of the setting `full`: units and words become numbers. Raises ValueError."""
     word = word_of(hint)
     if word and value in ("", []):
-        raise _SettingError(full, f"`{full}`: it can't be empty, but `{word}`")
+        raise ValueError(f"it can't be empty, but `{word}`")
     if not isinstance(value, str):
         return value
-    if value == word:
-        return empty_of(hint)
-    try:
-        return value_of(full.rpartition(".")[2], value, hint)
-    except ValueError as error:
-        raise _SettingError(full, f"`{full}`: {error}") from None
+    return empty_of(hint) if value == word else value_of(full.rpartition(".")[2], value, hint)
 
 
 def _read_text(text: str, hint: Any) -> Any:
@@ -162,7 +188,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         is_missing = isinstance(error, FileNotFoundError)
         raise missing_path_error(path, text) if is_missing else ConfigError(text) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        hint = "; a text needs quotes" if "Invalid value" in str(error) else ""
+        raise ConfigError(f"{path} is not valid TOML: {error}{hint}") from None
     listed_models = table.get(MODELS)
     _resolve_paths("model", table.get("model"), path.absolute().parent)
     for name, model in listed_models.items() if isinstance(listed_models, dict) else ():

@@ -10,7 +10,6 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from vlm_server.errors import ConfigError
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.front import (
     BatchSettings,
@@ -111,14 +110,14 @@ def all_names() -> list[str]:
     return [f"{section}.{name}" for section in sections for name in hints_of(kind_of(section))]
 
 
-def check(settings: Settings) -> None:
-    """Raises ConfigError for settings that are wrong in themselves, or that contradict others."""
-    _check_values(settings)
-    _check_exposure(settings.server)
-    _check_origins(settings.server)
-    _check_keys(settings.server)
-    _check_urls(settings)
-    _check_models(settings)
+def faults_of(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Each setting that is wrong in itself, or contradicts others, and what is wrong with it."""
+    yield from _wrong_values(settings)
+    yield from _exposure(settings.server)
+    yield from _wrong_origins(settings.server)
+    yield from _wrong_keys(settings.server)
+    yield from _wrong_urls(settings)
+    yield from _wrong_models(settings)
 
 
 def fault_of_key(key: str) -> str | None:
@@ -140,91 +139,92 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _check_values(settings: Settings) -> None:
+def _wrong_values(settings: Settings) -> Iterator[tuple[str, str]]:
     """No number may be NaN or infinite, nor so large that clocks or messages can't hold it; and
     each `AbsolutePath` has to be absolute."""
     for section, values in settings.sections():
         for name, hint in hints_of(type(values)).items():
-            value = getattr(values, name)
+            value, full = getattr(values, name), f"{section}.{name}"
             limit = MAX_FLOAT if isinstance(value, float) else MAX_INT
             if isinstance(value, int | float) and not value <= limit:
-                raise ConfigError(f"`{section}.{name}` must be a number of at most {limit:g}")
+                yield full, f"`{full}` must be a number of at most {limit:g}"
             if is_absolute_path(hint):
                 for path in (value,) if isinstance(value, str) else value:
                     if path and not expand_home(path).is_absolute():
-                        raise ConfigError(f"{section}.{name} {path!r} is not absolute")
+                        yield full, f"{full} {path!r} is not absolute"
 
 
-def _check_models(settings: Settings) -> None:
+def _wrong_models(settings: Settings) -> Iterator[tuple[str, str]]:
     for name, model in settings.models.items():
+        section = f"{MODELS}.{name}"
         if not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARS or name == "default":
-            raise ConfigError(f"models: {name!r} can't be the name of a model")
+            yield section, f"models: {name!r} can't be the name of a model"
         if model.base or model.adapter:
-            _check_adapter(name, model, settings)
+            yield from _wrong_adapter(section, model, settings)
         elif not model.path:
-            raise ConfigError(f"models.{name}.path is missing")
+            yield f"{section}.path", f"{section}.path is missing"
+    usual = CheckpointSettings().keep_alive_seconds
     for section, checkpoint in settings.checkpoints():
-        if (
-            checkpoint.pinned
-            and checkpoint.keep_alive_seconds != CheckpointSettings().keep_alive_seconds
-        ):
-            raise ConfigError(
-                f"{section}.keep_alive_seconds has no effect on a pinned model: "
-                f"set {section}.pinned = false"
-            )
+        if checkpoint.pinned and checkpoint.keep_alive_seconds != usual:
+            full = f"{section}.keep_alive_seconds"
+            yield full, f"{full} has no effect on a pinned model: set {section}.pinned = false"
     if settings.distributed.hostfile and settings.models:
-        raise ConfigError("distributed.hostfile: only one model can be split, so list no `models`")
+        full = "distributed.hostfile"
+        yield full, f"{full}: only one model can be split, so list no `models`"
 
 
-def _check_adapter(name: str, model: ListedModel, settings: Settings) -> None:
+def _wrong_adapter(
+    section: str, model: ListedModel, settings: Settings
+) -> Iterator[tuple[str, str]]:
     for key, value in (("base", model.base), ("adapter", model.adapter)):
         if not value:
-            raise ConfigError(f"models.{name}.{key} is missing: an adapter has both")
+            yield f"{section}.{key}", f"{section}.{key} is missing: an adapter has both"
     for field in msgspec.structs.fields(model):
         is_own = field.name in ("base", "adapter", "aliases")
         if not is_own and getattr(model, field.name) != field.default:
-            raise ConfigError(f"models.{name}.{field.name} has no effect: set it for {model.base}")
+            full = f"{section}.{field.name}"
+            yield full, f"{full} has no effect: set it for {model.base}"
     base = settings.models.get(model.base)
     if base is not None and base.base:
-        raise ConfigError(f"models.{name}.base: {model.base} is an adapter itself")
+        yield f"{section}.base", f"{section}.base: {model.base} is an adapter itself"
 
 
-def _check_urls(settings: Settings) -> None:
+def _wrong_urls(settings: Settings) -> Iterator[tuple[str, str]]:
     endpoint = settings.tracing.endpoint
     if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"tracing.endpoint {endpoint!r} is not an http or https URL")
+        full = "tracing.endpoint"
+        yield full, f"{full} {endpoint!r} is not an http or https URL"
     for host in settings.urls.https_hosts:
         if not _HOST_PATTERN.fullmatch(host):
-            raise ConfigError(
-                f"urls.https_hosts: {host!r} is not a host, `*` or `*.` and a host's last part"
-            )
+            full = "urls.https_hosts"
+            yield full, f"{full}: {host!r} is not a host, `*` or `*.` and a host's last part"
     if "" in settings.urls.file_folders:
-        raise ConfigError("urls.file_folders: a path is empty")
+        yield "urls.file_folders", "urls.file_folders: a path is empty"
 
 
-def _check_origins(server: Server) -> None:
+def _wrong_origins(server: Server) -> Iterator[tuple[str, str]]:
+    full = "server.cors_origins"
     for origin in server.cors_origins:
         if origin == "*" and server.needs_key:
-            raise ConfigError("server.cors_origins: with API keys, name the origins in place of *")
+            yield full, f"{full}: with API keys, name the origins in place of *"
         if origin != "*" and not any(
             pattern.fullmatch(origin.lower()) for pattern in (ORIGIN, _EXTENSIONS)
         ):
-            raise ConfigError(
-                f"server.cors_origins: {origin!r} is not `https://host`, `http://host:port`, "
-                "`null`, `scheme://*` of extensions, or `*`"
-            )
+            forms = "`https://host`, `http://host:port`, `null`, `scheme://*` of extensions, or `*`"
+            yield full, f"{full}: {origin!r} is not {forms}"
 
 
-def _check_exposure(server: Server) -> None:
+def _exposure(server: Server) -> Iterator[tuple[str, str]]:
     if not is_loopback(server.host) and not server.needs_key:
-        raise ConfigError(
+        yield (
+            "server.host",
             f"server.host {server.host!r} can be reached from other machines: "
-            "set server.api_key_file or server.api_keys, or listen on 127.0.0.1"
+            "set server.api_key_file or server.api_keys, or listen on 127.0.0.1",
         )
 
 
-def _check_keys(server: Server) -> None:
-    """The messages do not show the keys."""
+def _wrong_keys(server: Server) -> Iterator[tuple[str, str]]:
+    """The texts do not show the keys."""
     for i, key in enumerate(server.api_keys):
         if fault := fault_of_key(key):
-            raise ConfigError(f"server.api_keys[{i}] {fault}")
+            yield "server.api_keys", f"server.api_keys[{i}] {fault}"

@@ -42,6 +42,60 @@ def test_check_config_names_unknown_setting_in_one_line(capsys: pytest.CaptureFi
     assert captured.err.count("\n") == 1
 
 
+def test_check_config_names_all_faults_of_file_with_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "settings.toml"
+    faults = {
+        'server.host = "::"': "server.host '::' can be reached",
+        "[sever]": "there is no section `sever`: did you mean `server`?",
+        "a = 1": "",
+        "[model]": "",
+        'chat_template = "absent"': "model.chat_template: there is no file",
+        "keep_alive_seconds = 3": "model.keep_alive_seconds has no effect on a pinned model",
+        'dtype = "float61"': "did you mean float16?",
+        '["models"."org/x"]': "models.org/x.path is missing",
+        "[cache] # mine": "",
+        "max_disk_byte = 0": "did you mean `cache.max_disk_bytes`?",
+        "max_pixel_bytes = -1": "of at least 0, or `auto`",
+        "kv_bits = true": "`cache.kv_bits`: it may be 16, 8, 4, auto",
+        'disk_folder = "here"': "cache.disk_folder 'here' is not absolute",
+        "[log]": "",
+        "level = 3": "`log.level`: it may be debug, info, warning, error",
+    }
+    config.write_text("\n".join(faults))
+    assert main(["check-config", "--config", str(config)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    named = {line.removeprefix("vlm-server: ") for line in err.splitlines()}
+    wanted = {number: text for number, text in enumerate(faults.values(), 1) if text}
+    assert len(named) == len(wanted), err
+    for number, text in wanted.items():
+        start = f"{config}, line {number}: "
+        assert any(line.startswith(start) and text in line for line in named), (start, text, err)
+
+
+def test_check_config_warns_of_models_that_are_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / f"hub/models--org--Qwen-Tiny/snapshots/{'a' * 40}"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    config = tmp_path / "settings.toml"
+    config.write_text('[model]\npath = "org/other"\n[models.a]\npath = "./absent"\n'
+                      '[models.b]\npath = "org/Qwen-Tny"\n')  # fmt: skip
+    assert main(["check-config", "--config", str(config)]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("The settings are valid.\n")
+    lines = sorted(err.splitlines())
+    wanted = ("org/other is not on this machine, and is downloaded", f"{tmp_path}/absent is not",
+              "org/Qwen-Tny is not on this machine: did you mean org/Qwen-Tiny?")  # fmt: skip
+    for line, number, text in zip(lines, (2, 4, 6), wanted, strict=True):
+        assert line.startswith(f"warning: {config}, line {number}: model")
+        assert text in line
+
+
 def test_printed_defaults_are_valid_toml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--print-defaults"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["server"]["port"] == 8000
@@ -144,7 +198,7 @@ def test_unmounted_disk_exits_with_not_available(
         assert "is its disk mounted?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "service install --dry-run", "check-config"])
+@pytest.mark.parametrize("command", ["serve", "service install --dry-run"])
 def test_mistyped_path_exits_with_wrong_settings(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
