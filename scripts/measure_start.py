@@ -124,7 +124,7 @@ def _serve(
     environment: Mapping[str, str],
     ask: Callable[[Client], Awaitable[Figures]],
 ) -> Figures:
-    settings = [word for setting in wanted.set for word in ("--set", setting)]
+    settings = [word for setting in ("log.level=debug", *wanted.set) for word in ("--set", setting)]
     with (
         tempfile.TemporaryFile("w+") as log,
         _daemon(wanted, settings, environment, log.fileno()) as url,

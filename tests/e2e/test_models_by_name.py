@@ -115,8 +115,8 @@ def test_pull_refuses_oversized_model_before_its_weights(hub: Hub) -> None:
     add(hub, NAME, model(), parameters={"BF16": 70_000_000_000})
     done = run("pull", NAME, "--set", "memory.max_bytes=8000000000")
     assert done.returncode == 3
-    assert "was not downloaded: the weights do not fit: they take 260.8 GiB" in done.stderr
-    assert "7.5 GiB are allowed" in done.stderr
+    assert "was not downloaded: the weights do not fit: they take 261 GiB" in done.stderr
+    assert "7.50 GiB are allowed" in done.stderr
     assert set(hub.sent_bytes) <= {"config.json"}
 
 

@@ -38,10 +38,22 @@ def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
         assert "--url http://127.0.0.1:" in command
         assert " INFO " not in serve.plain
         assert "curl" not in serve.plain
+        assert serve.plain.count("demo is a toy that knows simple drawings.") == 1
         serve.type("\x03")
         serve.wait_for("Stopping.")
         assert serve.ended() == 0
     assert serve.shown.count("\x1b[?25l") == serve.shown.count("\x1b[?25h")  # the cursor is back
+
+
+def test_log_of_start_in_file_is_short_and_names_page(daemon: Daemon) -> None:
+    start, ready, _ = daemon.log.read_text().partition("Ready: ")
+    assert ready
+    assert " engine INFO " not in start
+    assert len(start.splitlines()) <= 6, start
+    page = f"http://127.0.0.1:{daemon.port}"
+    assert f"Ready: demo is served at {page}/v1, and its page at {page}, with " in (
+        daemon.log.read_text()
+    )
 
 
 @pytest.mark.parametrize("is_patient", [True, False])

@@ -19,7 +19,6 @@ from vlm_server.cli.text import printable
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ModelLoadError, ModelMissing, NotAvailable
 from vlm_server.hub.examination import ExaminationRequest, examine
-from vlm_server.hub.find import find_all
 from vlm_server.hub.names import to_download
 from vlm_server.nearest import did_you_mean
 from vlm_server.settings import ListedModel, Settings, Sources
@@ -74,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def not_here(settings: Settings, sources: Sources, file: Path | None) -> Iterator[str]:
     """What there is to say about each model of the hub that is not on this machine."""
+    from vlm_server.hub.find import find_all  # slow to import
+
     names = [checkpoint.name for checkpoint in find_all(settings.model.search_folders)]
     for section, model in settings.checkpoints():
         if model.path and to_download(model.path) is not None and not os.path.isdir(model.path):

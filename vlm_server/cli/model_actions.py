@@ -19,16 +19,16 @@ from vlm_server.cli.client.questions import answer_to, questions_for, rankings, 
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import binary_size
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub import find, layout
 from vlm_server.hub.download import download, look_up
 from vlm_server.hub.examination import Examination, ExaminationRequest, check_plan, examine
-from vlm_server.hub.messages import DownloadPlan, Progress, size_text
+from vlm_server.hub.messages import DownloadPlan, Progress
 from vlm_server.hub.names import HubName, to_download
 from vlm_server.models import EMBEDDED
 from vlm_server.nearest import did_you_mean
 from vlm_server.settings import EMBEDDED_MODEL, ListedModel, Settings
+from vlm_server.sizes import file_size, memory_size
 
 
 class _ModelRow(msgspec.Struct):
@@ -53,7 +53,7 @@ def pull(arguments: argparse.Namespace) -> int:
 
     async def approve(plan: DownloadPlan) -> None:
         progress.clear()
-        size, missing_text = size_text(plan.total_bytes), size_text(plan.missing_bytes)
+        size, missing_text = file_size(plan.total_bytes), file_size(plan.missing_bytes)
         print(
             f"{plan.repo} at {plan.commit}: {len(plan.files)} files, {size}, {missing_text} to come"
         )
@@ -158,7 +158,7 @@ def _cells(model_row: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
     where = "hub cache" if in_cache else text.from_home(model_row.folder or "the daemon")
     if not model_row.complete:
         where = "not complete: pull it again"
-    size = "?" if model_row.bytes is None else size_text(model_row.bytes)
+    size = "?" if model_row.bytes is None else file_size(model_row.bytes)
     state = (model_row.state or "",) if with_state else ()
     return (model_row.name, size, model_row.family or "?", model_row.weights or "?", *state, where)
 
@@ -176,7 +176,7 @@ def remove(arguments: argparse.Namespace) -> int:
             f"in {checkpoint.folder}, which you may remove yourself" if checkpoint else "not here"
         )
         raise CommandFailed(f"{name} is not in the hub's cache ({find.hub_cache()}): it is {where}")
-    print(f"{name}: {size_text(plan.size_bytes)} in {find.hub_cache()}")
+    print(f"{name}: {file_size(plan.size_bytes)} in {find.hub_cache()}")
     for path in plan.paths:
         print(f"  {path}")
     if not text.is_confirmed("Remove this?", "Nothing was removed.", is_given=arguments.yes):
@@ -246,7 +246,7 @@ def facts(
     """Name and text of each line."""
     yield "model", settings.model.name
     if plan is not None:
-        size, missing_text = size_text(plan.total_bytes), size_text(plan.missing_bytes)
+        size, missing_text = file_size(plan.total_bytes), file_size(plan.missing_bytes)
         yield "on the hub", f"commit {plan.commit}, {size}, {missing_text} to download"
     else:
         yield "folder", settings.model.path
@@ -255,16 +255,16 @@ def facts(
     support = "checked" if examination.is_checked else "not checked: answers may be wrong"
     yield "family", f"{examination.family or 'unknown'} ({support}: docs/families.md)"
     yield "weights", examination.quantization or "unknown"
-    limit_text = f"{binary_size(examination.limit_bytes)} may be used (memory.max_bytes)"
+    limit_text = f"{memory_size(examination.limit_bytes)} may be used (memory.max_bytes)"
     yield (
         "memory",
-        f"{binary_size(examination.memory_bytes)} on {examination.device}, of which {limit_text}",
+        f"{memory_size(examination.memory_bytes)} on {examination.device}, of which {limit_text}",
     )
     if examination.weight_bytes:
-        free_text = binary_size(max(0, examination.limit_bytes - examination.weight_bytes))
+        free_text = memory_size(max(0, examination.limit_bytes - examination.weight_bytes))
         yield (
             "needs",
-            f"{binary_size(examination.weight_bytes)} for its weights, which leaves {free_text}",
+            f"{memory_size(examination.weight_bytes)} for its weights, which leaves {free_text}",
         )
     if examination.drafter:
         yield "drafter", f"{examination.drafter} (model.drafter), part of what its weights need"
@@ -275,7 +275,7 @@ def facts(
     elif examination.fitting_tokens is None or examination.kv_bytes is None:
         yield "context", f"{tokens}; how many fit is known when the weights are here"
     else:
-        room = binary_size(examination.kv_bytes)
+        room = memory_size(examination.kv_bytes)
         yield "context", f"{examination.fitting_tokens} of {tokens} fit, which take {room}"
 
 

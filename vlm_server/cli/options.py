@@ -277,8 +277,8 @@ def check_memory_limit(settings: Settings) -> None:
     """
     from vlm_server.errors import ModelLoadError
     from vlm_server.hub import layout
-    from vlm_server.hub.messages import size_text
     from vlm_server.models import EMBEDDED
+    from vlm_server.sizes import memory_size
 
     limit_bytes = settings.memory.known_limit_bytes
     pinned = [model for _, model in settings.checkpoints() if model.pinned]
@@ -290,7 +290,7 @@ def check_memory_limit(settings: Settings) -> None:
         if needed_bytes > limit_bytes:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
-                f"{size_text(stored_bytes)} in their files, and {size_text(limit_bytes)} are "
+                f"{memory_size(stored_bytes)} in their files, and {memory_size(limit_bytes)} are "
                 "allowed: raise memory.max_bytes, or serve a smaller or a quantized checkpoint"
             )
 

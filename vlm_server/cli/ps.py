@@ -68,12 +68,12 @@ def _request_row(request: dict[str, Any]) -> tuple[str, ...]:
 def _model_row(
     model: dict[str, Any], requests: list[dict[str, Any]], now: float
 ) -> tuple[str, ...]:
-    from vlm_server.hub.messages import size_text
+    from vlm_server.sizes import memory_size
 
     state, progress, expires_at = model["state"], model["progress"], model["expires_at"]
     if progress:
         state += f" ({progress['stage']}, {progress['fraction']:.0%})"
-    held_text, limit_text = size_text(model["memory_bytes"]), size_text(model["limit_bytes"])
+    held_text, limit_text = memory_size(model["memory_bytes"]), memory_size(model["limit_bytes"])
     leaves = "" if expires_at is None else f"in {max(0.0, expires_at - now):.0f} s"
     return (
         model["name"],

@@ -1,4 +1,4 @@
-"""Text for terminals: tables, sizes, questions, no control characters."""
+"""Text for terminals: tables, questions, no control characters."""
 
 from __future__ import annotations
 
@@ -65,15 +65,6 @@ def shorten_stage(stage: str, columns: int) -> str:
     if len(stage) <= columns or not colon or room < 1:
         return stage
     return f"{name[:room]}\u2026{colon}{figures}"
-
-
-def binary_size(num_bytes: float) -> str:
-    """A size in binary units, for people."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} GiB" if num_bytes < 1024 else f"{num_bytes / 1024:.1f} TiB"
 
 
 def is_confirmed(question: str, refusal: str, *, is_given: bool = False) -> bool:

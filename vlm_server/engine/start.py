@@ -39,7 +39,7 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.prefill.batched_prefill import can_batch_prefills
-from vlm_server.settings import MIB
+from vlm_server.sizes import memory_size
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     gc.collect()
     gc.freeze()  # a full collection would take 30 ms during an answer
     ready_at = time.monotonic()
-    logger.info(
+    logger.debug(
         "started in %.1f s: loaded in %.1f s, warmed up in %.1f s",
         ready_at - started_at,
         loaded_at - started_at,
@@ -125,8 +125,8 @@ def _check_room(loop: EngineLoop, context_tokens: int) -> None:
     needed_bytes, free_bytes = loop.runner.kv_bytes(num_tokens), loop.governor.bytes_for_requests
     if needed_bytes > free_bytes:
         raise ModelLoadError(
-            f"the model leaves no room for requests: {needed_bytes / MIB:.0f} MiB are needed for "
-            f"{num_tokens} tokens, and it leaves {free_bytes / MIB:.0f} MiB of memory.max_bytes: "
+            f"the model leaves no room for requests: {memory_size(needed_bytes)} are needed for "
+            f"{num_tokens} tokens, and it leaves {memory_size(free_bytes)} of memory.max_bytes: "
             "raise that, or serve a smaller or a quantized checkpoint"
         )
 
@@ -224,7 +224,7 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     size = planned_state_size(loaded.language_model, loaded.drafter, loaded.kv_storage)
     seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
-    logger.info("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)
+    logger.debug("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)
     return suitable
 
 

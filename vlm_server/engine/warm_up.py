@@ -210,7 +210,7 @@ def warm_up(loop: EngineLoop, stage: WarmUpStage) -> bool:
             raise
         logger.warning("warming up on %s: %s", stage.name, error)
         return False
-    logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started_at)
+    logger.debug("warming up on %s: %.1f s", stage.name, time.monotonic() - started_at)
     failure = next((event for event in events if isinstance(event, Failed)), None)
     if failure is None:
         return True

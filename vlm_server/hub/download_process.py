@@ -34,8 +34,9 @@ from vlm_server.hub.download_file import (
 )
 from vlm_server.hub.failures import Unusable, download_refused
 from vlm_server.hub.find import hub_cache
-from vlm_server.hub.messages import GO, Done, DownloadPlan, Message, Progress, size_text
+from vlm_server.hub.messages import GO, Done, DownloadPlan, Message, Progress
 from vlm_server.hub.names import HubName
+from vlm_server.sizes import file_size
 
 _NUM_THREADS = 4
 _TICK_SECONDS = 0.5
@@ -100,7 +101,7 @@ class Download:
 
     def _object(self, file: HubFile) -> dict[str, Any]:
         if file.size > _MAX_JSON_BYTES:
-            raise Unusable(f"{file.path} of {self._name} has {size_text(file.size)}")
+            raise Unusable(f"{file.path} of {self._name} has {file_size(file.size)}")
         try:
             content = json.loads(self._download(file).read_bytes())
         except ValueError:
@@ -125,8 +126,8 @@ class Download:
         free_bytes = shutil.disk_usage(self._repository).free
         if missing_bytes and missing_bytes + _SPARE_BYTES > free_bytes:
             raise Unusable(
-                f"the disk of {self._cache} has {size_text(free_bytes)} free, and {self._name} "
-                f"needs {size_text(missing_bytes)} more, beside {size_text(_SPARE_BYTES)} that are "
+                f"the disk of {self._cache} has {file_size(free_bytes)} free, and {self._name} "
+                f"needs {file_size(missing_bytes)} more, beside {file_size(_SPARE_BYTES)} that are "
                 "left free: make room (`vlm-server models list`, `rm`), or set HF_HUB_CACHE to "
                 "another disk"
             )

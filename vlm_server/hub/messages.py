@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from vlm_server.sizes import file_size
+
 GO = b"go\n"
 
 
@@ -45,7 +47,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     def __str__(self) -> str:
         if self.is_waiting:
             return "waiting for another process that downloads it"
-        done_text, total_text = size_text(self.done_bytes), size_text(self.total_bytes)
+        done_text, total_text = file_size(self.done_bytes), file_size(self.total_bytes)
         return f"downloading {self.file}: {done_text} of {total_text}"
 
 
@@ -81,12 +83,3 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 Message = DownloadPlan | Progress | Done | DownloadRefused
-
-
-def size_text(num_bytes: float) -> str:
-    """A size for people, in decimal units as the hub shows them."""
-    for unit in ("bytes", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.2f} GB"

@@ -51,7 +51,7 @@ def find_openblas(links: Path) -> dict[str, str]:
     for candidate in _candidates(links):
         environment = {name: _prepend(name, path) for name, path in candidate.items()}
         if runs(_BLAS_PROBE, environment):
-            logger.info("preloading %s into the engine", candidate["LD_PRELOAD"])
+            logger.debug("preloading %s into the engine", candidate["LD_PRELOAD"])
             return environment
     logger.warning("no usable OpenBLAS found: the model will run about 50 times slower on the CPU")
     return {}
@@ -108,7 +108,7 @@ def find_mimalloc() -> str | None:
     if library is None or not runs(_MIMALLOC_PROBE, {"LD_PRELOAD": library}):
         logger.warning("no usable mimalloc found: pip install %s, for shorter steps", _PACKAGE)
         return None
-    logger.info("preloading %s into the engine", library)
+    logger.debug("preloading %s into the engine", library)
     return library
 
 

@@ -98,7 +98,7 @@ def test_first_working_openblas_candidate_is_found(
     kinds = ("missing", "illegal instruction", "wrong", "right")
     candidates = [build(tmp_path, kind) for kind in kinds]
     monkeypatch.setattr(preload, "_candidates", lambda _: iter(candidates))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         assert preload.find_openblas(tmp_path / "links") == candidates[-1]
     assert "libright" in caplog.text
 

@@ -13,10 +13,11 @@ from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import binary_size, printable, table
+from vlm_server.cli.text import printable, table
 from vlm_server.errors import ConfigError
 from vlm_server.nearest import did_you_mean
 from vlm_server.settings import Limits
+from vlm_server.sizes import file_size
 
 _OFF, _ON = ("off", "none"), "on"
 _KEYS = """
@@ -200,7 +201,7 @@ class Commands:
 
 def _size(medium: Medium) -> str:
     """The size of its file, and of a picture."""
-    size = binary_size(len(medium.data))
+    size = file_size(len(medium.data))
     if not medium.is_image:
         return size
     width, height = regions.upright_size(medium.data)

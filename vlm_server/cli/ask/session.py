@@ -18,8 +18,9 @@ from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.text import printable
 from vlm_server.errors import VlmServerError
+from vlm_server.models import IS_TOY
 from vlm_server.nearest import did_you_mean
-from vlm_server.settings import Limits
+from vlm_server.settings import EMBEDDED_MODEL, Limits
 from vlm_server.settings.paths import state_folder
 
 _LONGER = "/set max_tokens NUMBER"
@@ -78,6 +79,8 @@ class Session:
         where = self._daemon.url.removesuffix("/v1")
         say(f"{model['id']} at {where}{sees}")
         say("Drop a picture here, or just ask. /help says more, Ctrl-D leaves.")
+        if model["id"] == EMBEDDED_MODEL:
+            say(IS_TOY)
 
     def _handle(self, line: str) -> None:
         if not line:

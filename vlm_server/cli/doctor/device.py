@@ -10,9 +10,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from vlm_server import __version__
 from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
 from vlm_server.cli.doctor.situation import Situation
-from vlm_server.cli.text import binary_size
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import EngineSettings, MemorySettings
+from vlm_server.sizes import memory_size
 from vlm_server.supervisor.device_examination import DeviceReport, examine_device
 from vlm_server.supervisor.engine_process.start import for_models
 
@@ -85,7 +85,7 @@ def device(report: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
     """Whether MLX finds the best device of this machine."""
     if report.fault:
         return problem("device", f"could not {report.step}: {report.fault}", _advice(report.step))
-    size = f"{binary_size(report.memory_bytes)}, of which {binary_size(report.suitable_bytes)} suit"
+    size = f"{memory_size(report.memory_bytes)}, of which {memory_size(report.suitable_bytes)} suit"
     text = f"{report.kind} ({report.name}), {size}; {report.gflops:.0f} GFLOP/s in float32"
     if has_nvidia_gpu and report.kind == "cpu":
         advice = "install MLX for it: scripts/setup cuda, or pip install 'vlm-server[cuda]'"
@@ -114,7 +114,7 @@ def wired_limit(setting: str | None, memory: MemorySettings, report: DeviceRepor
     limit_mb = int(setting) if setting and setting.strip().isdecimal() else 0
     allowed_bytes = limit_mb << 20 if limit_mb else report.suitable_bytes
     reason = f"iogpu.wired_limit_mb is {limit_mb}" if limit_mb else "the system's own choice"
-    text = f"the GPU may use {binary_size(allowed_bytes)} ({reason})"
+    text = f"the GPU may use {memory_size(allowed_bytes)} ({reason})"
     if limit_mb and report.memory_bytes and allowed_bytes > report.memory_bytes * 9 // 10:
         advice = "leave the system a tenth: sudo sysctl iogpu.wired_limit_mb=0 is its own choice"
         return warning("wired limit", text, advice)

@@ -13,11 +13,11 @@ from huggingface_hub import constants
 
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
-from vlm_server.cli.text import binary_size
 from vlm_server.platform import machine
 from vlm_server.platform.private_folder import caches_folder
 from vlm_server.settings import MIB
 from vlm_server.settings.paths import expand_home
+from vlm_server.sizes import file_size, memory_size
 
 _MIN_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
@@ -50,11 +50,11 @@ def this_machine(system: str, architecture: str) -> Finding:
 
 def memory(physical_bytes: int, allowed_bytes: int, available_bytes: int | None) -> Finding:
     """Whether memory suffices: bytes in all, bytes left by control groups, bytes free if known."""
-    text = binary_size(physical_bytes)
+    text = memory_size(physical_bytes)
     if allowed_bytes < physical_bytes:
-        text += f", of which a control group allows {binary_size(allowed_bytes)}"
+        text += f", of which a control group allows {memory_size(allowed_bytes)}"
     if available_bytes is not None:
-        text += f"; {binary_size(available_bytes)} free now"
+        text += f"; {memory_size(available_bytes)} free now"
     if allowed_bytes < _MIN_BYTES:
         return problem("memory", text, "give it 1 GiB or more: the program itself needs half of it")
     if available_bytes is not None and available_bytes < _LITTLE_BYTES:
@@ -99,7 +99,7 @@ def room(check: str, folder: Path, wanted_bytes: int, advice: str) -> Finding:
     around = (path for path in (folder, *folder.parents) if os.path.isdir(path))
     existing_folder = next(around, Path("/"))
     free_bytes, inodes = free_in(existing_folder)
-    text = f"{folder}, {binary_size(free_bytes)} free"
+    text = f"{folder}, {file_size(free_bytes)} free"
     if not os.access(existing_folder, os.W_OK | os.X_OK):
         return warning(check, f"{text}; it can't be written to", advice)
     if inodes == 0:
@@ -107,7 +107,7 @@ def room(check: str, folder: Path, wanted_bytes: int, advice: str) -> Finding:
     if free_bytes < min(wanted_bytes, _STATE_BYTES):
         return problem(check, f"{text}: it is full", advice)
     if free_bytes < wanted_bytes:
-        return warning(check, f"{text}, less than {binary_size(wanted_bytes)}", advice)
+        return warning(check, f"{text}, less than {file_size(wanted_bytes)}", advice)
     return ok(check, text)
 
 

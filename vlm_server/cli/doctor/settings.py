@@ -12,13 +12,13 @@ from huggingface_hub import constants
 from vlm_server.api.http.access import keys
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
-from vlm_server.cli.text import binary_size
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.hub.names import to_download
 from vlm_server.platform.private_folder import of_this_user
 from vlm_server.settings import Server
 from vlm_server.settings.paths import allow_or_move, expand_home, guarded_folder
+from vlm_server.sizes import memory_size
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -64,7 +64,7 @@ def model(situation: Situation) -> Finding:
         return problem("model", f"{checkpoint.name}: {examination.refusal}", advice)
     text = (
         f"{checkpoint.name} ({examination.family}, {examination.quantization or 'unquantized'}): "
-        f"{binary_size(examination.weight_bytes)} of {binary_size(examination.limit_bytes)}, "
+        f"{memory_size(examination.weight_bytes)} of {memory_size(examination.limit_bytes)}, "
         f"{examination.fitting_tokens} of {examination.context_tokens} tokens fit"
     )
     if not examination.is_checked:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TextIO
 
 from vlm_server import __version__
-from vlm_server.hub.messages import size_text
+from vlm_server.models import IS_TOY
 from vlm_server.platform.terminal import BOLD, styled
 from vlm_server.settings import Settings, Sources
+from vlm_server.sizes import memory_size
 from vlm_server.supervisor.engine_process.client import EngineStatus
 
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -27,8 +28,7 @@ def first_words(
     if not stream.isatty():
         return f"Listening on {url}"
     first, *others = names
-    note = "" if settings.model.path else ", the small one that comes with the program"
-    note += f", and {', '.join(others)} when asked for" if others else ""
+    note = f", and {', '.join(others)} when asked for" if others else ""
     page = styled(url.removesuffix("/v1"), BOLD, stream)
     rows = [
         ("page", page),
@@ -38,13 +38,15 @@ def first_words(
     files = [source for source in dict.fromkeys(sources.values()) if source != "command line"]
     rows += [("settings", source) for source in files]
     lines = [f"  {name:<8} {text}" for name, text in rows]
-    return "\n".join([f"vlm-server {__version__}", "", *lines, ""])
+    hint = [] if settings.model.path else [IS_TOY, ""]
+    return "\n".join([f"vlm-server {__version__}", "", *lines, "", *hint])
 
 
 def ready(url: str, seconds: float, settings: Settings, status: EngineStatus, out: TextIO) -> str:
     """The text on `out` when the model of `status` can be asked."""
     if not out.isatty():
-        text = f"Ready: {status.model_name} is served at {url}{_memory(status)}."
+        page = f"and its page at {url.removesuffix('/v1')}"
+        text = f"Ready: {status.model_name} is served at {url}, {page}{_memory(status)}."
         return "\n".join((text, *_drafter(status)))
     lines = [f"Ready after {seconds:.1f} s{_memory(status)}.", *_drafter(status)]
     if command := _command(url, settings, status):
@@ -65,8 +67,8 @@ def _memory(status: EngineStatus) -> str:
     size_bytes, stats = status.model_facts.size_bytes, status.stats
     if stats is None or not size_bytes:
         return ""
-    limit_text = size_text(stats.memory.limit_bytes)
-    return f", with {size_text(size_bytes)} of weights and a limit of {limit_text} of memory"
+    limit_text = memory_size(stats.memory.limit_bytes)
+    return f", with {memory_size(size_bytes)} of weights and a limit of {limit_text} of memory"
 
 
 def _drafter(status: EngineStatus) -> list[str]:

@@ -15,7 +15,8 @@ from vlm_server.cli.client.questions import answer_to, questions_for
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager, join_address, split_address
-from vlm_server.settings import MIB, Settings
+from vlm_server.settings import Settings
+from vlm_server.sizes import memory_size
 
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.3
@@ -34,7 +35,7 @@ def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_j
         rows = [
             (
                 name.removesuffix("_bytes").replace("_", " "),
-                f"{value / MIB:,.0f} MiB" if name == "memory_bytes" else str(value),
+                memory_size(value) if name == "memory_bytes" else str(value),
             )
             for name, value in facts.items()
             if value is not None

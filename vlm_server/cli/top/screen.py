@@ -13,7 +13,7 @@ from rich.text import Text
 from vlm_server.cli.client.answer import STATE_WORDS
 from vlm_server.cli.text import printable
 from vlm_server.cli.top.frame import LATENCIES, Frame, LiveFrame, ModelFrame
-from vlm_server.hub.messages import size_text
+from vlm_server.sizes import memory_size
 
 _BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _BAR_COLUMNS = 12
@@ -94,7 +94,7 @@ def _models(models: Sequence[ModelFrame], columns: int) -> Table:
     table = _table("MODEL", "STATE", "", "MEMORY", *figures)
     for model in models:
         part = model.memory_bytes / model.limit_bytes if model.limit_bytes else None
-        of = f"{size_text(model.memory_bytes)} of {size_text(model.limit_bytes)}"
+        of = f"{memory_size(model.memory_bytes)} of {memory_size(model.limit_bytes)}"
         progress = model.progress
         stage = f" ({progress['stage']} {progress['fraction']:.0%})" if progress else ""
         table.add_row(

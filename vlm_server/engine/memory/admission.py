@@ -9,7 +9,7 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded
-from vlm_server.settings import MIB
+from vlm_server.sizes import memory_size
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
 """The length reserved for an answer that may fill the context: hardly any does."""
@@ -66,8 +66,8 @@ class Admission:
         largest = self._largest_answer(request, available_bytes)
         advice = f" `max_tokens` may be at most {largest}." if largest else ""
         return MemoryExceeded(
-            f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
-            f"{available_bytes / MIB:.0f} MiB are available besides the model.{advice}",
+            f"This request needs up to {memory_size(needed_bytes)} of device memory; "
+            f"{memory_size(available_bytes)} are available besides the model.{advice}",
             "max_tokens" if largest else None,
         )
 

@@ -19,6 +19,7 @@ from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.interfaces import DeviceMemory, ProcessMemory
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import MIB, MemorySettings
+from vlm_server.sizes import memory_size
 
 logger = logging.getLogger(__name__)
 
@@ -312,16 +313,14 @@ class Governor:
         seconds = time.perf_counter() - started_at
         self._clear_seconds += seconds
         self._counts[f"clear_{reason}"] += 1
-        milliseconds = 1000 * seconds
-        logger.info(
-            "cleared %d MiB of pool (%s) in %.1f ms", pool_bytes // MIB, reason, milliseconds
-        )
+        size, milliseconds = memory_size(pool_bytes), 1000 * seconds
+        logger.debug("cleared %s of pool (%s) in %.1f ms", size, reason, milliseconds)
 
     def _evict(self, num_bytes: int) -> None:
         """Evict up to `num_bytes` from the caches, the least recently used entries first."""
         if freed_bytes := self._caches.evict(num_bytes):
             self._counts["evict"] += 1
-            logger.info("evicted %d MiB of the caches", freed_bytes // MIB)
+            logger.debug("evicted %s of the caches", memory_size(freed_bytes))
 
     def _ask_driver(self) -> None:
         """Query the device memory in use by all programs, at most every `_DRIVER_SECONDS`."""

@@ -75,7 +75,7 @@ def dequantize(model: Any, free_bytes: int) -> None:
         dequantize_for_many_rows(model)
         return
     if layers:
-        logger.info(
+        logger.debug(
             "dequantized the weights: %d MiB more, and faster on this device", added_bytes >> 20
         )
     for layer in layers:

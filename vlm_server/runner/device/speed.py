@@ -43,10 +43,10 @@ def blas_libraries() -> list[str]:
 
 
 def warn_of_slow_products() -> None:
-    """Log the speed of matrix products, and warn without OpenBLAS.
+    """Warn without OpenBLAS.
 
-    The speed alone is no criterion: on a busy machine OpenBLAS is slow, too.
+    The speed is no criterion: on a busy machine OpenBLAS is slow, too.
     """
-    logger.info("this CPU multiplies matrices at %.0f GFLOP/s", product_gflops())
     if sys.platform == "linux" and not has_openblas():
-        logger.warning("no OpenBLAS was preloaded, so that this is slow: see engine.openblas")
+        text = "no OpenBLAS was preloaded: matrices are multiplied at %.0f GFLOP/s, see %s"
+        logger.warning(text, product_gflops(), "engine.openblas")

@@ -29,7 +29,8 @@ from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
-from vlm_server.settings import MIB, CacheSettings, MemorySettings, ModelSettings
+from vlm_server.settings import CacheSettings, MemorySettings, ModelSettings
+from vlm_server.sizes import memory_size
 
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 """Types of safetensors, and their bytes, by their names in configurations; else bytes."""
@@ -127,7 +128,7 @@ def _with_weights(
     min_tokens, refusal = min(least_tokens, examination.context_tokens), ""
     if fitting < min_tokens:
         refusal = (
-            f"the model leaves no room for requests: beside its weights {free_bytes / MIB:.0f} MiB "
+            f"the model leaves no room for requests: beside its weights {memory_size(free_bytes)} "
             f"of memory.max_bytes are left, enough for {fitting} tokens, and {min_tokens} are "
             "needed: raise that, or serve a smaller or a quantized checkpoint"
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from vlm_server.protocol import MemoryStats
-from vlm_server.settings import GIB
+from vlm_server.sizes import memory_size
 
 SAMPLE_SECONDS = 10
 HISTORY_SECONDS = 3600
@@ -115,7 +115,7 @@ class FailedStarts:
         if status == -signal.SIGKILL:
             return (
                 "the last was killed (SIGKILL), as the system does when memory runs out: this "
-                f"process may use {self._memory_bytes / GIB:.2f} GiB. Serve a smaller or a "
+                f"process may use {memory_size(self._memory_bytes)}. Serve a smaller or a "
                 "quantized checkpoint, or free memory"
             )
         return f"the last {reason_of_end(status, None)}: the log says why"

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from vlm_server.errors import ModelDoesNotFit, ModelLoadError
 from vlm_server.hub.examination import Examination, ExaminationRequest
-from vlm_server.settings import GIB, MIB, MemorySettings
+from vlm_server.settings import MIB, MemorySettings
+from vlm_server.sizes import memory_size
 from vlm_server.supervisor.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -173,11 +174,11 @@ def check_fit(
     if needed_bytes + held_bytes <= limit_bytes:
         return
     other_models = (
-        f", and {', '.join(staying_bytes)} keep {held_bytes / GIB:.2f} GiB of it"
+        f", and {', '.join(staying_bytes)} keep {memory_size(held_bytes)} of it"
         if staying_bytes
         else ""
     )
     raise ModelDoesNotFit(
-        f"The model `{name}` needs {needed_bytes / GIB:.2f} GiB of device memory, with room for "
-        f"requests; the limit is {limit_bytes / GIB:.2f} GiB{other_models}."
+        f"The model `{name}` needs {memory_size(needed_bytes)} of device memory, with room for "
+        f"requests; the limit is {memory_size(limit_bytes)}{other_models}."
     )

@@ -43,7 +43,7 @@ def test_greetings_name_weights_and_memory_limit() -> None:
     status = replace(status, stats=Stats({}, 0, {}, memory, 0))
     for out in (io.StringIO(), Terminal()):
         text = greeting.ready(URL, 2.0, settings.Settings(), status, out)
-        assert "with 31 MB of weights and a limit of 1.00 GB of memory." in text.split("\n")[0]
+        assert "with 30 MiB of weights and a limit of 954 MiB of memory." in text.split("\n")[0]
 
 
 def test_greeting_never_shows_api_key() -> None:
@@ -69,7 +69,10 @@ def test_greeting_of_embedded_model_names_picture_that_exists() -> None:
 
 
 def test_greeting_of_program_is_one_line() -> None:
-    assert ready(out=io.StringIO()) == f"Ready: demo is served at {URL}."
+    assert (
+        ready(out=io.StringIO())
+        == f"Ready: demo is served at {URL}, and its page at http://127.0.0.1:8000."
+    )
 
 
 def test_words_after_ctrl_c_count_requests() -> None:
@@ -111,6 +114,9 @@ def test_first_line_of_serve_depends_on_terminal(
     assert "and other when asked for" in first
     assert "/my.toml" in first
     assert ("\x1b[1m" in first) is colours
+    assert first.count("vlm-server serve --model mlx-community/") == 1
+    real = settings.Settings(model=settings.ModelSettings(path="/m"))
+    assert "toy" not in greeting.first_words(URL, names, real, Terminal(), sources)
     assert greeting.first_words(URL, names, given, io.StringIO(), {}) == f"Listening on {URL}"
 
 

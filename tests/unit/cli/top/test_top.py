@@ -105,7 +105,7 @@ def test_screen_shows_requests_memory_and_times() -> None:
     shown = drawn(frame(status(1000.0, 400, {**REQUEST, "done": 60}), status(1002.0, 500, REQUEST)))
     for text in (
         "1 of 64 requests, 0 waiting   50 tokens/s written",
-        "9.00 GB of 10.00 GB",
+        "8.38 GiB of 9.31 GiB",
         "answering  ann  demo",
         "100 of 600  20/s  2 pictures, 1 page  2.5 s",
         "first token  80 ms  120 ms  1.5 s  1 min 15 s   3",

@@ -262,7 +262,7 @@ def _compile_or_log(code: Code, folder: Path) -> None:
     except (AssertionError, LookupError, OSError, RuntimeError) as error:
         logger.warning("MLX is left to compile %s, which takes longer: %s", code.name, error)
         return
-    logger.info("compiled %s in %.1f s", code.name, time.perf_counter() - started_at)
+    logger.debug("compiled %s in %.1f s", code.name, time.perf_counter() - started_at)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -12,7 +12,7 @@ from vlm_server.hub.layout import read_weight_files
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.loading.checkpoint.files import check_weights
-from vlm_server.settings import GIB
+from vlm_server.sizes import memory_size
 
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 _SIZES |= {"I16": 2, "U16": 2}
@@ -75,7 +75,9 @@ def check_fits(
 
 def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> str:
     """The figures and what to change, in one message."""
-    stored_size = f" ({_gib(stored_bytes)} in its files)" if stored_bytes < 0.9 * size_bytes else ""
+    stored_size = (
+        f" ({memory_size(stored_bytes)} in its files)" if stored_bytes < 0.9 * size_bytes else ""
+    )
     cast = "" if dtype == "auto" else f" as {dtype}"
     device = budget.device
     where = "this machine lets a process use" if device.name == "cpu" else f"the {device.name} has"
@@ -85,12 +87,7 @@ def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> s
     if budget.limit_bytes < device.memory_bytes and size_bytes < device.memory_bytes:
         advice.append("raise memory.max_bytes")
     return (
-        f"the weights do not fit: they take {_gib(size_bytes)}{cast}{stored_size}, and "
-        f"{_gib(budget.bytes)} are allowed (memory.max_bytes; {where} "
-        f"{_gib(device.memory_bytes)}): {', or '.join(advice)}"
+        f"the weights do not fit: they take {memory_size(size_bytes)}{cast}{stored_size}, and "
+        f"{memory_size(budget.bytes)} are allowed (memory.max_bytes; {where} "
+        f"{memory_size(device.memory_bytes)}): {', or '.join(advice)}"
     )
-
-
-def _gib(size_bytes: int) -> str:
-    size = size_bytes / GIB
-    return f"{size:.1f} GiB" if size >= 1 else f"{1024 * size:.0f} MiB"
