@@ -29,11 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _leave_out_own_settings() -> None:
-    """Daemons in tests do not read the default file and the variables of whoever runs them."""
+    """Daemons in tests do not read the default file and the variables of whoever runs them, nor
+    do they name themselves where that person's commands look for daemons."""
     for name in settings_in(os.environ):
         del os.environ[variable_of(name)]
     if default_file(os.environ).exists():
         os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp()
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

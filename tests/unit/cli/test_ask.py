@@ -16,11 +16,16 @@ import pytest
 from PIL import Image
 
 from tests.support import video_files
+from tests.support.daemons import SCRIPTED
+from tests.support.daemons import running_daemon as scripted
 from vlm_server.cli.ask.media import kind_of, read
 from vlm_server.cli.client.daemon import Daemon, is_local, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.main import main
 from vlm_server.settings import Limits
+
+
+UNREACHABLE = "http://127.0.0.1:9/v1"
 
 
 def data_url(path: Path) -> str:
@@ -358,3 +363,25 @@ def test_ask_starts_no_daemon_for_explicit_local_url(
 ) -> None:
     assert main(["ask", str(image), "What?", "--url", "http://127.0.0.1:9/v1"]) == 1
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err
+
+
+def test_ask_names_other_daemons_of_user_if_none_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until they end, in whatever way."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def complaint() -> str:
+        assert main(["ask", "--url", UNREACHABLE, "What is that?"]) == 1
+        return capsys.readouterr().err
+
+    alone = f"vlm-server: no daemon answers at {UNREACHABLE}; 'vlm-server serve' starts one\n"
+    assert complaint() == alone
+    with scripted(tmp_path, program=SCRIPTED) as daemon:
+        assert f"at {UNREACHABLE}, but yours does at {daemon.url}/v1 (--url); '" in complaint()
+    assert complaint() == alone
+    with scripted(tmp_path, program=SCRIPTED) as daemon:
+        daemon.process.kill()
+        daemon.process.wait()
+        assert complaint() == alone
+    assert not any((tmp_path / "vlm-server/daemons").iterdir())

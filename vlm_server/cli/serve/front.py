@@ -29,6 +29,7 @@ from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.cli import log, options
+from vlm_server.cli.client import own_daemons
 from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.main import discard_output
 from vlm_server.cli.progress import ProgressLine
@@ -88,7 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
     server = with_inherited_address(settings.server, listener)
     settings = msgspec.structs.replace(settings, server=server)
     process = _Process(settings, sources, listener, reloader, log_file, log_tail)
-    if asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof)):
+    with own_daemons.listed(url_of(server.host, listener.addresses[0][1])):
+        is_restart = asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof))
+    if is_restart:
         start_again(listener)
     return 0
 
