@@ -24,7 +24,6 @@ from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.main import main
 from vlm_server.settings import Limits
 
-
 UNREACHABLE = "http://127.0.0.1:9/v1"
 
 

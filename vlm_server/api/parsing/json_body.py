@@ -15,13 +15,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 
 from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.nearest import nearest
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_DEPTH = 512
 MAX_VALUES = 100_000
@@ -140,7 +141,7 @@ def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -
     try:
         return msgspec.convert(fields, schema)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), rules) from None
+        raise _explain(str(error), rules, schema) from None
     except RecursionError:
         raise _too_deep() from None
     except UnicodeEncodeError:
@@ -183,12 +184,16 @@ def _too_deep() -> InvalidRequest:
     return InvalidRequest("The request's JSON is nested too deeply.")
 
 
-def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
+def _explain(
+    message: str, rules: Mapping[str, str], schema: type[msgspec.Struct]
+) -> InvalidRequest:
     """msgspec's message as our error: `Expected ... - at `$.a[0].b`` gives param `a[0].b`."""
     text, path = _text_and_path(message)
     if unknown := _UNKNOWN.match(text):
         param = _join(path, shorten(unknown[1]))
-        return UnsupportedField(f"`{param}` is not a field of this request.", param)
+        close = nearest(unknown[1][:_MAX_SHOWN_CHARS], _names_at(path, schema))
+        hint = f": did you mean `{_join(path, close)}`?" if close else "."
+        return UnsupportedField(f"`{param}` is not a field of this request{hint}", param)
     if match := _MISSING.match(text):
         param = _join(path, match[1])
         return InvalidRequest(f"`{param}` is missing.", param)
@@ -200,6 +205,23 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
         rule = rules.get(kind) or rules.get(name, "has a value that is not allowed")
         return InvalidRequest(f"`{path}` {rule}.", path)
     return InvalidRequest(f"`{path}`: {text[:1].lower()}{text[1:]}.", path or None)
+
+
+def _names_at(path: str, schema: type[msgspec.Struct]) -> set[str]:
+    """The fields that objects at `path` may have, in a body that `schema` describes."""
+    kinds = [schema]
+    for step in _INDEX.sub("", path).split(".") if path else ():
+        fields = [field for kind in kinds for field in msgspec.structs.fields(kind)]
+        types = [field.type for field in fields if field.encode_name == step]
+        kinds = [kind for each in types for kind in _structs_in(each)]
+    return {name for kind in kinds for name in kind.__struct_encode_fields__}
+
+
+def _structs_in(kind: Any) -> list[type[msgspec.Struct]]:
+    """The structs in the type of a field: in a union, in a list, or annotated."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [struct for inner in get_args(kind) for struct in _structs_in(inner)]
 
 
 def _text_and_path(message: str) -> tuple[str, str]:

@@ -267,6 +267,26 @@ async def test_unknown_fields_are_refused_by_name(client: httpx.AsyncClient, fie
     assert error["param"] == field
 
 
+@pytest.mark.parametrize(
+    ("fields", "near"),
+    [
+        ({"Temprature": 1}, "temperature"),
+        ({"max_new_tokens": 5}, "max_tokens"),
+        ({"stream_options": {"include_usge": True}}, "stream_options.include_usage"),
+        ({"media_io_kwargs": {"video": {"num_frame": 3}}}, "media_io_kwargs.video.num_frames"),
+        ({"zzz": 1}, ""),
+        ({"zzz" * 300: 1}, ""),
+    ],
+)
+async def test_refusal_of_unknown_field_names_nearest(
+    client: httpx.AsyncClient, fields: dict[str, Any], near: str
+) -> None:
+    error = await refusal(client, chat(stream=True, **fields))
+    assert error["code"] == "unsupported_parameter"
+    end = f": did you mean `{near}`?" if near else " is not a field of this request."
+    assert error["message"].endswith(end)
+
+
 async def test_unknown_fields_are_ignored_and_named_if_configured(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
