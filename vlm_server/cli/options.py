@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
 
 _NO_MODEL = "; 'vlm-server models list' shows what is here, and ORG/NAME is downloaded"
+Placed = Callable[[str], AbstractContextManager[None]]
+"""A block that looks at what a setting names, whose errors are kept with the setting's place."""
 _SURPLUS = 1.25
 """Allowance for weights in files that the model does not use."""
 
@@ -145,11 +147,7 @@ def read_settings(
 
     Raises ConfigError for a file that can't be read, and for unknown variables.
     """
-    import msgspec
-
     from vlm_server import settings
-    from vlm_server.api.http.access import keys
-    from vlm_server.supervisor.engine_process.ranks import read_hostfile
 
     words = tuple(overrides(options))
     environment = os.environ if environment is None else environment
@@ -167,30 +165,46 @@ def read_settings(
                 place = settings.place_of(full, sources, file)
                 faults.append(type(error)(*(f"{place}{text}" for text in error.args)))
 
+    loaded = _with_checkpoints(loaded, placed)
+    _check_files(loaded, placed)
+    return loaded, sources, faults
+
+
+def _with_checkpoints(loaded: Settings, placed: Placed) -> Settings:
+    """`loaded` with the folders of the models that are on this machine."""
+    import msgspec
+
     model, models = loaded.model, dict(loaded.models)
     with placed("model.path"):
         model = find_checkpoint(model) if model.path else model
     for name, listed in loaded.models.items():
-        section = f"models.{name}"
-        if listed.base:
-            with placed(f"{section}.adapter"):
-                _check_folder(f"{section}.adapter", listed.adapter, "adapter_config.json")
-        elif listed.path:
-            with placed(f"{section}.path"):
+        full = f"models.{name}.path"
+        with placed(full):
+            if listed.path and not listed.base:
                 checkpoint = listed.as_model("", loaded.model.search_folders)
-                path = find_checkpoint(checkpoint, f"{section}.path").path
+                path = find_checkpoint(checkpoint, full).path
                 models[name] = msgspec.structs.replace(listed, path=path)
-    for section, each in loaded.checkpoints():
+    return msgspec.structs.replace(loaded, model=model, models=models)
+
+
+def _check_files(loaded: Settings, placed: Placed) -> None:
+    """Look for the files and folders that settings name, besides those of models."""
+    from vlm_server.api.http.access import keys
+    from vlm_server.supervisor.engine_process.ranks import read_hostfile
+
+    for name, listed in loaded.models.items():
+        with placed(f"models.{name}.adapter"):
+            if listed.base:
+                _check_folder(f"models.{name}.adapter", listed.adapter, "adapter_config.json")
+    for section, checkpoint in loaded.checkpoints():
         for key, check in (("chat_template", _check_template), ("drafter", _check_drafter)):
             with placed(f"{section}.{key}"):
-                check(f"{section}.{key}", each)
+                check(f"{section}.{key}", checkpoint)
     with placed("server.api_key_file"):
         keys.check_settings(loaded.server)
     with placed("distributed.hostfile"):
         if loaded.distributed.hostfile:
             read_hostfile(Path(loaded.distributed.hostfile))
-    loaded = msgspec.structs.replace(loaded, model=model, models=models)
-    return loaded, sources, faults
 
 
 def config_file(options: argparse.Namespace) -> Path | None:

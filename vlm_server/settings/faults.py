@@ -17,6 +17,14 @@ _EXPECTED = re.compile(r"Expected `(.+?)`(?: ([<>]=?) (\S+))?(?:, got `(\w+)`)?"
 _KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "array": "a list"}
 _KINDS |= {"bool": "true or false"}
 _SIGNS = {"<=": "of at most", ">=": "of at least", "<": "below", ">": "above"}
+_POSITION = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
+_CAUSES = {
+    "Invalid value": "a text needs quotes",
+    "Expected newline or end of document after a statement": "a text needs quotes",
+    "Illegal character '\\n'": "a quote is not closed",
+    "Cannot overwrite": "this name is there twice",
+    "Cannot declare": "this section is there twice",
+}
 _HEADER = re.compile(r"\s*\[+\s*(.+?)\s*\]")
 _SETTING = re.compile(r"\s*([^=#\[\s][^=#]*?)\s*=")
 
@@ -77,6 +85,16 @@ def _expectation(full: str, hint: Any, kinds: str, sign: str, bound: str, given:
     if word := word_of(hint):
         text += f", or `{word}`"
     return f"{text}, not {_KINDS.get(given, given)}" if given else text
+
+
+def explain_toml(path: Path, message: str) -> str:
+    """tomllib's `message` about the file, with its line and what is probably wrong."""
+    match = _POSITION.fullmatch(message)
+    if match is None:
+        return f"{path} is not valid TOML: {message}"
+    text, line, column = match.groups()
+    cause = next((cause for start, cause in _CAUSES.items() if text.startswith(start)), "")
+    return f"{path}, line {line}: not valid TOML at column {column}: {cause or text}"
 
 
 def lines_of(path: Path) -> dict[str, int]:

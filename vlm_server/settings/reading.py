@@ -13,7 +13,7 @@ import msgspec
 
 from vlm_server.errors import ConfigError
 from vlm_server.settings.environment import settings_in, variable_of
-from vlm_server.settings.faults import RENAMED, explain, line_of, lines_of, nearest
+from vlm_server.settings.faults import RENAMED, explain, explain_toml, line_of, lines_of, nearest
 from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
 from vlm_server.settings.quantities import AUTO, OFF, bare, empty_of, value_of, word_of
 from vlm_server.settings.tree import (
@@ -188,8 +188,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         is_missing = isinstance(error, FileNotFoundError)
         raise missing_path_error(path, text) if is_missing else ConfigError(text) from None
     except (ValueError, RecursionError) as error:
-        hint = "; a text needs quotes" if "Invalid value" in str(error) else ""
-        raise ConfigError(f"{path} is not valid TOML: {error}{hint}") from None
+        raise ConfigError(explain_toml(path, str(error))) from None
     listed_models = table.get(MODELS)
     _resolve_paths("model", table.get("model"), path.absolute().parent)
     for name, model in listed_models.items() if isinstance(listed_models, dict) else ():
