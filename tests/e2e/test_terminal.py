@@ -138,7 +138,7 @@ def test_ctrl_c_ends_daemon_started_by_ask() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with session("ask", "--set", f"server.port={port}", "What?") as ask:
-        ask.wait_for("starting one")
+        ask.wait_for("Starting one for now")
         ask.wait_for("loading the weights")
         children = children_of(ask.process.pid)
         assert children

@@ -1,10 +1,11 @@
-"""Text for terminals: tables, questions, no control characters."""
+"""Text for terminals: tables, questions, hints, no control characters."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -65,6 +66,17 @@ def shorten_stage(stage: str, columns: int) -> str:
     if len(stage) <= columns or not colon or room < 1:
         return stage
     return f"{name[:room]}\u2026{colon}{figures}"
+
+
+def program() -> str:
+    """Name by which a shell finds the program."""
+    return "vlm-server" if shutil.which("vlm-server") else f"{sys.prefix}/bin/vlm-server"
+
+
+def toy_hint() -> str:
+    """What to say to a person whom the embedded model answers."""
+    real = f"{program()} serve --model mlx-community/Qwen3-VL-2B-Instruct-4bit"
+    return f"demo is a toy that knows simple drawings. A real model: {real}"
 
 
 def is_confirmed(question: str, refusal: str, *, is_given: bool = False) -> bool:

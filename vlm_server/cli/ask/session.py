@@ -16,9 +16,8 @@ from vlm_server.cli.ask.output import AnswerScreen
 from vlm_server.cli.ask.prompt import LineCompleter, Prompt, history_in
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import printable
+from vlm_server.cli.text import printable, toy_hint
 from vlm_server.errors import VlmServerError
-from vlm_server.models import IS_TOY
 from vlm_server.nearest import did_you_mean
 from vlm_server.settings import EMBEDDED_MODEL, Limits
 from vlm_server.settings.paths import state_folder
@@ -80,7 +79,7 @@ class Session:
         say(f"{model['id']} at {where}{sees}")
         say("Drop a picture here, or just ask. /help says more, Ctrl-D leaves.")
         if model["id"] == EMBEDDED_MODEL:
-            say(IS_TOY)
+            say(toy_hint())
 
     def _handle(self, line: str) -> None:
         if not line:

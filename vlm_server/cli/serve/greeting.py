@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from vlm_server import __version__
-from vlm_server.models import IS_TOY
+from vlm_server.cli.text import program, toy_hint
 from vlm_server.platform.terminal import BOLD, styled
 from vlm_server.settings import Settings, Sources
 from vlm_server.sizes import memory_size
@@ -38,7 +36,7 @@ def first_words(
     files = [source for source in dict.fromkeys(sources.values()) if source != "command line"]
     rows += [("settings", source) for source in files]
     lines = [f"  {name:<8} {text}" for name, text in rows]
-    hint = [] if settings.model.path else [IS_TOY, ""]
+    hint = [] if settings.model.path else [toy_hint(), ""]
     return "\n".join([f"vlm-server {__version__}", "", *lines, "", *hint])
 
 
@@ -80,7 +78,7 @@ def _command(url: str, settings: Settings, status: EngineStatus) -> str:
     """The command that asks the model; empty for one that does not write."""
     if not status.model_facts.writes:
         return ""
-    words = [_program(), "ask"]
+    words = [program(), "ask"]
     if url != _DEFAULT_URL:
         words += ["--url", url]
     if settings.server.needs_key:
@@ -90,8 +88,3 @@ def _command(url: str, settings: Settings, status: EngineStatus) -> str:
     if settings.model.path:
         return f'{shlex.join(words)} picture.png "What is this?"'
     return f'{shlex.join([*words, str(_SAMPLE)])} "Where is the star?"'
-
-
-def _program() -> str:
-    """Name by which a shell finds the program."""
-    return "vlm-server" if shutil.which("vlm-server") else str(Path(sys.prefix, "bin/vlm-server"))
