@@ -37,7 +37,7 @@ def others_than(url: str) -> list[str]:
     with contextlib.suppress(OSError):
         files = [file for file in _folder().iterdir() if _is_alive(file)]
         newest = sorted(files, key=os.path.getmtime, reverse=True)[:_MOST]
-        urls = [file.read_text(encoding="utf-8") for file in newest]
+        urls = [file.read_text(encoding="utf-8", errors="replace") for file in newest]
     return [other for other in urls if other != url and _answers(other)]
 
 
