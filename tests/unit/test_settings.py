@@ -179,7 +179,7 @@ def test_short_api_keys_are_refused(keys: str) -> None:
 
 @pytest.mark.parametrize("key", ["          ", "a long key", "long-enough\\u0000", "x" * 8 + "\\n"])
 def test_api_keys_with_blanks_are_refused_unshown(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"server\.api_keys\[1\] has a blank") as caught:
+    with pytest.raises(ConfigError, match=r"`server\.api_keys\[1\]` has a blank") as caught:
         load(None, (f'server.api_keys=["{KEY}", "{key}"]',))
     assert key not in str(caught.value)
 
@@ -189,7 +189,7 @@ def test_key_file_counts_as_api_key() -> None:
 
 
 def test_relative_path_of_key_file_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"server\.api_key_file 'keys' is not absolute"):
+    with pytest.raises(ConfigError, match=r"`server\.api_key_file` 'keys' is not absolute"):
         load(None, ("server.api_key_file=keys",))
 
 
@@ -245,14 +245,14 @@ def test_settings_are_frozen() -> None:
 
 
 def test_relative_cache_disk_path_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cache\.disk_folder 'here/there' is not absolute"):
+    with pytest.raises(ConfigError, match=r"`cache\.disk_folder` 'here/there' is not absolute"):
         load(None, ("cache.disk_folder=here/there",))
     assert load(None, ("cache.disk_folder=~/there",)).cache.disk_folder == "~/there"
 
 
 def test_relative_search_path_is_refused() -> None:
     assert load(None, ('model.search_folders=["/models", "~/models"]',)).model.search_folders
-    with pytest.raises(ConfigError, match="search_folders 'models' is not absolute"):
+    with pytest.raises(ConfigError, match="search_folders` 'models' is not absolute"):
         load(None, ('model.search_folders=["models"]',))
 
 
@@ -288,11 +288,11 @@ def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[models.a]", "models.a.path is missing"),
-        ('[models.a]\nbase = "b"', "models.a.adapter is missing"),
-        ('[models.a]\nadapter = "b"', "models.a.base is missing"),
-        ('[models.a]\nbase = "b"\nadapter = "c"\npath = "d"', "models.a.path has no effect"),
-        ('[models.a]\nbase = "b"\nadapter = "c"\npinned = true', "models.a.pinned has no effect"),
+        ("[models.a]", "`models.a.path` is missing"),
+        ('[models.a]\nbase = "b"', "`models.a.adapter` is missing"),
+        ('[models.a]\nadapter = "b"', "`models.a.base` is missing"),
+        ('[models.a]\nbase = "b"\nadapter = "c"\npath = "d"', "`models.a.path` has no effect"),
+        ('[models.a]\nbase = "b"\nadapter = "c"\npinned = true', "`models.a.pinned` has no effect"),
         (
             '[models.a]\nbase = "b"\nadapter = "c"\n[models.b]\nbase = "a"\nadapter = "c"',
             "b is an adapter itself",

@@ -81,7 +81,7 @@ def not_here(settings: Settings, sources: Sources, file: Path | None) -> Iterato
             full = f"{section}.path"
             hint = did_you_mean(model.path, names) or ", and is downloaded when it is needed"
             place = place_of(full, sources, file)
-            yield f"{place}{full}: {model.path} is not on this machine{hint}"
+            yield f"{place}`{full}`: {model.path} is not on this machine{hint}"
 
 
 def describe_changed(settings: Settings, sources: Sources) -> str:

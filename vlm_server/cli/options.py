@@ -264,9 +264,9 @@ def check_model(path: Path, setting: str) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:  # the API could not show its name
-        raise ConfigError(f"{setting}: the name {str(path)!a} is not UTF-8: change it") from None
+        raise ConfigError(f"`{setting}`: the name {str(path)!a} is not UTF-8: change it") from None
     if fault := fault_of(path):
-        raise ConfigError(f"{setting}: {fault}")
+        raise ConfigError(f"`{setting}`: {fault}")
     try:
         if (path / "config.json").is_file():
             (path / "config.json").open("rb").close()
@@ -274,14 +274,14 @@ def check_model(path: Path, setting: str) -> None:
         names = os.listdir(path)
     except FileNotFoundError:
         close = did_you_mean(path.name, [checkpoint.name for checkpoint in find_all()]) or _NO_MODEL
-        text = f"{setting}: {path} is not the folder of a checkpoint: it is not there{close}"
+        text = f"`{setting}`: {path} is not the folder of a checkpoint: it is not there{close}"
         raise missing_path_error(path, text, ModelMissing) from None
     except OSError as error:
         reason = why_unreadable(path, error)
-        raise ConfigError(f"{setting}: can't read {path}: {reason}") from None
+        raise ConfigError(f"`{setting}`: can't read {path}: {reason}") from None
     if not names:
-        raise NotAvailable(f"{setting}: {path} is empty (is its disk mounted?)")
-    raise ConfigError(f"{setting}: {path} {missing_files_of(names)}")
+        raise NotAvailable(f"`{setting}`: {path} is empty (is its disk mounted?)")
+    raise ConfigError(f"`{setting}`: {path} {missing_files_of(names)}")
 
 
 def check_memory_limit(settings: Settings) -> None:
@@ -315,7 +315,7 @@ def _check_template(setting: str, checkpoint: CheckpointSettings) -> None:
 
     template = expand_home(checkpoint.chat_template)
     if checkpoint.chat_template and not os.path.isfile(template):
-        raise missing_path_error(template, f"{setting}: there is no file {template}")
+        raise missing_path_error(template, f"`{setting}`: there is no file {template}")
 
 
 def _check_drafter(setting: str, checkpoint: CheckpointSettings) -> None:
@@ -332,7 +332,7 @@ def _check_folder(setting: str, folder: str, file: str) -> None:
 
     path, noun = expand_home(folder), setting.rpartition(".")[2]
     if not os.path.isfile(path / file):
-        raise missing_path_error(path, f"{setting}: {path} is no {noun}: it has no {file}")
+        raise missing_path_error(path, f"`{setting}`: {path} is no {noun}: it has no {file}")
 
 
 def _portable(override: str) -> str:

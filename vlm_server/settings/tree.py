@@ -151,26 +151,26 @@ def _wrong_values(settings: Settings) -> Iterator[tuple[str, str]]:
             if is_absolute_path(hint):
                 for path in (value,) if isinstance(value, str) else value:
                     if path and not expand_home(path).is_absolute():
-                        yield full, f"{full} {path!r} is not absolute"
+                        yield full, f"`{full}` {path!r} is not absolute"
 
 
 def _wrong_models(settings: Settings) -> Iterator[tuple[str, str]]:
     for name, model in settings.models.items():
         section = f"{MODELS}.{name}"
         if not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARS or name == "default":
-            yield section, f"models: {name!r} can't be the name of a model"
+            yield section, f"`models`: {name!r} can't be the name of a model"
         if model.base or model.adapter:
             yield from _wrong_adapter(section, model, settings)
         elif not model.path:
-            yield f"{section}.path", f"{section}.path is missing"
+            yield f"{section}.path", f"`{section}.path` is missing"
     usual = CheckpointSettings().keep_alive_seconds
     for section, checkpoint in settings.checkpoints():
         if checkpoint.pinned and checkpoint.keep_alive_seconds != usual:
             full = f"{section}.keep_alive_seconds"
-            yield full, f"{full} has no effect on a pinned model: set {section}.pinned = false"
+            yield full, f"`{full}` has no effect on a pinned model: set `{section}.pinned = false`"
     if settings.distributed.hostfile and settings.models:
         full = "distributed.hostfile"
-        yield full, f"{full}: only one model can be split, so list no `models`"
+        yield full, f"`{full}`: only one model can be split, so list no `models`"
 
 
 def _wrong_adapter(
@@ -178,48 +178,48 @@ def _wrong_adapter(
 ) -> Iterator[tuple[str, str]]:
     for key, value in (("base", model.base), ("adapter", model.adapter)):
         if not value:
-            yield f"{section}.{key}", f"{section}.{key} is missing: an adapter has both"
+            yield f"{section}.{key}", f"`{section}.{key}` is missing: an adapter has both"
     for field in msgspec.structs.fields(model):
         is_own = field.name in ("base", "adapter", "aliases")
         if not is_own and getattr(model, field.name) != field.default:
             full = f"{section}.{field.name}"
-            yield full, f"{full} has no effect: set it for {model.base}"
+            yield full, f"`{full}` has no effect: set it for {model.base}"
     base = settings.models.get(model.base)
     if base is not None and base.base:
-        yield f"{section}.base", f"{section}.base: {model.base} is an adapter itself"
+        yield f"{section}.base", f"`{section}.base`: {model.base} is an adapter itself"
 
 
 def _wrong_urls(settings: Settings) -> Iterator[tuple[str, str]]:
     endpoint = settings.tracing.endpoint
     if endpoint and not endpoint.startswith(("http://", "https://")):
         full = "tracing.endpoint"
-        yield full, f"{full} {endpoint!r} is not an http or https URL"
+        yield full, f"`{full}` {endpoint!r} is not an http or https URL"
     for host in settings.urls.https_hosts:
         if not _HOST_PATTERN.fullmatch(host):
             full = "urls.https_hosts"
-            yield full, f"{full}: {host!r} is not a host, `*` or `*.` and a host's last part"
+            yield full, f"`{full}`: {host!r} is not a host, `*` or `*.` and a host's last part"
     if "" in settings.urls.file_folders:
-        yield "urls.file_folders", "urls.file_folders: a path is empty"
+        yield "urls.file_folders", "`urls.file_folders`: a path is empty"
 
 
 def _wrong_origins(server: Server) -> Iterator[tuple[str, str]]:
     full = "server.cors_origins"
     for origin in server.cors_origins:
         if origin == "*" and server.needs_key:
-            yield full, f"{full}: with API keys, name the origins in place of *"
+            yield full, f"`{full}`: with API keys, name the origins in place of *"
         if origin != "*" and not any(
             pattern.fullmatch(origin.lower()) for pattern in (ORIGIN, _EXTENSIONS)
         ):
             forms = "`https://host`, `http://host:port`, `null`, `scheme://*` of extensions, or `*`"
-            yield full, f"{full}: {origin!r} is not {forms}"
+            yield full, f"`{full}`: {origin!r} is not {forms}"
 
 
 def _exposure(server: Server) -> Iterator[tuple[str, str]]:
     if not is_loopback(server.host) and not server.needs_key:
         yield (
             "server.host",
-            f"server.host {server.host!r} can be reached from other machines: "
-            "set server.api_key_file or server.api_keys, or listen on 127.0.0.1",
+            f"`server.host` {server.host!r} can be reached from other machines: "
+            "set `server.api_key_file` or `server.api_keys`, or listen on 127.0.0.1",
         )
 
 
@@ -227,4 +227,4 @@ def _wrong_keys(server: Server) -> Iterator[tuple[str, str]]:
     """The texts do not show the keys."""
     for i, key in enumerate(server.api_keys):
         if fault := fault_of_key(key):
-            yield "server.api_keys", f"server.api_keys[{i}] {fault}"
+            yield "server.api_keys", f"`server.api_keys[{i}]` {fault}"

@@ -47,19 +47,19 @@ def test_check_config_names_all_faults_of_file_with_lines(
 ) -> None:
     config = tmp_path / "settings.toml"
     faults = {
-        'server.host = "::"': "server.host '::' can be reached",
+        'server.host = "::"': "`server.host` '::' can be reached",
         "[sever]": "there is no section `sever`: did you mean `server`?",
         "a = 1": "",
         "[model]": "",
-        'chat_template = "absent"': "model.chat_template: there is no file",
-        "keep_alive_seconds = 3": "model.keep_alive_seconds has no effect on a pinned model",
+        'chat_template = "absent"': "`model.chat_template`: there is no file",
+        "keep_alive_seconds = 3": "`model.keep_alive_seconds` has no effect on a pinned model",
         'dtype = "float61"': "did you mean float16?",
-        '["models"."org/x"]': "models.org/x.path is missing",
+        '["models"."org/x"]': "`models.org/x.path` is missing",
         "[cache] # mine": "",
         "max_disk_byte = 0": "did you mean `cache.max_disk_bytes`?",
         "max_pixel_bytes = -1": "of at least 0, or `auto`",
         "kv_bits = true": "`cache.kv_bits`: it may be 16, 8, 4, auto",
-        'disk_folder = "here"': "cache.disk_folder 'here' is not absolute",
+        'disk_folder = "here"': "`cache.disk_folder` 'here' is not absolute",
         "[log]": "",
         "level = 3": "`log.level`: it may be debug, info, warning, error",
     }
@@ -92,7 +92,7 @@ def test_check_config_warns_of_models_that_are_not_here(
     wanted = ("org/other is not on this machine, and is downloaded", f"{tmp_path}/absent is not",
               "org/Qwen-Tny is not on this machine: did you mean org/Qwen-Tiny?")  # fmt: skip
     for line, number, text in zip(lines, (2, 4, 6), wanted, strict=True):
-        assert line.startswith(f"warning: {config}, line {number}: model")
+        assert line.startswith(f"warning: {config}, line {number}: `model")
         assert text in line
 
 
@@ -158,7 +158,8 @@ def test_commands_refuse_folder_without_config_json(
     (tmp_path / "letter.txt").touch()
     assert main([*command.split(), "--set", f"model.path={tmp_path}"]) == 2
     assert (
-        f"model.path: {tmp_path} is no checkpoint: it has no config.json" in capsys.readouterr().err
+        f"`model.path`: {tmp_path} is no checkpoint: it has no config.json"
+        in capsys.readouterr().err
     )
 
 

@@ -61,7 +61,7 @@ class FileStore:
             except (OSError, sqlite3.Error) as error:
                 why = getattr(error, "strerror", None) or error
                 path = str(self.kept_path)
-                raise ConfigError(f"files.folder {path!r} can't be used: {why}") from None
+                raise ConfigError(f"`files.folder` {path!r} can't be used: {why}") from None
 
     @property
     def path(self) -> Path:

@@ -50,7 +50,7 @@ def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | No
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         if tracing.endpoint:
-            raise ConfigError(f"tracing.endpoint is set, and {_MISSING}") from None
+            raise ConfigError(f"`tracing.endpoint` is set, and {_MISSING}") from None
         logger.warning("no traces are sent: %s", _MISSING)
         return None
     resource = Resource({SERVICE_NAME: "vlm_server", SERVICE_VERSION: vlm_server.__version__})

@@ -155,24 +155,24 @@ def read_hostfile(path: Path) -> Hostfile:
         data = json.loads(expand_home(path).read_text())
         hostfile = msgspec.convert({"hosts": data} if isinstance(data, list) else data, Hostfile)
     except OSError as error:
-        raise ConfigError(f"distributed.hostfile: can't read {path}: {error.strerror}") from None
+        raise ConfigError(f"`distributed.hostfile`: can't read {path}: {error.strerror}") from None
     except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"distributed.hostfile: {path} is no hostfile: {error}") from None
+        raise ConfigError(f"`distributed.hostfile`: {path} is no hostfile: {error}") from None
     if len(hostfile.hosts) < 2:
-        raise ConfigError(f"distributed.hostfile: {path} names fewer than two hosts")
+        raise ConfigError(f"`distributed.hostfile`: {path} names fewer than two hosts")
     for host in hostfile.hosts:
         if not host.ips:
-            raise ConfigError(f"distributed.hostfile: {path} has no `ips` for {host.ssh!r}")
+            raise ConfigError(f"`distributed.hostfile`: {path} has no `ips` for {host.ssh!r}")
         if host.ssh.startswith("-"):
-            raise ConfigError(f"distributed.hostfile: {host.ssh!r} is no host's name")
+            raise ConfigError(f"`distributed.hostfile`: {host.ssh!r} is no host's name")
         if hostfile.backend.startswith("jaccl") and len(host.rdma) != len(hostfile.hosts):
             raise ConfigError(
-                f"distributed.hostfile: {path} needs an `rdma` device of {host.ssh!r} for each host"
+                f"`distributed.hostfile`: {path} needs `rdma` devices of {host.ssh!r} for each host"
             )
     if any(host.ssh != LOCAL for host in hostfile.hosts[1:]) and shutil.which("ssh") is None:
-        raise ConfigError("distributed.hostfile: there is no `ssh` to reach the others with")
+        raise ConfigError("`distributed.hostfile`: there is no `ssh` to reach the others with")
     if any("=" not in line for line in hostfile.envs):
-        raise ConfigError(f"distributed.hostfile: `envs` of {path} are not all NAME=value")
+        raise ConfigError(f"`distributed.hostfile`: `envs` of {path} are not all NAME=value")
     return hostfile
 
 

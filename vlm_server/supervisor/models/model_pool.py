@@ -79,7 +79,7 @@ class ModelPool:
         for name, adapter in self._adapters.items():
             if adapter.base not in self._models:
                 models = ", ".join(f"`{model}`" for model in self._models)
-                raise ConfigError(f"models.{name}.base: {adapter.base!r} is none of {models}")
+                raise ConfigError(f"`models.{name}.base`: {adapter.base!r} is none of {models}")
 
     # ---- what is served ------------------------------------------------------------
 

@@ -231,7 +231,7 @@ async def test_adapter_is_answered_by_its_bases_engine() -> None:
 @pytest.mark.parametrize("base", ["c", "default", "red"])
 async def test_adapter_of_unknown_base_is_refused(base: str) -> None:
     machine = FakeMachine(100 * GB, {"a": GB})
-    with pytest.raises(ConfigError, match=r"models\.red\.base: .* is none of `a`"):
+    with pytest.raises(ConfigError, match=r"`models\.red\.base`: .* is none of `a`"):
         pool_of(machine, {"a": table(), "red": adapter(base)})
 
 
