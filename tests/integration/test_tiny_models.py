@@ -23,8 +23,8 @@ from PIL import Image
 
 from tests.support.images import random_image
 from tests.tiny_models import FAMILIES, LARGE, LONG_IMAGES, ONE_IMAGE, make
-from tests.tiny_models.fastvlm import SPARE_ROWS
 from tests.tiny_models.fixtures import TinyModel, tiny_model
+from tests.tiny_models.llava import SPARE_ROWS
 from vlm_server.runner.families import table
 from vlm_server.runner.loading.checkpoint.files import image_settings
 

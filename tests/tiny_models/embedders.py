@@ -105,10 +105,7 @@ def _of_sentences(
 
 def _lfm2_colbert(vocabulary: Vocabulary) -> Checkpoint:
     made = _of_sentences(
-        RECURRENT["lfm2"],
-        "lfm2_colbert",
-        vocabulary,
-        folders={"projection.weight": "1_Dense"},
+        RECURRENT["lfm2"], "lfm2_colbert", vocabulary, folders={"projection.weight": "1_Dense"}
     )
     dense: Json = {"in_features": 64, "out_features": DIMENSIONS}
     return replace(
@@ -148,9 +145,7 @@ def _reranker_family(model_type: str, architecture: str, *, types: bool = False)
         made = _encoder(vocabulary, described, module)
         names = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
         return replace(
-            made,
-            model_class="SequenceClassificationModel",
-            tokenizer={"model_input_names": names},
+            made, model_class="SequenceClassificationModel", tokenizer={"model_input_names": names}
         )
 
     return Family(chatml.SPECIALS, describe)

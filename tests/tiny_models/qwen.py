@@ -305,9 +305,7 @@ def _qwen3_hybrid(
         "vision_config": _qwen3_vision(model_type, deepstack=[]),
     }
     return _checkpoint(
-        config | _ids(vocabulary),
-        CONTENT + MESSAGES + THINKING,
-        _processors(16, 0.5, 0.5),
+        config | _ids(vocabulary), CONTENT + MESSAGES + THINKING, _processors(16, 0.5, 0.5)
     )
 
 

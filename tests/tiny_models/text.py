@@ -49,8 +49,8 @@ def windows(count: int) -> dict[str, Any]:
 def _describe(
     config: dict[str, Any], style: Style, names: dict[str, str], vocabulary: Vocabulary
 ) -> Checkpoint:
-    plain = llama(len(vocabulary), tie_word_embeddings=style.tied_head)
-    size = {VOCABULARY: len(vocabulary)}
+    plain = llama(tie_word_embeddings=style.tied_head)
+    size = dict.fromkeys((names[VOCABULARY], VOCABULARY), len(vocabulary))
     return Checkpoint(
         config={names.get(name, name): value for name, value in plain.items()} | size | config,
         template=chatml.chatml(""),

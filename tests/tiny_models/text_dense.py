@@ -114,11 +114,7 @@ DENSE: dict[str, Family] = {
         "SmolLM3ForCausalLM", tied(), model_type="smollm3", no_rope_layer_interval=2
     ),
     "granite": text_family(
-        "GraniteForCausalLM",
-        tied(),
-        model_type="granite",
-        mlp_bias=False,
-        **GRANITE,
+        "GraniteForCausalLM", tied(), model_type="granite", mlp_bias=False, **GRANITE
     ),
     "glm4": text_family(
         "Glm4ForCausalLM", model_type="glm4", attention_bias=True, partial_rotary_factor=0.5
@@ -127,11 +123,7 @@ DENSE: dict[str, Family] = {
     "olmo3": text_family("Olmo3ForCausalLM", model_type="olmo3", **windows(4)),
     "seed_oss": text_family("SeedOssForCausalLM", model_type="seed_oss", attention_bias=True),
     "cohere": text_family(
-        "CohereForCausalLM",
-        tied(),
-        model_type="cohere",
-        use_qk_norm=True,
-        **COHERE,
+        "CohereForCausalLM", tied(), model_type="cohere", use_qk_norm=True, **COHERE
     ),
     "cohere2": text_family(
         "Cohere2ForCausalLM",
@@ -183,10 +175,7 @@ DENSE: dict[str, Family] = {
         "MiMoForCausalLM", model_type="mimo", attention_bias=True, num_nextn_predict_layers=1
     ),
     "minicpm": text_family(
-        "MiniCPMForCausalLM",
-        Style(saved_prefix="language_model."),
-        model_type="minicpm",
-        **MINICPM,
+        "MiniCPMForCausalLM", Style(saved_prefix="language_model."), model_type="minicpm", **MINICPM
     ),
     "minicpm3": text_family(
         "MiniCPM3ForCausalLM",

@@ -58,10 +58,7 @@ ELSEWHERE: dict[str, Family] = {
         rope_scaling={"type": "dynamic", "factor": 2.0},
     ),
     "nanochat": text_family(
-        "NanoChatForCausalLM",
-        model_type="nanochat",
-        num_key_value_heads=4,
-        rope_theta=10000.0,
+        "NanoChatForCausalLM", model_type="nanochat", num_key_value_heads=4, rope_theta=10000.0
     ),
     "olmo": text_family(
         "OLMoForCausalLM",

@@ -31,10 +31,7 @@ WITH_EXPERTS: dict[str, Family] = {
         **LOCAL_EXPERTS | windows(4),
     ),
     "granitemoe": text_family(
-        "GraniteMoeForCausalLM",
-        tied(),
-        model_type="granitemoe",
-        **LOCAL_EXPERTS | GRANITE,
+        "GraniteMoeForCausalLM", tied(), model_type="granitemoe", **LOCAL_EXPERTS | GRANITE
     ),
     "glm4_moe": text_family(
         "Glm4MoeForCausalLM",
@@ -74,11 +71,7 @@ WITH_EXPERTS: dict[str, Family] = {
         },
         **ROUTED | LATENT,
     ),
-    "mixtral": text_family(
-        "MixtralForCausalLM",
-        model_type="mixtral",
-        **LOCAL_EXPERTS,
-    ),
+    "mixtral": text_family("MixtralForCausalLM", model_type="mixtral", **LOCAL_EXPERTS),
     "bailing_moe": text_family(
         "BailingMoeForCausalLM",
         model_type="bailing_moe",
