@@ -17,7 +17,6 @@ from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import (
     Decision,
-    Finished,
     Message,
     Pooling,
     PoolingInput,
@@ -66,10 +65,7 @@ def decide(request_id: str, parts: Sequence[Part], *questions: Asked) -> Submit:
 
 def decisions_of(engine: EngineHarness, submit: Submit) -> tuple[Decision, ...]:
     """The decisions of a request, after it has run to its end."""
-    engine.add(submit)
-    engine.run()
-    end = engine.ends[submit.request_id]
-    assert isinstance(end, Finished), end
+    end = engine.finish(submit)
     return end.decisions
 
 

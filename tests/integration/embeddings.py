@@ -16,7 +16,7 @@ from tests.integration.harness import EngineHarness, Part, conversation, new_pre
 from tests.tiny_models import cached
 from vlm_server.interfaces import PreparedPrompt
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import Finished, Pooling, PoolingInput, SamplingParams, Submit, Vectors
+from vlm_server.protocol import Pooling, PoolingInput, SamplingParams, Submit, Vectors
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.view import view_of
 from vlm_server.runner.loading.load import as_processors
@@ -49,10 +49,7 @@ def rows_of(vectors: Vectors) -> Rows:
 
 def vectors_of(engine: EngineHarness, submit: Submit) -> list[Rows]:
     """The vectors of a request's inputs, after it has run to its end."""
-    engine.add(submit)
-    engine.run()
-    end = engine.ends[submit.request_id]
-    assert isinstance(end, Finished), end
+    end = engine.finish(submit)
     return [rows_of(each) for each in end.vectors]
 
 

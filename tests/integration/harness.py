@@ -442,12 +442,25 @@ class EngineHarness:
         self.loop.run_until_idle()
         assert self.num_tracked == 0
 
-    def answer(self, submit: Submit) -> list[int]:
-        """Run a request with all others to the end; returns its tokens."""
+    def finish(self, submit: Submit) -> Finished:
+        """Run a request with all others to the end; returns its own."""
         self.add(submit)
         self.run()
         end = self.ends[submit.request_id]
         assert isinstance(end, Finished), end
+        return end
+
+    def failure(self, submit: Submit) -> Failed:
+        """Run a request that fails, with all others, to the end; returns its error."""
+        self.add(submit)
+        self.run()
+        end = self.ends[submit.request_id]
+        assert isinstance(end, Failed), end
+        return end
+
+    def answer(self, submit: Submit) -> list[int]:
+        """Run a request with all others to the end; returns its tokens."""
+        self.finish(submit)
         return self.tokens[submit.request_id]
 
     @staticmethod

@@ -36,7 +36,7 @@ from tests.support.selection import CORE_TEXTS
 from vlm_server.interfaces import Branches, SchedulerOutput
 from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.interfaces.prompts import MAX_OPTION_TOKENS
-from vlm_server.protocol import Deadlines, Decision, Failed, Finished
+from vlm_server.protocol import Deadlines, Decision, Finished
 from vlm_server.runner.kv.layers import can_store
 from vlm_server.runner.model_runner import LaunchedStep
 from vlm_server.runner.prefill.branches import OptionScore, greedy_option
@@ -273,20 +273,14 @@ def test_invalid_option_is_refused_by_its_question(
     options: tuple[str, ...], part: str, load_tiny: Load
 ) -> None:
     engine = EngineHarness(*load_tiny("qwen3_vl"))
-    engine.add(decide("bad", ("Hi",), QUESTION, Asked("Which?", options)))
-    engine.run()
-    end = engine.ends["bad"]
-    assert isinstance(end, Failed)
+    end = engine.failure(decide("bad", ("Hi",), QUESTION, Asked("Which?", options)))
     assert end.param == "questions.1"
     assert part in end.message
 
 
 def test_model_that_writes_nothing_decides_nothing(load_tiny: Load) -> None:
     engine = EngineHarness(*load_tiny("qwen3_embedding"))
-    engine.add(decide("bad", ("Hi",), QUESTION))
-    engine.run()
-    end = engine.ends["bad"]
-    assert isinstance(end, Failed)
+    end = engine.failure(decide("bad", ("Hi",), QUESTION))
     assert (end.code, end.param) == ("invalid_value", "model")
 
 
@@ -295,10 +289,7 @@ def test_deadline_ends_request_with_its_error(load_tiny: Load) -> None:
     late = structs.replace(
         decide("late", PARTS, *QUESTIONS), deadlines=Deadlines(total_timeout_seconds=0)
     )
-    engine.add(late)
-    engine.run()
-    end = engine.ends["late"]
-    assert isinstance(end, Failed)
+    end = engine.failure(late)
     assert end.code == "total_timeout"
 
 

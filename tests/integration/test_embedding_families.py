@@ -31,7 +31,7 @@ from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
 from tests.tiny_models import EMBEDDING_FAMILIES, RERANKING_FAMILIES
 from vlm_server.interfaces import Prepared
-from vlm_server.protocol import Failed, Finished, Pooling, Submit, Video
+from vlm_server.protocol import Finished, Pooling, Submit, Video
 from vlm_server.runner.families.table import FAMILIES
 
 RTOL, ATOL = 1e-4, 1e-5
@@ -161,10 +161,7 @@ def test_aborted_input_leaves_no_memory(
 
 def test_chat_is_refused_by_name(served: Served, family: str) -> None:
     engine = EngineHarness(*served)
-    engine.add(ask("chat", "Hello"))
-    engine.run()
-    end = engine.ends["chat"]
-    assert isinstance(end, Failed)
+    end = engine.failure(ask("chat", "Hello"))
     assert (end.code, end.param) == ("invalid_value", "model")
     assert served[0].family.name in end.message
     assert "/v1/embeddings" in end.message

@@ -173,10 +173,7 @@ def test_broken_image_fails_only_its_request(
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     for name in ("text", "image"):
         engine.add(prompt_request(name))
-    engine.add(ask("broken", broken, "what?"))
-    engine.run()
-    failed = engine.ends["broken"]
-    assert isinstance(failed, Failed)
+    failed = engine.failure(ask("broken", broken, "what?"))
     assert failed.code == "invalid_image"
     assert engine.tokens == {name: tokens_alone(name)[:10] for name in ("text", "image")}
 

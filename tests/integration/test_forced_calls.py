@@ -187,10 +187,7 @@ def test_stuck_tool_grammar_error_names_tools_field(load_tiny: Load):
     definitions = [{"type": "function", "function": {"name": "f", "parameters": ways}}]
     engine = with_template(load_tiny("qwen3_vl")[0])
     stuck = Tools(json.dumps(definitions), "required")
-    engine.add(with_tools(ask("stuck", "a text", sampling=sampling(1)), stuck))
-    engine.run()
-    end = engine.ends["stuck"]
-    assert isinstance(end, Failed)
+    end = engine.failure(with_tools(ask("stuck", "a text", sampling=sampling(1)), stuck))
     assert (end.code, end.param) == ("invalid_value", "tools")
 
 

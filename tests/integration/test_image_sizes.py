@@ -175,11 +175,7 @@ def test_token_count_reports_prompt_and_cached_tokens(load_tiny: Load):
 
 
 def count_tokens(engine: EngineHarness, submit: Submit, name: str) -> Finished:
-    engine.add(replace(submit, request_id=name, count_only=True))
-    engine.run()
-    end = engine.ends[name]
-    assert isinstance(end, Finished)
-    return end
+    return engine.finish(replace(submit, request_id=name, count_only=True))
 
 
 def test_raw_prompt_is_answered_and_read_back(load_tiny: Load):

@@ -232,10 +232,7 @@ def test_request_out_of_memory_twice_fails_alone(
 ):
     engine, baseline = decoding_engine
     patch(monkeypatch, owner, name, times=2)
-    engine.add(ask("a", "what?", random_image(1)))
-    engine.run()
-    end = engine.ends["a"]
-    assert isinstance(end, Failed)
+    end = engine.failure(ask("a", "what?", random_image(1)))
     assert end.code == OutOfMemory.code
     assert isinstance(engine.ends["other"], Finished)
     assert returns_to(baseline)

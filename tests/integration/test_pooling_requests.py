@@ -102,10 +102,7 @@ def test_invalid_input_ends_its_request_alone(engine: EngineHarness) -> None:
 
 
 def test_input_beyond_context_is_refused_by_number(engine: EngineHarness) -> None:
-    engine.add(embed("long", ("Short",), ("word " * 3000,)))
-    engine.run()
-    end = engine.ends["long"]
-    assert isinstance(end, Failed)
+    end = engine.failure(embed("long", ("Short",), ("word " * 3000,)))
     assert end.code == "context_length_exceeded"
     assert "2048" in end.message
     most = vectors_of(engine, ids("most", tuple([5] * 2048)))
@@ -138,10 +135,7 @@ def test_abort_ends_request_once_in_any_state(load_tiny: Load) -> None:
 
 def test_missed_deadline_ends_request_once(engine: EngineHarness) -> None:
     late = structs.replace(embed("late", *texts(9)), deadlines=Deadlines(total_timeout_seconds=0.0))
-    engine.add(late)
-    engine.run()
-    end = engine.ends["late"]
-    assert isinstance(end, Failed)
+    end = engine.failure(late)
     assert end.code == "total_timeout"
 
 
@@ -181,10 +175,7 @@ def test_input_types_are_prompts_of_checkpoint(load_tiny: Load) -> None:
     np.testing.assert_allclose(typed[0], plain[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(own[0], plain[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(document[0], plain[1], rtol=1e-4, atol=1e-5)
-    engine.add(embed("unknown", ("What?",), pooling=Pooling(input_type="poem")))
-    engine.run()
-    end = engine.ends["unknown"]
-    assert isinstance(end, Failed)
+    end = engine.failure(embed("unknown", ("What?",), pooling=Pooling(input_type="poem")))
     assert end.param == "input_type"
     assert "title" in end.message
 
@@ -219,8 +210,5 @@ def test_cut_vectors_are_of_length_one(engine: EngineHarness) -> None:
     for each in finished(engine, "cut").vectors:
         assert rows_of(each).shape == (1, 5)
         np.testing.assert_allclose(np.linalg.norm(rows_of(each)), 1.0, rtol=1e-6)
-    engine.add(embed("more", ("x",), pooling=Pooling(dimensions=65)))
-    engine.run()
-    end = engine.ends["more"]
-    assert isinstance(end, Failed)
+    end = engine.failure(embed("more", ("x",), pooling=Pooling(dimensions=65)))
     assert end.param == "dimensions"

@@ -25,7 +25,7 @@ from tests.integration.harness import (
 from tests.support.images import random_image
 from tests.tiny_models import JUDGING_FAMILIES, RERANKING_FAMILIES, cached
 from vlm_server.engine.scheduler.pooling_groups import similarity
-from vlm_server.protocol import Failed, Finished, Pooling, SamplingParams
+from vlm_server.protocol import Pooling, SamplingParams
 
 RTOL, ATOL = 1e-4, 1e-5
 QUERY = "Which fox jumps?"
@@ -38,10 +38,7 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
 
 def scores_of(engine: EngineHarness, name: str, *inputs: tuple[Part, ...]) -> list[float]:
-    engine.add(embed(name, *inputs, pooling=Pooling("score")))
-    engine.run()
-    end = engine.ends[name]
-    assert isinstance(end, Finished), end
+    end = engine.finish(embed(name, *inputs, pooling=Pooling("score")))
     assert not end.vectors
     return list(end.scores)
 
@@ -76,12 +73,8 @@ def test_scores_of_pairs_are_mlx_vlms(classifier: str, load_tiny: Load) -> None:
 
 def test_classifier_makes_no_vectors(classifier: str, load_tiny: Load) -> None:
     engine = EngineHarness(*load_tiny(classifier))
-    for name, submit in (("v", embed("v", ("hi",))), ("c", ask("c", "hi"))):
-        engine.add(submit)
-        engine.run()
-        end = engine.ends[name]
-        assert isinstance(end, Failed)
-        assert end.param == "model"
+    for submit in (embed("v", ("hi",)), ask("c", "hi")):
+        assert engine.failure(submit).param == "model"
 
 
 # ---- models that are asked for yes or no -------------------------------------------------
@@ -187,10 +180,7 @@ def test_abort_between_chunks_leaves_no_prompt(
 
 def test_judge_makes_no_vectors(judges: Served) -> None:
     engine = EngineHarness(*judges)
-    engine.add(embed("v", ("hi",)))
-    engine.run()
-    end = engine.ends["v"]
-    assert isinstance(end, Failed)
+    end = engine.failure(embed("v", ("hi",)))
     assert "no vectors" in end.message
 
 
@@ -215,9 +205,6 @@ def test_scores_are_products_of_vectors(name: str, load_tiny: Load) -> None:
 
 def test_model_that_is_no_judge_refuses_documents(load_tiny: Load) -> None:
     engine = EngineHarness(*load_tiny("gemma3"))
-    engine.add(embed("s", ("query",), ("document",), pooling=Pooling("score")))
-    engine.run()
-    end = engine.ends["s"]
-    assert isinstance(end, Failed)
+    end = engine.failure(embed("s", ("query",), ("document",), pooling=Pooling("score")))
     assert (end.code, end.param) == ("invalid_value", "model")
     assert "embedding" in end.message

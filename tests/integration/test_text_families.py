@@ -24,7 +24,7 @@ from tests.support.images import random_image
 from tests.support.selection import CORE_TEXTS
 from tests.tiny_models import TEXT_FAMILIES, WHOLE_PROMPTS, cached
 from vlm_server.interfaces import MemoryReading
-from vlm_server.protocol import Failed, Finished, SamplingParams
+from vlm_server.protocol import Finished, SamplingParams
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.families.table import FAMILIES, row_of
 from vlm_server.runner.kv.layers import can_store, new_layers
@@ -172,10 +172,7 @@ def test_text_model_computes_tokens_as_their_embeddings(served: Served):
 
 def test_image_or_video_for_text_model_is_refused_by_name(served: Served):
     engine = EngineHarness(*served)
-    engine.add(ask("image", "What is", random_image(1), "this?"))
-    engine.run()
-    failed = engine.ends["image"]
-    assert isinstance(failed, Failed)
+    failed = engine.failure(ask("image", "What is", random_image(1), "this?"))
     assert failed.code == "invalid_value"
     assert failed.message.startswith(f"{served[0].family.name} reads text alone: remove the image")
     assert failed.param == "messages[0]"

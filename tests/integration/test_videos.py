@@ -140,10 +140,7 @@ def test_truncated_video_fails_only_its_request(
 ):
     engine = new_engine()
     engine.add(prompt_request("video"))
-    engine.add(ask("broken", video_of(SEVEN.data[:600]), "what?"))
-    engine.run()
-    failed = engine.ends["broken"]
-    assert isinstance(failed, Failed)
+    failed = engine.failure(ask("broken", video_of(SEVEN.data[:600]), "what?"))
     assert (failed.code, failed.param) == ("invalid_video", "messages[0]")
     assert engine.tokens["video"] == tokens_alone("video")
 
