@@ -30,6 +30,7 @@ from tests.integration.harness import (
 from tests.support import video_files
 from tests.support.image_files import image_of, submitted
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.support.whole_run import few_of
 from vlm_server.interfaces import EncodeCall, EncodeWork, Prepared
 from vlm_server.prompt.media.decoders import Decoders
@@ -93,7 +94,7 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> CountedFunction:
 def run_to_idle(engine: EngineHarness) -> None:
     """Run to the end; then no cache entry is in use, and all sums agree."""
     engine.run()
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
     assert not any(reading.pinned_bytes for reading in engine.caches.stats())
 

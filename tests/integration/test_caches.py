@@ -18,6 +18,7 @@ from tests.integration.harness import (
     conversation,
 )
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.support.mechanisms import UNSTORED
 from tests.support.whole_run import few_of
 from tests.tiny_models import LONG_IMAGES
@@ -74,7 +75,7 @@ def test_diverging_rank_breaks_engine(load_tiny: Callable[[str], Served]):
 def engine(served: Served):
     engine = EngineHarness(*served, caches=caches_of(served))
     yield engine
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
     assert not any(reading.pinned_bytes for reading in engine.caches.stats())
 

@@ -32,6 +32,7 @@ from tests.integration.prompts import LONGER
 from tests.integration.test_compiled_model import compiled
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.support.selection import CORE_TEXTS
 from vlm_server.interfaces import Branches, SchedulerOutput
 from vlm_server.interfaces.model_spec import ReasoningFormat
@@ -107,7 +108,7 @@ def test_decisions_are_equal_beside_answers_and_cached(
     assert_equal(decisions_of(engine, decide("first", PARTS, *QUESTIONS)), alone)
     assert engine.tokens["answer"] == expected_tokens
     assert_equal(decisions_of(engine, decide("again", PARTS, *QUESTIONS)), alone)
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
 
 
@@ -223,7 +224,7 @@ def test_abort_ends_request_once_in_any_state(family: str, load_tiny: Load) -> N
         end = engine.ends["aborted"]
         assert isinstance(end, Finished)
         assert end.is_aborted
-        engine.caches.check_integrity()
+        check_integrity(engine.caches)
         assert engine.caches.num_references == 0
 
 

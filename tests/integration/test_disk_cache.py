@@ -28,6 +28,7 @@ from tests.integration.harness import (
 )
 from tests.support.disk_writes import wait_until_written
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.support.mechanisms import UNSTORED
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
@@ -87,7 +88,7 @@ def engine_on(
     finally:
         caches.close(LAST_WRITES_SECONDS)
     if is_checked:
-        caches.check_integrity()
+        check_integrity(caches)
     assert caches.num_references == 0
 
 

@@ -29,6 +29,7 @@ from tests.integration.harness import (
 from tests.support import video_files
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.tiny_models import EMBEDDING_FAMILIES, RERANKING_FAMILIES
 from vlm_server.interfaces import Prepared
 from vlm_server.protocol import Finished, Pooling, Submit, Video
@@ -129,7 +130,7 @@ def test_cached_vectors_are_equal_bits(
     assert hits.hits == len(inputs)
     usage = engine.ends["second"].usage
     assert usage.cached_tokens == usage.prompt_tokens == engine.ends["first"].usage.prompt_tokens
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
 
 

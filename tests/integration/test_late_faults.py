@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.harness import EngineHarness, Load, Served, ask, cached_tokens, caches_of
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.support.whole_run import few_of
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.errors import OutOfMemory, StepTooLong
@@ -115,7 +116,7 @@ def check(engine: EngineHarness, answers_alone: dict[str, list[int]]) -> None:
         assert told == tokens[: len(told)], name
         assert len(told) == len(tokens) or isinstance(engine.ends[name], Failed)
     assert engine.num_tracked == 0
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
     assert engine.answer(first_request("again")) == answers_alone["first"], (
         "something wrong was stored"

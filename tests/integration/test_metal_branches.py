@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.harness import EngineHarness, Served, ask, caches_of, new_preparer
 from tests.integration.prompts import LONGER, PROMPTS, prompt_request
+from tests.support.integrity import check_integrity
 from tests.support.selection import CORE
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
@@ -79,7 +80,7 @@ def test_metal_cached_answers_equal_uncached_answers(
     for name in PROMPTS:
         again = ask(f"{name} again", *PROMPTS[name], sampling=LONGER)
         assert engine.answer(again) == answers_alone[name]
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
 
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from tests.integration.embeddings import embed, rows_of, vectors_of
 from tests.integration.harness import EngineHarness, Load, caches_of
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from vlm_server.interfaces import NewRequest
 from vlm_server.protocol import Deadlines, Failed, Finished, Pooling, PoolingInput, Submit
 from vlm_server.runner.embedding_runner import EmbeddingRunner
@@ -129,7 +130,7 @@ def test_abort_ends_request_once_in_any_state(load_tiny: Load) -> None:
         engine.abort("aborted")
         engine.run()
         assert finished(engine, "aborted").is_aborted
-        engine.caches.check_integrity()
+        check_integrity(engine.caches)
         assert engine.caches.num_references == 0
 
 

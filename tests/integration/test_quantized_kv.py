@@ -20,6 +20,7 @@ from tests.integration.harness import (
 )
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.support.mechanisms import UNSTORED
 from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.interfaces import MemoryReading, PreparedPrompt
@@ -74,7 +75,7 @@ def _stores_prefixes(served: Served) -> None:
 def engine(served: Served, storage: KVStorage) -> Iterator[EngineHarness]:
     engine = EngineHarness(*served, caches=caches_of(served, storage))
     yield engine
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
 
 
@@ -180,7 +181,7 @@ def engine_on(
         yield EngineHarness(*served, caches=caches)
     finally:
         caches.close(LAST_WRITES_SECONDS)
-    caches.check_integrity()
+    check_integrity(caches)
 
 
 def test_hit_on_disk_equals_hit_in_memory_and_other_bits_miss(

@@ -23,6 +23,7 @@ from tests.integration.harness import (
     caches_of,
 )
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.tiny_models import JUDGING_FAMILIES, RERANKING_FAMILIES, cached
 from vlm_server.engine.scheduler.pooling_groups import similarity
 from vlm_server.protocol import Pooling, SamplingParams
@@ -161,7 +162,7 @@ def test_judgements_are_equal_in_chunks_beside_answers_and_cached(
     assert 0 < cached_tokens(engine, "later") < engine.ends["later"].usage.prompt_tokens
     fresh = scores_of(EngineHarness(*judges), "fresh", inputs[0], ("Another document.",))
     np.testing.assert_allclose(later, fresh, rtol=RTOL, atol=ATOL)
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
 
 

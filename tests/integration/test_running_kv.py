@@ -24,6 +24,7 @@ from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.integration.test_compiled_model import compiled
 from tests.integration.test_quantized_kv import LOTS, engine_on
 from tests.support.active_memory import active_bytes
+from tests.support.integrity import check_integrity
 from tests.support.mechanisms import UNSTORED
 from tests.tiny_models import TEXT_FAMILIES, cached
 from vlm_server.cache.kv_storage import EXACT, KVStorage
@@ -109,7 +110,7 @@ def test_hits_of_packed_kv_equal_misses(packing: Served, alone: EngineHarness, s
         assert run_all(engine, 2, f" {turn}") == alone.tokens
     is_stored = packing[0].family.name not in UNSTORED
     assert bool(cached_tokens(engine, "long 2")) == is_stored
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
 
 

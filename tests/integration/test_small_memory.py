@@ -16,6 +16,7 @@ from tests.integration.harness import (
     new_preparer,
 )
 from tests.support.active_memory import active_bytes
+from tests.support.integrity import check_integrity
 from tests.support.whole_run import few_of
 from tests.tiny_models import cached
 from vlm_server.interfaces import MemoryReading
@@ -128,7 +129,7 @@ def test_two_agents_on_small_mac_prefill_nothing_twice(
     assert engine.caches.kv_storage.bits == 8
     again = num_prefilled_again(engine, at_once=at_once)
     assert max(again) <= 0.01 * AGENT_TOKENS
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
 
 
 def test_conversation_is_kept_longer_than_features_of_pictures(loaded: LoadedModel):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.integration.harness import Load
+from tests.support.integrity import check_integrity
 from vlm_server.prompt import snapshot_points
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.template.chat import Chat
@@ -33,6 +34,6 @@ def test_remembered_system_prompts_are_bounded_in_bytes(
     size_bytes = points._ends.stats().size_bytes // 2
     for number in range(1, 100_000 // size_bytes + 3):
         ask(number, "")
-    points._ends.check_integrity()
+    check_integrity(points._ends)
     assert points._ends.stats().evictions > 0
     assert ask(0, "") == wanted

@@ -26,6 +26,7 @@ from tests.integration.harness import (
 )
 from tests.support.active_memory import active_bytes
 from tests.support.images import random_image
+from tests.support.integrity import check_integrity
 from tests.support.screenshots import screenshots
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import inputs_hash
@@ -102,7 +103,7 @@ def test_tiled_encode_features_equal_whole_encode(served: Served, size: tuple[in
     else:
         assert cache.stats().entries == cache.stats().misses == len(set(keys))
         assert cache.stats().hits == len(set(keys))
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.num_references == 0
 
 
@@ -159,7 +160,7 @@ def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
     reading = engine.caches.tiles.stats()
     assert reading.hits > 0
     assert reading.pinned_bytes == 0
-    engine.caches.check_integrity()
+    check_integrity(engine.caches)
     assert engine.caches.num_references == 0
 
 
@@ -201,7 +202,7 @@ def test_tile_cache_too_small_changes_no_features(smol: Served, part: float):
     encoder = ImageEncoder(smol[0], cache)
     for work in (first, second, first):
         assert_equal(encoder.encode([work])[0], ImageEncoder(smol[0]).encode([work])[0])
-        cache.check_integrity()
+        check_integrity(cache)
         assert cache.num_references == 0
     assert (cache.stats().evictions > 0) == (part > 0)
 

@@ -98,11 +98,6 @@ class Caches:
         for cache in self._memory:
             cache.clear()
 
-    def check_integrity(self) -> None:
-        """Check all caches, see `InspectableCache.check_integrity`."""
-        for cache in self._all:
-            cache.check_integrity()
-
     @property
     def num_references(self) -> int:
         """Number of unreleased leases and matches."""

@@ -18,9 +18,6 @@ class InspectableCache(Protocol):
 
     def stats(self) -> CacheStats: ...
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError if counters and entries disagree."""
-
 
 class Pinnable(Protocol):
     """An entry that is not evicted while it has pins."""
@@ -198,16 +195,6 @@ class LruCache(MemoryCache, Generic[V]):
             entry = self._entries.order.get(key)
             if entry is not None and not entry.pins:
                 self._entries.remove(key)
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError if sums, entries, leases and limit disagree."""
-        with self._lock:
-            bounded, entries = self._entries, self._entries.order.values()
-            assert bounded.size_bytes == sum(entry.size_bytes for entry in entries)
-            assert bounded.pinned_bytes == sum(e.size_bytes for e in entries if e.pins)
-            assert all(entry.pins >= 0 for entry in entries)
-            assert sum(entry.pins for entry in entries) <= self._num_references
-            assert bounded.size_bytes <= max(bounded.limit_bytes, bounded.pinned_bytes)
 
     def _lease(self, key: str, entry: _Entry[V]) -> Lease[V]:
         self._entries.order.move_to_end(key)

@@ -301,11 +301,6 @@ class PrefixCache(MemoryCache, Generic[T, S]):
                     gap.fill(segments)
                 self._keep_limit()
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError if tree, order of use, sums and references disagree."""
-        with self._lock:
-            assert self._tree.check_integrity() <= self._num_references
-
 
 def _can_merge(nodes: list[Node[T, S]], num_positions: int) -> bool:
     """Whether `nodes`, the last one first, may be merged into a part of `num_positions`.

@@ -192,28 +192,3 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
         assert key.parent is not None
         del key.parent.children[key.edge.first]
         super().remove(key)
-
-    # ---- integrity -------------------------------------------------------------------
-
-    def check_integrity(self) -> int:
-        """Count the pins. Raises AssertionError if tree, order and sums disagree."""
-        in_tree, num_pins = set[Node[T, S]](), 0
-        remaining = list(self._roots.values())
-        while remaining:
-            node = remaining.pop()
-            own_pins = node.pins - sum(child.pins for child in node.children.values())
-            assert node.parent is None or own_pins >= 0
-            num_pins += own_pins if node.parent is not None else 0
-            for first, child in node.children.items():
-                assert child.parent is node
-                assert len(child.edge)
-                assert child.edge.first == first
-            in_tree.update(node.children.values())
-            remaining += node.children.values()
-        assert in_tree == set(self.order)
-        order = {node: number for number, node in enumerate(self.order)}
-        assert all(order[n] < order[n.parent] for n in order if n.parent in order)
-        assert self.size_bytes == sum(node.size_bytes for node in order)
-        assert self.pinned_bytes == sum(node.size_bytes for node in order if node.pins)
-        assert self.size_bytes <= max(self.limit_bytes, self.pinned_bytes)
-        return num_pins

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.conformance import Hold
 from tests.unit.cache.fakes import FakeDisk, FakeSource, LoadedSource
 from tests.unit.cache.prompts import Item, prompt_of
@@ -15,7 +16,6 @@ from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.cache.references import CacheReferences
 from vlm_server.errors import OutOfMemory
-from vlm_server.protocol import CacheStats
 
 PROMPT: list[Item] = [1, 2, ("a", 2, 9)]
 NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix", "vector"]
@@ -25,17 +25,6 @@ NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix", "vector"]
 class FakeFeatures:
     size_bytes: int = 1
     tokens_per_call: int | None = None
-
-
-@dataclass
-class InconsistentCache:
-    """Counts what it does not store."""
-
-    def stats(self) -> CacheStats:
-        return CacheStats("wrong", 1, 1, 0, 1, 0, 0, 0)
-
-    def check_integrity(self) -> None:
-        raise AssertionError("stores nothing")
 
 
 def caches_on(disk: FakeDisk) -> Caches:
@@ -72,15 +61,8 @@ def test_caches_are_read_by_name_and_disk_comes_last() -> None:
     assert [reading.name for reading in readings] == [*NAMES, "disk"]
     assert [reading.size_bytes for reading in readings] == [0, 4, 0, 0, 0, 0, 0]
     assert [reading.limit_bytes for reading in readings] == [0, 10, 10, 0, 20, 0, 30]
-    caches.check_integrity()
+    check_integrity(caches)
     assert [reading.name for reading in Caches().stats()] == NAMES
-
-
-def test_integrity_check_reports_broken_cache() -> None:
-    caches = caches_on(FakeDisk(caches=(InconsistentCache(),)))
-    caches.begin_serving()
-    with pytest.raises(AssertionError, match="stores nothing"):
-        caches.check_integrity()
 
 
 def test_warm_up_skips_disk_and_leaves_no_entries() -> None:
@@ -227,7 +209,7 @@ def test_device_cache_limits_follow_available_memory() -> None:
     caches.resize(0)
     assert "a" not in caches.features
     assert caches.evictable_bytes == 0
-    caches.check_integrity()
+    check_integrity(caches)
 
 
 def test_prefixes_of_minimum_size_are_evicted_after_features() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.conformance import ENTRY_BYTES, LIMIT_BYTES, EveryCache, Hold, HoldingCache
 from tests.unit.cache.disk_entries import key_of, write
 from tests.unit.cache.fakes import SNAPSHOT_BYTES, FakeSource
@@ -25,7 +27,7 @@ MemoryCache = TypeVar("MemoryCache", LruCache[int], PrefixCache[Any, Any])
 class MemoryAdapter(Generic[MemoryCache]):
     def __init__(self, cache: MemoryCache) -> None:
         self._cache = cache
-        self.stats, self.check_integrity = cache.stats, cache.check_integrity
+        self.stats, self.check_integrity = cache.stats, partial(check_integrity, cache)
         self.evict, self.clear = cache.evict, cache.clear
 
     @property
@@ -109,7 +111,7 @@ class DiskAdapter:
     def __init__(self, store: DiskStore) -> None:
         self._store = store
         self._is_writing = threading.Lock()
-        self.check_integrity = store.check_integrity
+        self.check_integrity = partial(check_integrity, store)
 
     def stats(self) -> CacheStats:
         return self._store.stats()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.support.integrity import check_integrity
 from tests.support.whole_run import examples
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.protocol import CacheStats
@@ -25,7 +26,7 @@ def cache_of(*keys: str, limit_bytes: int = 3) -> LruCache[str]:
 
 
 def held(cache: LruCache[str]) -> str:
-    cache.check_integrity()
+    check_integrity(cache)
     return "".join(key for key in "abcdefgh" if key in cache)
 
 
@@ -245,7 +246,7 @@ class LruMachine(RuleBasedStateMachine):
 
     @invariant()
     def cache_equals_the_model(self) -> None:
-        self.cache.check_integrity()
+        check_integrity(self.cache)
         assert self.cache.num_references == sum(len(each.leases) for each in self.stored)
         assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.stored}
         assert self.cache.stats() == CacheStats(
@@ -289,7 +290,7 @@ def test_concurrent_leases_keep_lru_cache_intact() -> None:
             cache.put(str(number), number, choice.randrange(1, 5)).release()
             lease = cache.lease(str(choice.randrange(16)))
             if choice.random() < 0.05:
-                cache.check_integrity()
+                check_integrity(cache)
             if lease is not None:
                 assert str(lease.value) in cache
                 lease.release()
@@ -297,7 +298,7 @@ def test_concurrent_leases_keep_lru_cache_intact() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         num_lookups = sum(threads.map(use, range(4)))
-    cache.check_integrity()
+    check_integrity(cache)
     reading = cache.stats()
     assert reading.pinned_bytes == cache.num_references == 0
     assert reading.hits + reading.misses == num_lookups

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.fakes import (
     SNAPSHOT_BYTES,
     FakeSegment,
@@ -40,7 +41,7 @@ def insert(
     """The source, which knows what was taken from it."""
     source = FakeSource(prompt_of(prompt), frozenset(positions))
     cache.insert(source.prompt_key, source, salt, merges_parts=merges_parts)
-    cache.check_integrity()
+    check_integrity(cache)
     return source
 
 
@@ -48,7 +49,7 @@ def num_known(cache: Cache, prompt: list[Item], limit: int = 1000, salt: str = "
     match = cache.match(prompt_of(prompt), limit, salt)
     assert parts_in(match) == parts_of(prompt_of(prompt))[: match.length]
     match.release()
-    cache.check_integrity()
+    check_integrity(cache)
     return match.length
 
 
@@ -64,7 +65,7 @@ def test_match_below_minimum_length_is_empty(min_length: int, length: int) -> No
         assert match.length == length
         match.release()
     assert cache.stats().pinned_bytes == 0
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_insert_copies_only_new_positions() -> None:
@@ -216,7 +217,7 @@ def test_matched_prefix_stays_when_its_edge_is_split() -> None:
     assert num_known(cache, [1, 2, 3, 4]) == 4
     assert cache.stats().pinned_bytes == 4
     match.release()
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.stats().pinned_bytes == 0
 
 
@@ -252,7 +253,7 @@ def test_failed_copy_leaves_tree_intact() -> None:
     prompt_key = prompt_of([1, 4])
     with pytest.raises(TakeFailed):
         cache.insert(prompt_key, FakeSource(prompt_key, failing=0))
-    cache.check_integrity()
+    check_integrity(cache)
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [1, 4])) == (3, 1)
     assert cache.stats().pinned_bytes == 0
 
@@ -342,13 +343,13 @@ def test_concurrent_matches_and_inserts_keep_prefix_cache_intact(needs_snapshots
             match = cache.rematch(match, prompt_key, 8)
             assert parts_in(match) == parts_of(prompt_key)[: match.length]
             if choice.random() < 0.1:
-                cache.check_integrity()
+                check_integrity(cache)
             match.release()
         return 300
 
     with ThreadPoolExecutor(4) as threads:
         prompt_items = sum(threads.map(use, range(4)))
-    cache.check_integrity()
+    check_integrity(cache)
     reading = cache.stats()
     assert reading.pinned_bytes == 0
     assert reading.hits + reading.misses == prompt_items
@@ -359,10 +360,10 @@ def test_resize_evicts_all_but_pinned_segments_at_once() -> None:
     match = cache.match(prompt_of([4, 5, 6]), 1000)
     size = cache.stats().size_bytes
     cache.resize(size // 3)
-    cache.check_integrity()
+    check_integrity(cache)
     assert [num_known(cache, [n, n + 1, n + 2]) for n in (1, 4, 7)] == [0, 3, 0]
     cache.resize(1)
-    cache.check_integrity()
+    check_integrity(cache)
     assert match.length == 3
     match.release()
     insert(cache, [1, 2, 3])

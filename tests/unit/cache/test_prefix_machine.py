@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.support.integrity import check_integrity
 from tests.support.whole_run import examples
 from tests.unit.cache.fakes import (
     SNAPSHOT_BYTES,
@@ -236,7 +237,7 @@ class Prefixes(RuleBasedStateMachine):
 
     @invariant()
     def is_whole(self) -> None:
-        self.cache.check_integrity()
+        check_integrity(self.cache)
         reading = self.cache.stats()
         assert reading.size_bytes <= self.limit_bytes
         assert (reading.hits, reading.misses) == (self.hits, self.misses)
@@ -257,7 +258,7 @@ class Prefixes(RuleBasedStateMachine):
         for lease in self.leased:
             assert parts_in(lease.match) == lease.known.parts
             lease.match.release()
-        self.cache.check_integrity()
+        check_integrity(self.cache)
         assert self.cache.stats().pinned_bytes == self.cache.num_references == 0
 
 

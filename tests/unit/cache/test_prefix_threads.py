@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.fakes import FakeSegment, FakeSnapshot, FakeSource, TakeFailed, parts_in
 from tests.unit.cache.prompts import CountedSalts, Item, parts_of, prompt_of
 from vlm_server.cache.prefix import PrefixCache
@@ -43,7 +44,7 @@ class BusySource(FakeSource):
 def insert(cache: Cache, prompt: list[Item], *meanwhile: Callable[[], object]) -> BusySource:
     source = BusySource(prompt_of(prompt), meanwhile=list(meanwhile))
     cache.insert(source.prompt_key, source)
-    cache.check_integrity()
+    check_integrity(cache)
     return source
 
 
@@ -83,7 +84,7 @@ def test_split_of_segment_does_not_block_other_threads() -> None:
         cache.insert(prompt, BusySegmentSource(prompt))
     assert num_stored(cache, [1, 2, 3, 4]) == 4
     assert num_stored(cache, [1, 2, 5]) == 3
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_segment_may_be_split_or_extended_while_it_is_joined(
     insert(cache, [1, 2, 3])
     source = BusySource(prompt_of([1, 2, 3, 4]), meanwhile=[lambda: insert(cache, others)])
     cache.insert(source.prompt_key, source, merges_parts=True)
-    cache.check_integrity()
+    check_integrity(cache)
     assert source.takes == takes
     assert (num_stored(cache, [1, 2, 3, 4]), num_stored(cache, others)) == (4, len(others))
     assert cache.num_references == 0
@@ -161,7 +162,7 @@ def test_segment_may_be_matched_while_it_is_joined() -> None:
 
     source = BusySource(prompt_of([1, 2, 3]), meanwhile=[match])
     cache.insert(source.prompt_key, source, merges_parts=True)
-    cache.check_integrity()
+    check_integrity(cache)
     assert source.takes == [(0, 3), (2, 3)]
     assert num_stored(cache, [1, 2, 3]) == 3
     matches[0].release()
@@ -207,7 +208,7 @@ def test_failed_copy_releases_its_references() -> None:
     with pytest.raises(TakeFailed):
         cache.insert(prompt, FakeSource(prompt, failing=0))
     assert cache.num_references == cache.stats().pinned_bytes == 0
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 @pytest.mark.usefixtures("eager_switches")
@@ -240,13 +241,13 @@ def test_concurrent_insert_match_evict_and_clear_keep_integrity(
                     cache.evict(choice.randrange(20))
                 case _:
                     pass
-            cache.check_integrity()
+            check_integrity(cache)
             assert parts_in(match) == parts_of(prompt)[: match.length]
             match.release()
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(use, range(4)))
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.stats().pinned_bytes == cache.num_references == 0
     cache.clear()
     assert (cache.stats().size_bytes, cache.stats().entries) == (0, 0)

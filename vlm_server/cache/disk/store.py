@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -182,20 +181,6 @@ class DiskStore:
                 misses=self._misses,
                 evictions=evictions,
                 damaged=self._damaged,
-            )
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError if counters, files and limit disagree."""
-        with self._folder.turn():
-            files = self._folder.files
-            entries = {file: self._folder.path(file).stat() for file in files}
-            assert all(entry.st_size == file.size_bytes for file, entry in entries.items())
-            assert all(stat.S_IMODE(entry.st_mode) == 0o600 for entry in entries.values())
-            assert self._folder.counts[:2] == (len(files), _bytes_of(files))
-            assert _bytes_of(files) <= self._limit_bytes
-            own_paths = {self._folder.path(file) for file in files if file.owner == self._owner}
-            assert (
-                set(self.paths.values()) == own_paths == own_paths & set(self._own_folder.iterdir())
             )
 
     # ---- inside ----------------------------------------------------------------------

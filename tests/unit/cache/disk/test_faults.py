@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.disk_entries import content_of, key_of, numbers_in, open_store, put
 
 
@@ -45,7 +46,7 @@ def test_lack_of_memory_or_descriptors_does_not_count_as_damage(
             BrokenPath.error = None
         assert store.get(key_of(1)) == content_of(1, 100)
         assert (store.stats().damaged, store.stats().misses, store.stats().hits) == (0, 1, 1)
-        store.check_integrity()
+        check_integrity(store)
 
 
 def test_files_can_be_evicted_below_limit(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_files_can_be_evicted_below_limit(tmp_path: Path) -> None:
         assert store.evict(150, keep=[key_of(1)]) == [key_of(2), key_of(3)]
         assert numbers_in(store) == {1}
         assert store.evict(500) == [key_of(1)]
-        store.check_integrity()
+        check_integrity(store)
 
 
 def test_removed_disk_cache_folder_is_created_again(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_removed_disk_cache_folder_is_created_again(tmp_path: Path) -> None:
         assert store.make_room(100) == [key_of(1)]
         put(store, 2)
         assert numbers_in(store) == {2}
-        store.check_integrity()
+        check_integrity(store)
     with open_store(folder) as store:
         assert store.get(key_of(2)) == content_of(2, 100)
 
@@ -80,13 +81,14 @@ def test_folder_recreated_by_another_process_is_shared(tmp_path: Path) -> None:
             assert store.refresh() == ([key_of(2)], [key_of(1)])
             put(store, 3)
             assert other.refresh() == ([key_of(3)], [])
-            other.check_integrity()
-            store.check_integrity()
+            check_integrity(other)
+            check_integrity(store)
 
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
+from tests.support.integrity import check_integrity
 from tests.unit.cache.disk_entries import open_store, put, numbers_in
 resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
 with open_store(Path(sys.argv[1])) as store:
@@ -96,7 +98,7 @@ with open_store(Path(sys.argv[1])) as store:
         print(error.errno)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     put(store, 2, 100)
-    store.check_integrity()
+    check_integrity(store)
     print(*numbers_in(store), *(path.name[:4] for path in Path(sys.argv[1]).rglob("tmp-*")))
 """
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.disk_entries import (
     OTHER,
     OWNER,
@@ -59,8 +60,8 @@ def test_entry_of_another_process_is_found_after_refresh(
     put(other_store, 2)
     assert one_store.refresh() == ([key_of(2)], [])
     assert (one_store.stats().size_bytes, other_store.stats().size_bytes) == (200, 200)
-    one_store.check_integrity()
-    other_store.check_integrity()
+    check_integrity(one_store)
+    check_integrity(other_store)
 
 
 def test_refresh_lists_folder_only_after_foreign_changes(
@@ -107,7 +108,7 @@ def test_touch_by_another_process_delays_eviction(
     other_store.touch([key_of(3)])
     assert one_store.make_room(200) == [key_of(1)]
     assert one_store.stats().evictions == 2
-    one_store.check_integrity()
+    check_integrity(one_store)
 
 
 def test_entry_evicted_by_another_process_is_miss(
@@ -123,7 +124,7 @@ def test_entry_evicted_by_another_process_is_miss(
     )
     put(one_store, 1)
     assert one_store.get(key_of(1)) == content_of(1, 100)
-    other_store.check_integrity()
+    check_integrity(other_store)
 
 
 def test_file_can_be_evicted_while_it_is_read(
@@ -150,7 +151,7 @@ def test_shared_folder_has_one_limit_for_all_stores(
     assert numbers_in(one_store) == {1, 3, 4}
     third = DiskStore("disk", tmp_path, OTHER, LIMIT_BYTES)
     put(third, 5)
-    third.check_integrity()
+    check_integrity(third)
     assert one_store.refresh()[1] == [key_of(1)]
 
 
@@ -177,7 +178,7 @@ def test_file_stored_by_another_process_is_not_overwritten(
     one_store.put(key_of(1), writes(7))  # it does not know yet
     assert one_store.get(key_of(1)) == content_of(1, 100)
     assert len(all_files(tmp_path)) == 1
-    one_store.check_integrity()
+    check_integrity(one_store)
 
 
 def test_unfinished_file_of_live_writer_is_not_swept(one_store: DiskStore, tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_unfinished_file_of_live_writer_is_not_swept(one_store: DiskStore, tmp_p
     put(one_store, 2)
     one_store.put(key_of(1), write)
     assert numbers_in(one_store) == {1, 2}
-    one_store.check_integrity()
+    check_integrity(one_store)
 
 
 def test_writer_killed_before_rename_leaves_only_whole_files(
@@ -212,7 +213,7 @@ def test_writer_killed_before_rename_leaves_only_whole_files(
     assert all(one_store.get(key) is not None for key in one_store.paths)
     assert one_store.stats().damaged == 0
     put(one_store, 2)
-    one_store.check_integrity()
+    check_integrity(one_store)
     key = key_of(3)
     (tmp_path / OWNER / temporary_name(key, process.pid)).write_bytes(b"half")
     put(one_store, 3)
@@ -255,7 +256,7 @@ def test_lock_held_forever_stops_writes_but_not_reads(
     finally:
         os.close(held)
     assert put(one_store, 2)
-    one_store.check_integrity()
+    check_integrity(one_store)
 
 
 HAMMER = """
@@ -304,7 +305,7 @@ def test_concurrent_processes_keep_shared_folder_intact(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert all(int(hits) > 0 and int(evictions) > 0 for hits, evictions in counts)
     store.refresh()
-    store.check_integrity()
+    check_integrity(store)
     for key in store.paths:
         number = int(key.partition("-")[2], 16)
         assert store.get(key) == content_of(number, 50 + 10 * number)

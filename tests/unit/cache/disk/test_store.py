@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.disk_entries import (
     OTHER,
     OWNER,
@@ -35,7 +36,7 @@ def test_stored_entry_is_found_after_restart(tmp_path: Path) -> None:
         assert key_of(1) in store
         assert store.get(key_of(1)) == content_of(1, 100)
         assert store.get(key_of(2)) is None
-        store.check_integrity()
+        check_integrity(store)
         reading = store.stats()
         assert (reading.entries, reading.size_bytes, reading.limit_bytes) == (1, 100, 1000)
         assert (reading.hits, reading.misses, reading.damaged) == (1, 1, 0)
@@ -75,7 +76,7 @@ def test_damaged_disk_cache_file_is_deleted_and_counted(
         assert not path.exists()
         reading = store.stats()
         assert (reading.damaged, reading.hits, reading.misses, reading.entries) == (1, 0, 1, 1)
-        store.check_integrity()
+        check_integrity(store)
         put(store, 1)
         assert store.get(key_of(1)) == content_of(1, 100)
 
@@ -91,7 +92,7 @@ def test_eviction_order_by_last_use_survives_restart(tmp_path: Path) -> None:
         assert numbers_in(store) == {1, 2, 4}
         assert store.make_room(200) == [key_of(2), key_of(1)]
         assert store.stats().evictions == 3
-        store.check_integrity()
+        check_integrity(store)
 
 
 def test_files_dated_in_future_are_evicted_in_order(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_file_larger_than_announced_stays_within_limit(tmp_path: Path) -> None:
         assert numbers_in(store) == {1}
         assert len(all_files(tmp_path)) == 1
         assert store.put(key_of(2), lambda path: write(path, bytes(250))) == [key_of(1)]
-        store.check_integrity()
+        check_integrity(store)
 
 
 def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError):
             store.put(key_of(1), fail)
         assert all_files(tmp_path) == []
-        store.check_integrity()
+        check_integrity(store)
 
 
 def test_owners_share_limit_but_no_entries(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_owners_share_limit_but_no_entries(tmp_path: Path) -> None:
         assert store.stats().size_bytes == 200
         put(store, 3)
         put(store, 4)
-        store.check_integrity()
+        check_integrity(store)
     with open_store(tmp_path, 300) as store:
         assert numbers_in(store) == {2}
         store.make_room(300)
@@ -206,7 +207,7 @@ def test_killed_process_leaves_only_whole_files_on_disk(tmp_path: Path) -> None:
             for number in numbers:
                 assert store.get(key_of(number)) == content_of(number, 200_000)
             assert store.stats().damaged == 0
-            store.check_integrity()
+            check_integrity(store)
 
 
 def test_default_folder_is_cache_folder_of_system(

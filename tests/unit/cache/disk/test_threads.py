@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.integrity import check_integrity
 from tests.unit.cache.disk_entries import OWNER, content_of, key_of, write
 from vlm_server.cache.disk.files import temporary_name
 from vlm_server.cache.disk.store import DiskStore
@@ -45,7 +46,7 @@ def store(tmp_path: Path) -> Iterator[DiskStore]:
     store = DiskStore("disk", BusyPath(tmp_path), OWNER, 300)
     yield store
     BusyPath.on_unlink = BusyPath.on_read = None
-    store.check_integrity()
+    check_integrity(store)
 
 
 def put(store: DiskStore, number: int, content: bytes | None = None) -> None:
@@ -180,4 +181,4 @@ def test_concurrent_writer_and_readers_keep_store_intact(store: DiskStore) -> No
         threads.submit(write_all).result(SECONDS * 3)
         for reader in readers:
             reader.result(SECONDS)
-    store.check_integrity()
+    check_integrity(store)

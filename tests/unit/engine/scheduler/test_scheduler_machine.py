@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.support.integrity import check_integrity
 from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import answer_text, answer_tokens, features_of
 from tests.unit.engine.mixed_prompts import (
@@ -384,7 +385,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def cache_counts_are_consistent(self) -> None:
-        self.caches.check_integrity()
+        check_integrity(self.caches)
 
     @invariant()
     def only_waiting_requests_pin_cache_entries(self) -> None:
