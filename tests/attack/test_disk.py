@@ -91,22 +91,6 @@ def test_engine_without_descriptors_keeps_disk_cache_files(daemon: Daemon, folde
     assert ask(daemon, question(0))[1] > 20, "the files are as good as before"
 
 
-@pytest.mark.whole
-def test_removed_cache_folder_is_created_again(daemon: Daemon, folder: Path) -> None:
-    shutil.rmtree(folder)
-    ask(daemon, question(6))
-    wait_written(daemon, folder, 1)  # what follows a block that is gone is not written
-    wait_quiet(folder)
-    answer, _ = ask(daemon, question(7))
-    wait_written(daemon, folder, 4)
-    wait_quiet(folder)
-    daemon.kill_engine()
-    daemon.wait_ready()
-    again, known = ask(daemon, question(7))
-    assert again == answer
-    assert known > 20
-
-
 def test_full_disk_evicts_entries_and_answers_continue(model: str, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "mount", 128 << 10) as mount,

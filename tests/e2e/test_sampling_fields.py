@@ -47,19 +47,6 @@ async def drain(stream: openai.AsyncStream[Any]) -> None:
 # ---- bias ----------------------------------------------------------------------------
 
 
-def test_logit_bias_forces_token(tiny_daemon: Daemon) -> None:
-    assert text_of(tiny_daemon, logit_bias={str(TEXT_ID): 100}, max_tokens=3) == TEXT * 3
-
-
-def test_logit_bias_bans_token(tiny_daemon: Daemon) -> None:
-    (entry,) = entries(complete(tiny_daemon, logprobs=True, max_tokens=1).choices[0])
-    ids = {str(token_id): -100 for token_id in range(0, VOCABULARY_SIZE, 2)}
-    odd = complete(tiny_daemon, logprobs=True, max_tokens=1, logit_bias=ids).choices[0]
-    ids = {str(token_id): -100 for token_id in range(1, VOCABULARY_SIZE, 2)}
-    even = complete(tiny_daemon, logprobs=True, max_tokens=1, logit_bias=ids).choices[0]
-    assert [entries(odd)[0].token, entries(even)[0].token].count(entry.token) == 1
-
-
 @pytest.mark.parametrize("token_id", few_of([0, IMAGE_ID, VOCABULARY_SIZE - 1], [IMAGE_ID]))
 def test_any_token_of_vocabulary_may_be_forced(tiny_daemon: Daemon, token_id: int) -> None:
     answer = complete(tiny_daemon, logit_bias={str(token_id): 100})

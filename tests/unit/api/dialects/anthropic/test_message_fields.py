@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
 import httpx
@@ -233,26 +232,6 @@ async def test_anthropic_choice_none_offers_no_tools(ask: Asker) -> None:
 
 
 # ---- ignored and refused fields --------------------------------------------------------
-
-
-async def test_fields_without_effect_are_reported(
-    ask: Asker, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "vlm_server.api")
-    block = {**text("a"), "cache_control": {"type": "ephemeral"}, "citations": None}
-    await ask.submit(
-        user(block, block),
-        tools=[{**LOOK, "cache_control": {"type": "ephemeral"}, "defer_loading": True}],
-        context_management={"edits": []},
-        container=None,
-        **{"odd\r\nX-Evil: 1, ü": 1},
-    )
-    expected = (
-        "messages[].content[].cache_control, tools[].cache_control, tools[].defer_loading, "
-        "context_management, odd??X-Evil??1???"
-    )
-    assert ask.ignored == expected
-    assert f"ignored={expected.replace(', ', ',')}" in caplog.text
 
 
 @pytest.mark.parametrize(
