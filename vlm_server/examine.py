@@ -40,8 +40,7 @@ def _examine_device(out: FileIO) -> None:
         out.write(msgspec.json.encode(report) + b"\n")
 
     send(DeviceReport(step="import mlx"))
-    from vlm_server.runner.device.device import current_device
-    from vlm_server.runner.device.speed import blas_libraries, product_gflops
+    from vlm_server.runner.device.device import blas_libraries, current_device, product_gflops
 
     device = current_device()
     report = DeviceReport(

@@ -1,4 +1,5 @@
-"""Fairness between API keys where one thing is shared: their turns, their order, and their room.
+"""Fairness between API keys where one thing is shared: their turns, their order, their room, and
+child processes of which each has its share.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996), as in the engine's queue.
 """
@@ -6,9 +7,25 @@ Start-time fair queueing (Goyal, Vin and Cheng, 1996), as in the engine's queue.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct, msgpack
+
+from vlm_server.api.outcomes import SentError
+from vlm_server.errors import EngineUnavailable
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.pool import ChildNotStarted, ChildPool
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Struct)
 
 
 def room_of(owner: str, sizes: Mapping[str, int], limit: int) -> int:
@@ -96,3 +113,53 @@ class FairTurns:
 
     def _place(self, entry: tuple[str, asyncio.Future[None]]) -> tuple[int, float]:
         return self._running[entry[0]], self._order.place(entry[0])
+
+
+class FairPool(Generic[T]):
+    """At most `size` processes of `module`, which calls `serve_outcomes`; started on demand.
+
+    An owner has at most `owner_limit` of them at a time. Use from one event loop.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        size: int,
+        *arguments: object,
+        outcome: type[T],
+        memory_bytes: int,
+        owner_limit: int | None = None,
+    ) -> None:
+        """arguments: of the process, after `memory_bytes`. outcome: of a job."""
+        words = map(str, (memory_bytes, *arguments))
+        self._pool = ChildPool(module, size, *words, memory_bytes=memory_bytes)
+        self._turns = FairTurns(size, owner_limit)
+        self._threads = anyio.CapacityLimiter(size)
+        self._decoder: msgpack.Decoder[T | SentError] = msgpack.Decoder(outcome | SentError)
+
+    async def run(self, job: bytes | bytearray, owner: str, seconds: float) -> T:
+        """The outcome of `job`, in a turn of `owner`. Cancelling kills the process.
+
+        Raises the job's RequestError, EngineUnavailable if the machine is short of processes,
+        ChildTimeout and ChildFailed.
+        """
+        cancellation = Cancellation()
+        run = partial(self._pool.run, job, seconds, cancellation)
+        try:
+            async with self._turns.turn(owner):
+                answer = await anyio.to_thread.run_sync(
+                    run, abandon_on_cancel=True, limiter=self._threads
+                )
+        except ChildNotStarted as error:
+            logger.warning("a process for clients' data %s", error)
+            raise EngineUnavailable("The server is short of processes; try again later.") from None
+        finally:
+            cancellation.cancel()
+        outcome = self._decoder.decode(answer)
+        if isinstance(outcome, SentError):
+            raise outcome.received()
+        return outcome
+
+    def close(self) -> None:
+        """End idle processes."""
+        self._pool.close()

@@ -31,8 +31,7 @@ from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.caches import build_caches
-from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.speed import warn_of_slow_products
+from vlm_server.runner.device.device import current_device, warn_of_slow_products
 from vlm_server.runner.distributed.rank_zero import RankZero, SingleProcess
 from vlm_server.runner.encode.encoder import ImageEncoder
 from vlm_server.runner.loaded import LoadedModel

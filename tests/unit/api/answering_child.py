@@ -1,4 +1,4 @@
-"""A process for the tests of `fair_pool`: a job names what becomes of it."""
+"""A process for the tests of `FairPool`: a job names what becomes of it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.engine.driver import SteppedEngine
+from vlm_server.engine import loop
 from vlm_server.engine.warm_up import WarmUpRecord
 from vlm_server.settings import ModelSettings
 
@@ -39,3 +41,44 @@ def test_unwritable_warm_up_record_stops_no_start(tmp_path: Path, kernels: Path)
     record = WarmUpRecord(checkpoint(tmp_path / "one", "{}"), "cpu")
     record.write()
     assert not record.exists()
+
+
+# ---- compilation ---------------------------------------------------------------------
+
+
+def test_idle_engine_precompiles_all_shapes():
+    engine = SteppedEngine()
+    engine.runner.shapes_left = 3
+    engine.loop.step()
+    assert engine.runner.shapes_left == -1
+    assert engine.loop._precompile_due is None
+
+
+def test_precompilation_pauses_right_after_answer(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    engine = SteppedEngine()
+    engine.add("a")
+    engine.run()
+    engine.runner.shapes_left = 2
+    engine.loop.step()
+    now += loop._PRECOMPILE_AFTER_SECONDS / 2
+    engine.loop.step()
+    assert engine.runner.shapes_left == 2
+    seconds = engine.loop._seconds_to_wait()
+    assert seconds is not None
+    assert 0 < seconds <= loop._PRECOMPILE_AFTER_SECONDS / 2
+    now += seconds
+    engine.loop.step()
+    assert engine.runner.shapes_left == -1
+
+
+def test_precompilation_resumes_after_every_request(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop, "_PRECOMPILE_AFTER_SECONDS", 0.0)
+    engine = SteppedEngine()
+    for name in ("a", "b"):
+        engine.runner.shapes_left = 1
+        engine.add(name)
+        engine.run()
+        engine.loop.step()
+        assert engine.runner.shapes_left == -1

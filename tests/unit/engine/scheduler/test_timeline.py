@@ -9,7 +9,7 @@ import pytest
 from tests.support.clock import Clock
 from tests.unit.engine.driver import SteppedEngine
 from tests.unit.engine.fakes import prompt
-from tests.unit.engine.scheduler.test_deadlines import timed_engine
+from tests.unit.engine.scheduler.test_ends import timed_engine
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import State
 from vlm_server.protocol import Finished, Timeline

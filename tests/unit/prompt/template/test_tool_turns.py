@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.processor_time import processor_time
+from vlm_server.errors import InvalidRequest
+from vlm_server.prompt.template.chat import Chat
+from vlm_server.prompt.template.templates import ChatTemplate, load_sandboxed
 from vlm_server.prompt.template.tool_turns import (
     MakeId,
     given_id,
@@ -12,7 +15,7 @@ from vlm_server.prompt.template.tool_turns import (
     numbered_id,
     short_id,
 )
-from vlm_server.protocol import Message, TextPart, ToolCall
+from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
 
 ASK = Message("user", (TextPart("go on"),))
 
@@ -90,3 +93,55 @@ def test_tool_result_without_call_gets_unused_id():
     named = name_results((ASK, calls_turn(("call_1", "f")), result(name="g")), given_id)
     assert named[-1].tool_call_id not in ("", "call_1")
     assert named[-1].name == "g"
+
+
+# ---- templates -----------------------------------------------------------------------
+
+
+CONVERSATION = (
+    Message("system", (TextPart("be brief"),)),
+    Message("user", (TextPart("before"), ImagePart(0), TextPart("after"))),
+    Message("assistant", (TextPart("a circle"),)),
+    Message("user", (TextPart("sure?"),)),
+)
+USER_PARTS = (
+    "{% if m.role == 'user' and m.content is not string %}"
+    "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}"
+)
+
+
+def render(body: str) -> str:
+    template = "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
+    return ChatTemplate(load_sandboxed(template, {}), ("<image>",), None).render(
+        Chat(CONVERSATION), str
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(
+            "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}",
+            id="parts-in-every-role",
+        ),
+        pytest.param(
+            USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="parts-of-users-only"
+        ),
+        pytest.param("{{ m.content + '' }}", id="strings-only"),
+        pytest.param(
+            "{% if m.content is string %}{{ m.content }}{% endif %}", id="parts-silently-dropped"
+        ),
+    ],
+)
+def test_content_shape_is_adapted_to_template(body: str):
+    assert render(body) == (
+        "[system]be brief[user]before<image>after[assistant]a circle[user]sure?"
+    )
+
+
+def test_template_exception_is_invalid_request():
+    with pytest.raises(InvalidRequest, match="no system role"):
+        render(
+            "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+            "{{ m.content + '' }}"
+        )

@@ -11,7 +11,7 @@ import pytest
 
 from vlm_server.platform.preload import find_openblas
 
-PROGRAM = "from vlm_server.runner.device.speed import has_openblas; print(has_openblas())"
+PROGRAM = "from vlm_server.runner.device.device import has_openblas; print(has_openblas())"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")

@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 import anyio.to_thread
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,8 +14,8 @@ from vlm_server.api.batches.batch import Batch, new_batch, new_id
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.batches.store import BatchStore
 from vlm_server.api.dialects import pages
-from vlm_server.api.dialects.batches import render
 from vlm_server.api.dialects.batches.schema import parse
+from vlm_server.api.dialects.pages import Json
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.answer import json_response
@@ -25,6 +26,8 @@ from vlm_server.settings import Settings
 
 PATH = "/v1/batches"
 _MAX_PAGE = 100
+
+_ENDS = ("failed", "completed", "expired", "cancelled")
 
 
 class Batches:
@@ -120,7 +123,38 @@ class Batches:
         return await anyio.to_thread.run_sync(find, owner, batch_id)
 
     def _object(self, batch: Batch) -> pages.Json:
-        return render.batch_object(batch, self._lane.paused_of(batch))
+        return batch_object(batch, self._lane.paused_of(batch))
 
     def _json(self, batch: Batch) -> Response:
         return json_response(self._object(batch))
+
+
+def batch_object(batch: Batch, paused: str | None) -> Json:
+    """OpenAI's object of a batch, and `paused`: why no line of it is begun."""
+    failed = batch.failed + batch.unfinished
+    has_files = batch.status in ("completed", "expired", "cancelled")
+    faults = msgspec.json.decode(batch.fault) if batch.fault else None
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": None if faults is None else {"object": "list", "data": faults},
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id if has_files and batch.completed else None,
+        "error_file_id": batch.error_file_id if has_files and failed else None,
+        "created_at": batch.created_at,
+        "in_progress_at": batch.in_progress_at,
+        "expires_at": batch.expires_at,
+        "finalizing_at": batch.finalizing_at,
+        "cancelling_at": batch.cancelling_at,
+        **{f"{end}_at": batch.ended_at if batch.status == end else None for end in _ENDS},
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": failed,
+        },
+        "metadata": msgspec.json.decode(batch.metadata),
+        "paused": paused,
+    }

@@ -5,22 +5,25 @@ A Message Batch is a batch like others, whose file of lines is made from the bod
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import BinaryIO
 
 import anyio.to_thread
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from vlm_server.api.batches import split_process
 from vlm_server.api.batches.batch import MESSAGES, Batch, new_batch, new_id
+from vlm_server.api.batches.finish import CANCELLED, EXPIRED
 from vlm_server.api.batches.lane import Lane
 from vlm_server.api.batches.split_process import SplitLines
 from vlm_server.api.dialects import pages
-from vlm_server.api.dialects.batches import message_render
 from vlm_server.api.dialects.batches.endpoints import Batches
-from vlm_server.api.fair_pool import FairPool
+from vlm_server.api.dialects.pages import Json
+from vlm_server.api.fair_turns import FairPool
 from vlm_server.api.files.index import StoredFile
 from vlm_server.api.files.store import FileStore
 from vlm_server.api.http import body
@@ -120,7 +123,7 @@ class MessageBatches(Batches):
             try:
                 for reader in readers:
                     while lines := await anyio.to_thread.run_sync(reader.readlines, _PIECE_BYTES):
-                        yield await anyio.to_thread.run_sync(message_render.results, lines)
+                        yield await anyio.to_thread.run_sync(results, lines)
                         await wait_until_read(request.scope)
             finally:
                 for reader in readers:
@@ -151,7 +154,7 @@ class MessageBatches(Batches):
             raise RequestTooCostly("Reading the request takes too much time or memory.") from None
 
     def _object(self, batch: Batch) -> pages.Json:
-        return message_render.batch_object(batch, self._lane.paused_of(batch))
+        return batch_object(batch, self._lane.paused_of(batch))
 
 
 def _save(files: FileStore, owner: str, data: bytes, name: str) -> StoredFile:
@@ -176,3 +179,80 @@ def _open(files: FileStore, batch: Batch) -> list[BinaryIO]:
             raise NotFound("The results were deleted or dropped (files.keep_seconds).")
         readers.append(reader)
     return readers
+
+
+_ENDS = {EXPIRED: "expired", CANCELLED: "canceled"}
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _Line(msgspec.Struct):
+    """A line of an output or error file."""
+
+    custom_id: str
+    response: _Response | None
+    error: _Error | None
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+def batch_object(batch: Batch, paused: str | None) -> Json:
+    """Anthropic's object of a batch, and `paused`: why no request of it is begun."""
+    num_done = batch.completed + batch.failed + batch.unfinished
+    is_cancelled = batch.status in ("cancelling", "cancelled")
+    status = "canceling" if batch.status == "cancelling" else "in_progress"
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": status if batch.is_active else "ended",
+        "request_counts": {
+            "processing": batch.total - num_done if batch.is_active else 0,
+            "succeeded": batch.completed,
+            "errored": batch.total if batch.status == "failed" else batch.failed,
+            "canceled": batch.unfinished if is_cancelled else 0,
+            "expired": 0 if is_cancelled else batch.unfinished,
+        },
+        "created_at": _time(batch.created_at),
+        "expires_at": _time(batch.expires_at),
+        "cancel_initiated_at": _time(batch.cancelling_at),
+        "ended_at": None if batch.is_active else _time(batch.ended_at),
+        "archived_at": None,
+        "results_url": None if batch.is_active else f"/v1/messages/batches/{batch.id}/results",
+        "paused": paused,
+    }
+
+
+def results(lines: Sequence[bytes]) -> bytes:
+    """Lines of an output or error file as those of Anthropic's results."""
+    encode = msgspec.json.encode
+    return b"".join(encode(_result(_decoder.decode(line))) + b"\n" for line in lines)
+
+
+def _result(line: _Line) -> Json:
+    result: Json
+    if line.response is not None and line.response.status_code == 200:
+        result = {"type": "succeeded", "message": line.response.body}
+    elif line.response is not None:
+        result = {"type": "errored", "error": line.response.body}
+    else:
+        assert line.error is not None
+        error = {"type": "api_error", "message": line.error.message}
+        result = {"type": "errored", "error": {"type": "error", "error": error}}
+        if line.error.code in _ENDS:
+            result = {"type": _ENDS[line.error.code]}
+    return {"custom_id": line.custom_id, "result": result}
+
+
+def _time(seconds: int | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from vlm_server.api.fair_pool import FairPool
-from vlm_server.api.fair_turns import FairTurns
+from vlm_server.api.fair_turns import FairPool, FairTurns
 from vlm_server.api.http.documents import messages, page_ranges
 from vlm_server.api.http.documents.messages import DrawJob, Drawn, PageSize
 from vlm_server.api.http.documents.page_cache import PageCache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vlm_server.api.fair_pool import FairPool
+from vlm_server.api.fair_turns import FairPool
 from vlm_server.api.parsing.media.external import Contents, MediaUrl, UrlJob
 from vlm_server.platform.child.pool import ChildFailed, ChildTimeout
 from vlm_server.settings import MIB, Limits, Urls

@@ -14,8 +14,7 @@ from vlm_server.api.dialects.openai.watch.asker import Asker
 from vlm_server.api.dialects.openai.watch.frame_queue import Frame, Stamp
 from vlm_server.api.dialects.openai.watch.schema import WatchPlan
 from vlm_server.api.dialects.openai.watch.watch import Watch
-from vlm_server.api.fair_pool import FairPool
-from vlm_server.api.fair_turns import FairTurns
+from vlm_server.api.fair_turns import FairPool, FairTurns
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.queue.queue_slots import FairShare
 from vlm_server.api.http.urls.camera_url import CameraUrls
