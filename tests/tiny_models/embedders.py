@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.tiny_models import chatml, gemma4, idefics, qwen
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
+from tests.tiny_models.llama import decoder
 from tests.tiny_models.text_dense import DENSE
 from tests.tiny_models.text_recurrent import RECURRENT
 from tests.tiny_models.vocabulary import Vocabulary
@@ -47,28 +48,20 @@ def _colidefics3(vocabulary: Vocabulary) -> Checkpoint:
 
 def _embedding_gemma2(vocabulary: Vocabulary) -> Checkpoint:
     made = gemma4.GEMMA4.describe(vocabulary)
-    text: Json = {
-        "model_type": "embedding_gemma2_text",
-        "vocab_size": len(vocabulary),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "hidden_size_per_layer_input": 32,
-        "embedding_dim": DIMENSIONS,
-        "sliding_window": 16,
-        "max_position_embeddings": 8192,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "per_layer_config": {
-            number: {"head_dim": 32, "num_key_value_heads": 1} for number in ("01", "03")
-        },
-        "rope_parameters": {
+    text = decoder(
+        "embedding_gemma2_text",
+        vocab_size=len(vocabulary),
+        head_dim=16,
+        hidden_size_per_layer_input=32,
+        embedding_dim=DIMENSIONS,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        per_layer_config={n: {"head_dim": 32, "num_key_value_heads": 1} for n in ("01", "03")},
+        rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
         },
-    }
+    )
     images: Json = {
         "patch_size": gemma4.PATCH_PIXELS,
         "max_soft_tokens": 70,

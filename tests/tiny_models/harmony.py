@@ -6,17 +6,11 @@ from dataclasses import replace
 
 from tests.tiny_models.checkpoint import Checkpoint, Family
 from tests.tiny_models.text_experts import WITH_EXPERTS
+from tests.tiny_models.vision_language import words
 from tests.tiny_models.vocabulary import Vocabulary
 
-SPECIALS = (
-    "<|endoftext|>",
-    "<|return|>",
-    "<|call|>",
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|channel|>",
-    "<|constrain|>",
+SPECIALS = words(
+    "<|endoftext|> <|return|> <|call|> <|start|> <|end|> <|message|> <|channel|> <|constrain|>"
 )
 TEMPLATE = """\
 {%- for tool in tools or [] %}{{- tool.function.name + ' ' }}{% endfor %}

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
+from tests.tiny_models.checkpoint import Checkpoint, Family, Json
+from tests.tiny_models.llama import SIZES
+from tests.tiny_models.vision_language import words
 from tests.tiny_models.vocabulary import Vocabulary
 
-SPECIALS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+SPECIALS = words(
+    "<|endoftext|> <|im_start|> <|im_end|> <|vision_start|> <|vision_end|> <|vision_pad|> "
+    "<|image_pad|> <|video_pad|>"
 )
 THINK = ("<think>", "</think>")
 EOS = ("<|im_end|>", "<|endoftext|>")
@@ -107,17 +103,8 @@ def _checkpoint(config: Json, template: str, processors: dict[str, Json]) -> Che
 
 
 def _text(**sizes: Any) -> Json:
-    return {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "max_position_embeddings": MAX_POSITIONS,
-        "tie_word_embeddings": False,
-    } | sizes
+    norms = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
+    return SIZES | norms | sizes
 
 
 def _vision(model_type: str, patch: int, **sizes: Any) -> Json:

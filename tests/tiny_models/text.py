@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,9 +28,22 @@ def text_family(
 
     `vocabulary`, `positions`: its names of the vocabulary's size and of the longest context.
     """
-    named = {"architectures": [architecture]} | config
+    changes = {"architectures": [architecture]} | config
     names = {VOCABULARY: vocabulary, POSITIONS: positions}
-    return Family(chatml.SPECIALS, partial(_describe, named, style or Style(), names))
+    return Family(chatml.SPECIALS, partial(_describe, changes, style or Style(), names))
+
+
+def named(**families: Family) -> dict[str, Family]:
+    """The families by their names, which are their `model_type` unless they have another."""
+    return {
+        name: replace(family, describe=partial(_with_type, name, family))
+        for name, family in families.items()
+    }
+
+
+def _with_type(name: str, family: Family, vocabulary: Vocabulary) -> Checkpoint:
+    made = family.describe(vocabulary)
+    return replace(made, config={"model_type": name} | made.config)
 
 
 def tied(**names: Any) -> Style:
@@ -50,6 +64,7 @@ def _describe(
     config: dict[str, Any], style: Style, names: dict[str, str], vocabulary: Vocabulary
 ) -> Checkpoint:
     plain = llama(tie_word_embeddings=style.tied_head)
+    del plain["model_type"]
     size = dict.fromkeys((names[VOCABULARY], VOCABULARY), len(vocabulary))
     return Checkpoint(
         config={names.get(name, name): value for name, value in plain.items()} | size | config,

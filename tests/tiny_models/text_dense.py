@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.tiny_models import gemma, gemma4
 from tests.tiny_models.checkpoint import Checkpoint, Family
-from tests.tiny_models.text import WINDOW, text_family, tied, windows
+from tests.tiny_models.text import WINDOW, named, text_family, tied, windows
 from tests.tiny_models.text_parts import COHERE, GRANITE, LATENT, MINICPM
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import Style
@@ -76,12 +76,11 @@ def _gemma4(vocabulary: Vocabulary) -> Checkpoint:
     )
 
 
-DENSE: dict[str, Family] = {
-    "llama": text_family("LlamaForCausalLM"),
-    "mistral": text_family("MistralForCausalLM", model_type="mistral", **windows(4)),
-    "ministral3": text_family(
+DENSE: dict[str, Family] = named(
+    llama=text_family("LlamaForCausalLM"),
+    mistral=text_family("MistralForCausalLM", **windows(4)),
+    ministral3=text_family(
         "Ministral3ForCausalLM",
-        model_type="ministral3",
         rope_parameters={
             "rope_type": "yarn",
             "rope_theta": 1000000.0,
@@ -95,91 +94,55 @@ DENSE: dict[str, Family] = {
         },
         **windows(4),
     ),
-    "qwen2": text_family("Qwen2ForCausalLM", tied(), model_type="qwen2"),
-    "qwen3": text_family("Qwen3ForCausalLM", tied(), model_type="qwen3", head_dim=32),
-    "gemma": Family(gemma.SPECIALS, _gemma, bos="<bos>"),
-    "gemma2": Family(gemma.SPECIALS, _gemma2, bos="<bos>"),
-    "gemma3_text": Family(gemma.SPECIALS, _gemma3, bos="<bos>"),
-    "gemma4_text": Family(gemma4.SPECIALS, _gemma4, bos="<bos>"),
-    "phi": text_family(
+    qwen2=text_family("Qwen2ForCausalLM", tied()),
+    qwen3=text_family("Qwen3ForCausalLM", tied(), head_dim=32),
+    gemma=Family(gemma.SPECIALS, _gemma, bos="<bos>"),
+    gemma2=Family(gemma.SPECIALS, _gemma2, bos="<bos>"),
+    gemma3_text=Family(gemma.SPECIALS, _gemma3, bos="<bos>"),
+    gemma4_text=Family(gemma4.SPECIALS, _gemma4, bos="<bos>"),
+    phi=text_family(
         "PhiForCausalLM",
         Style(last_norm=FINAL_LAYERNORM),
-        model_type="phi",
         num_key_value_heads=4,
         partial_rotary_factor=0.5,
         layer_norm_eps=1e-5,
     ),
-    "phi3": text_family("Phi3ForCausalLM", model_type="phi3"),
-    "smollm3": text_family(
-        "SmolLM3ForCausalLM", tied(), model_type="smollm3", no_rope_layer_interval=2
+    phi3=text_family("Phi3ForCausalLM"),
+    smollm3=text_family("SmolLM3ForCausalLM", tied(), no_rope_layer_interval=2),
+    granite=text_family("GraniteForCausalLM", tied(), mlp_bias=False, **GRANITE),
+    glm4=text_family("Glm4ForCausalLM", attention_bias=True, partial_rotary_factor=0.5),
+    olmo2=text_family("Olmo2ForCausalLM"),
+    olmo3=text_family("Olmo3ForCausalLM", **windows(4)),
+    seed_oss=text_family("SeedOssForCausalLM", attention_bias=True),
+    cohere=text_family("CohereForCausalLM", tied(), use_qk_norm=True, **COHERE),
+    cohere2=text_family(
+        "Cohere2ForCausalLM", tied(), sliding_window_pattern=2, **COHERE | windows(4)
     ),
-    "granite": text_family(
-        "GraniteForCausalLM", tied(), model_type="granite", mlp_bias=False, **GRANITE
+    exaone4=text_family(
+        "Exaone4ForCausalLM", rope_scaling=None, sliding_window_pattern="LG", **windows(4)
     ),
-    "glm4": text_family(
-        "Glm4ForCausalLM", model_type="glm4", attention_bias=True, partial_rotary_factor=0.5
-    ),
-    "olmo2": text_family("Olmo2ForCausalLM", model_type="olmo2"),
-    "olmo3": text_family("Olmo3ForCausalLM", model_type="olmo3", **windows(4)),
-    "seed_oss": text_family("SeedOssForCausalLM", model_type="seed_oss", attention_bias=True),
-    "cohere": text_family(
-        "CohereForCausalLM", tied(), model_type="cohere", use_qk_norm=True, **COHERE
-    ),
-    "cohere2": text_family(
-        "Cohere2ForCausalLM",
-        tied(),
-        model_type="cohere2",
-        sliding_window_pattern=2,
-        **COHERE | windows(4),
-    ),
-    "exaone4": text_family(
-        "Exaone4ForCausalLM",
-        model_type="exaone4",
-        rope_scaling=None,
-        sliding_window_pattern="LG",
-        **windows(4),
-    ),
-    "starcoder2": text_family(
+    starcoder2=text_family(
         "Starcoder2ForCausalLM",
         tied(),
-        model_type="starcoder2",
         num_hidden_layers=3,
         intermediate_size=256,
         norm_epsilon=1e-5,
     ),
-    "stablelm": text_family(
-        "StableLmForCausalLM",
-        model_type="stablelm",
-        use_qkv_bias=True,
-        partial_rotary_factor=0.5,
-        layer_norm_eps=1e-5,
+    stablelm=text_family(
+        "StableLmForCausalLM", use_qkv_bias=True, partial_rotary_factor=0.5, layer_norm_eps=1e-5
     ),
-    "internlm3": text_family("InternLM3ForCausalLM", model_type="internlm3"),
-    "ernie4_5": text_family("Ernie4_5ForCausalLM", tied(), model_type="ernie4_5", use_bias=False),
-    "hunyuan_v1_dense": text_family(
-        "HunYuanDenseV1ForCausalLM", tied(), model_type="hunyuan_v1_dense"
+    internlm3=text_family("InternLM3ForCausalLM"),
+    ernie4_5=text_family("Ernie4_5ForCausalLM", tied(), use_bias=False),
+    hunyuan_v1_dense=text_family("HunYuanDenseV1ForCausalLM", tied()),
+    apertus=text_family(
+        "ApertusForCausalLM", mlp_bias=False, attention_bias=False, post_norm=False, qk_norm=True
     ),
-    "apertus": text_family(
-        "ApertusForCausalLM",
-        model_type="apertus",
-        mlp_bias=False,
-        attention_bias=False,
-        post_norm=False,
-        qk_norm=True,
-    ),
-    "glm": text_family("GlmForCausalLM", model_type="glm", attention_bias=True),
-    "helium": text_family(
-        "HeliumForCausalLM", model_type="helium", attention_bias=False, mlp_bias=False
-    ),
-    "mimo": text_family(
-        "MiMoForCausalLM", model_type="mimo", attention_bias=True, num_nextn_predict_layers=1
-    ),
-    "minicpm": text_family(
-        "MiniCPMForCausalLM", Style(saved_prefix="language_model."), model_type="minicpm", **MINICPM
-    ),
-    "minicpm3": text_family(
+    glm=text_family("GlmForCausalLM", attention_bias=True),
+    helium=text_family("HeliumForCausalLM", attention_bias=False, mlp_bias=False),
+    mimo=text_family("MiMoForCausalLM", attention_bias=True, num_nextn_predict_layers=1),
+    minicpm=text_family("MiniCPMForCausalLM", Style(saved_prefix="language_model."), **MINICPM),
+    minicpm3=text_family(
         "MiniCPM3ForCausalLM",
-        model_type="minicpm3",
         num_key_value_heads=4,
         q_lora_rank=32,
         kv_lora_rank=32,
@@ -193,30 +156,26 @@ DENSE: dict[str, Family] = {
         },
         **MINICPM,
     ),
-    "nemotron": text_family(
+    nemotron=text_family(
         "NemotronForCausalLM",
         Style(norm_offset=1.0),
-        model_type="nemotron",
         hidden_act="relu2",
         norm_eps=1e-5,
         partial_rotary_factor=0.5,
     ),
-    "telechat3": text_family("TeleChat3ForCausalLM", model_type="telechat3", rope_scaling=None),
-    "youtu_llm": text_family("YoutuForCausalLM", model_type="youtu_llm", **LATENT),
-    "llama4_text": text_family(
+    telechat3=text_family("TeleChat3ForCausalLM", rope_scaling=None),
+    youtu_llm=text_family("YoutuForCausalLM", **LATENT),
+    llama4_text=text_family(
         "Llama4ForCausalLM",
         tied(tied_scale=0.1),
-        model_type="llama4_text",
         intermediate_size_mlp=128,
         no_rope_layers=[1, 1, 1, 0],
         use_qk_norm=True,
     ),
-    "k2_horizon": text_family(
-        "K2HorizonForCausalLM",
-        model_type="k2_horizon",
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+    k2_horizon=text_family(
+        "K2HorizonForCausalLM", rope_parameters={"rope_type": "default", "rope_theta": 100000.0}
     ),
-    "nemotron_nas": text_family(
+    nemotron_nas=text_family(
         "DeciLMForCausalLM",
         model_type="nemotron-nas",
         num_hidden_layers=3,
@@ -227,4 +186,4 @@ DENSE: dict[str, Family] = {
             {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
         ],
     ),
-}
+)

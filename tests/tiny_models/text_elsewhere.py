@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from tests.tiny_models.checkpoint import Family
-from tests.tiny_models.text import text_family, tied
+from tests.tiny_models.text import named, text_family, tied
 from tests.tiny_models.text_parts import LOCAL_EXPERTS
 from tests.tiny_models.weights import Style
 
-ELSEWHERE: dict[str, Family] = {
-    "gpt2": text_family(
+ELSEWHERE: dict[str, Family] = named(
+    gpt2=text_family(
         "GPT2LMHeadModel",
         tied(embedding="wte.weight", last_norm="ln_f.weight", saved_prefix="language_model."),
-        model_type="gpt2",
         positions="n_positions",
         n_ctx=512,
         n_embd=64,
@@ -20,10 +19,9 @@ ELSEWHERE: dict[str, Family] = {
         n_positions=512,
         layer_norm_epsilon=1e-5,
     ),
-    "gpt_bigcode": text_family(
+    gpt_bigcode=text_family(
         "GPTBigCodeForCausalLM",
         tied(embedding="wte.weight", last_norm="ln_f.weight"),
-        model_type="gpt_bigcode",
         positions="n_positions",
         n_embd=64,
         n_head=4,
@@ -33,38 +31,32 @@ ELSEWHERE: dict[str, Family] = {
         layer_norm_epsilon=1e-5,
         multi_query=True,
     ),
-    "gpt_neox": text_family(
+    gpt_neox=text_family(
         "GPTNeoXForCausalLM",
         Style(head="embed_out.weight", saved_prefix="language_model."),
-        model_type="gpt_neox",
         layer_norm_eps=1e-5,
         rotary_emb_base=10000,
         rotary_pct=0.5,
         use_parallel_residual=True,
     ),
-    "exaone": text_family(
+    exaone=text_family(
         "ExaoneForCausalLM",
         tied(embedding="wte.weight", last_norm="ln_f.weight"),
-        model_type="exaone",
         num_layers=4,
         layer_norm_epsilon=1e-5,
         activation_function="silu",
     ),
-    "internlm2": text_family(
+    internlm2=text_family(
         "InternLM2ForCausalLM",
         Style(head="output.weight"),
-        model_type="internlm2",
         bias=False,
         rope_scaling={"type": "dynamic", "factor": 2.0},
     ),
-    "nanochat": text_family(
-        "NanoChatForCausalLM", model_type="nanochat", num_key_value_heads=4, rope_theta=10000.0
-    ),
-    "olmo": text_family(
+    nanochat=text_family("NanoChatForCausalLM", num_key_value_heads=4, rope_theta=10000.0),
+    olmo=text_family(
         "OLMoForCausalLM",
         Style(head="transformer.ff_out.weight"),
         vocabulary="embedding_size",
-        model_type="olmo",
         positions="max_sequence_length",
         d_model=64,
         n_heads=4,
@@ -73,10 +65,9 @@ ELSEWHERE: dict[str, Family] = {
         mlp_ratio=4,
         weight_tying=False,
     ),
-    "openelm": text_family(
+    openelm=text_family(
         "OpenELMForCausalLM",
         tied(embedding="token_embeddings.weight", last_norm="transformer.norm.weight"),
-        model_type="openelm",
         positions="max_context_length",
         num_transformer_layers=3,
         model_dim=64,
@@ -89,7 +80,7 @@ ELSEWHERE: dict[str, Family] = {
         share_input_output_layers=True,
         rope_freq_constant=10000,
     ),
-    "phixtral": text_family(
+    phixtral=text_family(
         "PhiForCausalLM",
         Style(head="lm_head.linear.weight"),
         vocabulary="num_vocab",
@@ -101,16 +92,15 @@ ELSEWHERE: dict[str, Family] = {
         rotary_dim=8,
         **LOCAL_EXPERTS,
     ),
-    "plamo": text_family("PlamoForCausalLM", model_type="plamo", n_shared_head=2),
-    "qwen": text_family(
+    plamo=text_family("PlamoForCausalLM", n_shared_head=2),
+    qwen=text_family(
         "QWenLMHeadModel",
-        model_type="qwen",
         kv_channels=16,
         intermediate_size=256,
         layer_norm_epsilon=1e-6,
         no_bias=True,
     ),
-    "lille_130m": text_family(
+    lille_130m=text_family(
         "LilleForCausalLM",
         tied(embedding="tok_embeddings.weight", last_norm="transformer.norm.weight"),
         model_type="lille-130m",
@@ -121,4 +111,4 @@ ELSEWHERE: dict[str, Family] = {
         n_kv_heads=2,
         n_layer=4,
     ),
-}
+)

@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 from tests.tiny_models.checkpoint import Family
-from tests.tiny_models.text import text_family, tied, windows
+from tests.tiny_models.text import named, text_family, tied, windows
 from tests.tiny_models.text_parts import CHOICE, GRANITE, LATENT, LOCAL_EXPERTS, ROUTED, YARN
 
-WITH_EXPERTS: dict[str, Family] = {
-    "qwen2_moe": text_family(
+WITH_EXPERTS: dict[str, Family] = named(
+    qwen2_moe=text_family(
         "Qwen2MoeForCausalLM",
-        model_type="qwen2_moe",
         moe_intermediate_size=64,
         shared_expert_intermediate_size=64,
         **CHOICE,
     ),
-    "qwen3_moe": text_family(
+    qwen3_moe=text_family(
         "Qwen3MoeForCausalLM",
         tied(),
-        model_type="qwen3_moe",
         moe_intermediate_size=64,
         decoder_sparse_step=1,
         mlp_only_layers=[],
         **CHOICE,
     ),
-    "gpt_oss": text_family(
-        "GptOssForCausalLM",
-        model_type="gpt_oss",
-        rope_scaling=YARN,
-        intermediate_size=64,
-        **LOCAL_EXPERTS | windows(4),
+    gpt_oss=text_family(
+        "GptOssForCausalLM", rope_scaling=YARN, intermediate_size=64, **LOCAL_EXPERTS | windows(4)
     ),
-    "granitemoe": text_family(
-        "GraniteMoeForCausalLM", tied(), model_type="granitemoe", **LOCAL_EXPERTS | GRANITE
-    ),
-    "glm4_moe": text_family(
+    granitemoe=text_family("GraniteMoeForCausalLM", tied(), **LOCAL_EXPERTS | GRANITE),
+    glm4_moe=text_family(
         "Glm4MoeForCausalLM",
-        model_type="glm4_moe",
         rope_scaling=None,
         use_qk_norm=True,
         attention_bias=True,
         partial_rotary_factor=0.5,
         **ROUTED,
     ),
-    "glm4_moe_lite": text_family(
-        "Glm4MoeLiteForCausalLM", model_type="glm4_moe_lite", **ROUTED | LATENT
-    ),
-    "minimax": text_family(
+    glm4_moe_lite=text_family("Glm4MoeLiteForCausalLM", **ROUTED | LATENT),
+    minimax=text_family(
         "MiniMaxM2ForCausalLM",
         model_type="minimax_m2",
         intermediate_size=64,
@@ -53,12 +42,9 @@ WITH_EXPERTS: dict[str, Family] = {
         rotary_dim=8,
         **LOCAL_EXPERTS,
     ),
-    "deepseek_v3": text_family(
-        "DeepseekV3ForCausalLM", model_type="deepseek_v3", num_hidden_layers=3, **ROUTED | LATENT
-    ),
-    "deepseek_v2": text_family(
+    deepseek_v3=text_family("DeepseekV3ForCausalLM", num_hidden_layers=3, **ROUTED | LATENT),
+    deepseek_v2=text_family(
         "DeepseekV2ForCausalLM",
-        model_type="deepseek_v2",
         num_hidden_layers=3,
         rope_scaling={
             "type": "yarn",
@@ -71,27 +57,19 @@ WITH_EXPERTS: dict[str, Family] = {
         },
         **ROUTED | LATENT,
     ),
-    "mixtral": text_family("MixtralForCausalLM", model_type="mixtral", **LOCAL_EXPERTS),
-    "bailing_moe": text_family(
+    mixtral=text_family("MixtralForCausalLM", **LOCAL_EXPERTS),
+    bailing_moe=text_family(
         "BailingMoeForCausalLM",
-        model_type="bailing_moe",
         num_shared_experts=1,
         moe_intermediate_size=32,
         first_k_dense_replace=1,
         **CHOICE,
     ),
-    "dots1": text_family("Dots1ForCausalLM", model_type="dots1", **ROUTED),
-    "deepseek": text_family(
-        "DeepseekForCausalLM",
-        model_type="deepseek",
-        moe_layer_freq=1,
-        num_key_value_heads=4,
-        **ROUTED,
-    ),
-    "ernie4_5_moe": text_family(
+    dots1=text_family("Dots1ForCausalLM", **ROUTED),
+    deepseek=text_family("DeepseekForCausalLM", moe_layer_freq=1, num_key_value_heads=4, **ROUTED),
+    ernie4_5_moe=text_family(
         "Ernie4_5_MoeForCausalLM",
         tied(),
-        model_type="ernie4_5_moe",
         use_bias=False,
         moe_num_experts=4,
         moe_layer_start_index=1,
@@ -100,15 +78,11 @@ WITH_EXPERTS: dict[str, Family] = {
         moe_layer_interval=1,
         moe_num_shared_experts=1,
     ),
-    "olmoe": text_family(
-        "OlmoeForCausalLM",
-        model_type="olmoe",
-        intermediate_size=64,
-        **CHOICE | {"norm_topk_prob": False},
+    olmoe=text_family(
+        "OlmoeForCausalLM", intermediate_size=64, **CHOICE | {"norm_topk_prob": False}
     ),
-    "phimoe": text_family(
+    phimoe=text_family(
         "PhiMoEForCausalLM",
-        model_type="phimoe",
         intermediate_size=64,
         original_max_position_embeddings=4096,
         rope_scaling={
@@ -121,10 +95,9 @@ WITH_EXPERTS: dict[str, Family] = {
         },
         **LOCAL_EXPERTS,
     ),
-    "hunyuan": text_family(
+    hunyuan=text_family(
         "HunYuanMoEV1ForCausalLM",
         tied(),
-        model_type="hunyuan",
         attention_bias=False,
         moe_topk=2,
         num_experts=4,
@@ -135,9 +108,8 @@ WITH_EXPERTS: dict[str, Family] = {
         cla_share_factor=2,
         rope_scaling={"type": "dynamic", "factor": 1.0, "alpha": 1000.0},
     ),
-    "klear": text_family(
+    klear=text_family(
         "KlearMoeForCausalLM",
-        model_type="klear",
         attention_bias=False,
         mlp_only_layers=[],
         decoder_sparse_step=1,
@@ -145,9 +117,8 @@ WITH_EXPERTS: dict[str, Family] = {
         moe_intermediate_size=32,
         **CHOICE,
     ),
-    "dbrx": text_family(
+    dbrx=text_family(
         "DbrxForCausalLM",
-        model_type="dbrx",
         positions="max_seq_len",
         d_model=64,
         n_layers=3,
@@ -155,10 +126,6 @@ WITH_EXPERTS: dict[str, Family] = {
         ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
         attn_config={"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000},
     ),
-    "solar_open": text_family(
-        "SolarOpenForCausalLM", model_type="solar_open", partial_rotary_factor=1.0, **ROUTED
-    ),
-    "xing4_0": text_family(
-        "XingForCausalLM", model_type="xing4_0", num_hidden_layers=3, hc_mult=2, **ROUTED | LATENT
-    ),
-}
+    solar_open=text_family("SolarOpenForCausalLM", partial_rotary_factor=1.0, **ROUTED),
+    xing4_0=text_family("XingForCausalLM", num_hidden_layers=3, hc_mult=2, **ROUTED | LATENT),
+)

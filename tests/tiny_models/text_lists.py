@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tiny_models.checkpoint import Family
-from tests.tiny_models.text import WINDOW, text_family
+from tests.tiny_models.text import WINDOW, named, text_family
 from tests.tiny_models.text_parts import INDEXED, LATENT, ROUTED
 
 LONGCAT: dict[str, Any] = {
@@ -21,36 +21,25 @@ LONGCAT: dict[str, Any] = {
     "mla_scale_kv_lora": True,
     "attention_bias": False,
 }
-LISTS: dict[str, Family] = {
-    "longcat_flash": text_family(
-        "LongcatFlashForCausalLM",
-        model_type="longcat_flash",
-        attention_method="MLA",
-        **LONGCAT | LATENT,
+LISTS: dict[str, Family] = named(
+    longcat_flash=text_family(
+        "LongcatFlashForCausalLM", attention_method="MLA", **LONGCAT | LATENT
     ),
-    "longcat_flash_ngram": text_family(
+    longcat_flash_ngram=text_family(
         "LongcatFlashNgramForCausalLM",
-        model_type="longcat_flash_ngram",
         ngram_vocab_size_ratio=2,
         emb_neighbor_num=3,
         emb_split_num=2,
         **LONGCAT | LATENT,
     ),
-    "longcat_flash_sparse": text_family(
-        "LongcatFlashSparseForCausalLM",
-        model_type="longcat_flash_sparse",
-        attention_method="LSA",
-        **INDEXED | LONGCAT | LATENT,
+    longcat_flash_sparse=text_family(
+        "LongcatFlashSparseForCausalLM", attention_method="LSA", **INDEXED | LONGCAT | LATENT
     ),
-    "deepseek_v32": text_family(
-        "DeepseekV32ForCausalLM",
-        model_type="deepseek_v32",
-        num_hidden_layers=3,
-        **INDEXED | ROUTED | LATENT,
+    deepseek_v32=text_family(
+        "DeepseekV32ForCausalLM", num_hidden_layers=3, **INDEXED | ROUTED | LATENT
     ),
-    "glm_moe_dsa": text_family(
+    glm_moe_dsa=text_family(
         "GlmMoeDsaForCausalLM",
-        model_type="glm_moe_dsa",
         num_hidden_layers=4,
         attention_bias=False,
         topk_method="noaux_tc",
@@ -60,13 +49,12 @@ LISTS: dict[str, Family] = {
         rope_parameters={"rope_theta": 100000.0, "rope_type": "default"},
         **INDEXED | ROUTED | LATENT,
     ),
-    "baichuan_m1": text_family(
+    baichuan_m1=text_family(
         "BaichuanM1ForCausalLM",
-        model_type="baichuan_m1",
         sliding_window=WINDOW,
         sliding_window_layers=[1, 3],
         conv_window=2,
         num_swa_attention_heads=4,
         num_swa_key_value_heads=2,
     ),
-}
+)

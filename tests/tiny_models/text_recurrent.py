@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tiny_models.checkpoint import Family
-from tests.tiny_models.text import text_family, tied
+from tests.tiny_models.text import named, text_family, tied
 from tests.tiny_models.text_parts import (
     BACKBONE,
     CHOICE,
@@ -42,28 +42,21 @@ CONVOLUTIONS: dict[str, Any] = {
 }
 LFM2_STYLE = tied(last_norm="model.embedding_norm.weight")
 
-RECURRENT: dict[str, Family] = {
-    "qwen3_next": text_family(
+RECURRENT: dict[str, Family] = named(
+    qwen3_next=text_family(
         "Qwen3NextForCausalLM",
-        model_type="qwen3_next",
         decoder_sparse_step=1,
         mlp_only_layers=[],
         partial_rotary_factor=0.5,
         **DELTA | SHARED_EXPERTS,
     ),
-    "qwen3_5_text": text_family(
-        "Qwen3_5ForCausalLM", model_type="qwen3_5_text", rope_parameters=ROPE, **DELTA
+    qwen3_5_text=text_family("Qwen3_5ForCausalLM", rope_parameters=ROPE, **DELTA),
+    qwen3_5_moe_text=text_family(
+        "Qwen3_5MoeForCausalLM", rope_parameters=ROPE, **DELTA | SHARED_EXPERTS
     ),
-    "qwen3_5_moe_text": text_family(
-        "Qwen3_5MoeForCausalLM",
-        model_type="qwen3_5_moe_text",
-        rope_parameters=ROPE,
-        **DELTA | SHARED_EXPERTS,
-    ),
-    "lfm2": text_family(
+    lfm2=text_family(
         "Lfm2ForCausalLM",
         LFM2_STYLE,
-        model_type="lfm2",
         block_dim=64,
         block_ff_dim=128,
         block_multiple_of=32,
@@ -71,19 +64,17 @@ RECURRENT: dict[str, Family] = {
         block_auto_adjust_ff_dim=False,
         **CONVOLUTIONS,
     ),
-    "lfm2_moe": text_family(
+    lfm2_moe=text_family(
         "Lfm2MoeForCausalLM",
         LFM2_STYLE,
-        model_type="lfm2_moe",
         moe_intermediate_size=32,
         use_expert_bias=True,
         num_dense_layers=1,
         **CHOICE | CONVOLUTIONS,
     ),
-    "granitemoehybrid": text_family(
+    granitemoehybrid=text_family(
         "GraniteMoeHybridForCausalLM",
         tied(),
-        model_type="granitemoehybrid",
         layer_types=["mamba", "attention", "mamba", "attention"],
         shared_intermediate_size=64,
         mamba_n_heads=4,
@@ -96,9 +87,8 @@ RECURRENT: dict[str, Family] = {
         position_embedding_type="nope",
         **LOCAL_EXPERTS | GRANITE,
     ),
-    "kimi_linear": text_family(
+    kimi_linear=text_family(
         "KimiLinearForCausalLM",
-        model_type="kimi_linear",
         linear_attn_config={
             "kda_layers": [1, 3],
             "full_attn_layers": [2, 4],
@@ -119,10 +109,9 @@ RECURRENT: dict[str, Family] = {
         v_head_dim=16,
         mla_use_nope=True,
     ),
-    "nemotron_h": text_family(
+    nemotron_h=text_family(
         "NemotronHForCausalLM",
         Style(**BACKBONE),
-        model_type="nemotron_h",
         hybrid_override_pattern="M*-ME",
         num_hidden_layers=5,
         attention_bias=False,
@@ -145,10 +134,9 @@ RECURRENT: dict[str, Family] = {
         moe_shared_expert_intermediate_size=32,
         **ONE_GROUP,
     ),
-    "mamba2": text_family(
+    mamba2=text_family(
         "Mamba2ForCausalLM",
         tied(**BACKBONE),
-        model_type="mamba2",
         num_heads=4,
         head_dim=32,
         layer_norm_epsilon=1e-5,
@@ -157,10 +145,9 @@ RECURRENT: dict[str, Family] = {
         time_step_rank="auto",
         **STATES | {"state_size": 32},
     ),
-    "falcon_h1": text_family(
+    falcon_h1=text_family(
         "FalconH1ForCausalLM",
         Style(last_norm="model.final_layernorm.weight"),
-        model_type="falcon_h1",
         num_hidden_layers=3,
         mamba_d_ssm=64,
         mamba_n_heads=4,
@@ -170,9 +157,8 @@ RECURRENT: dict[str, Family] = {
         mamba_d_conv=4,
         mamba_rms_norm=True,
     ),
-    "plamo2": text_family(
+    plamo2=text_family(
         "Plamo2ForCausalLM",
-        model_type="plamo2",
         hidden_size_per_head=16,
         mamba_d_state=16,
         mamba_d_conv=4,
@@ -180,4 +166,4 @@ RECURRENT: dict[str, Family] = {
         mamba_step=2,
         full_attention_idx=[],
     ),
-}
+)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from tests.tiny_models.checkpoint import Family
-from tests.tiny_models.text import WINDOW, text_family, tied
+from tests.tiny_models.text import WINDOW, named, text_family, tied
 from tests.tiny_models.text_parts import BACKBONE, CHOICE, EXPERTS, ONE_GROUP, STATES
 from tests.tiny_models.weights import Style
 
-SCANS: dict[str, Family] = {
-    "jamba": text_family(
+SCANS: dict[str, Family] = named(
+    jamba=text_family(
         "JambaForCausalLM",
         tied(last_norm="final_layernorm.weight"),
-        model_type="jamba",
         attn_layer_offset=1,
         attn_layer_period=2,
         expert_layer_offset=1,
@@ -22,26 +21,19 @@ SCANS: dict[str, Family] = {
         mamba_dt_rank=4,
         **EXPERTS,
     ),
-    "mamba": text_family(
-        "MambaForCausalLM",
-        tied(**BACKBONE),
-        model_type="mamba",
-        intermediate_size=128,
-        time_step_rank=4,
-        **STATES,
+    mamba=text_family(
+        "MambaForCausalLM", tied(**BACKBONE), intermediate_size=128, time_step_rank=4, **STATES
     ),
-    "falcon_mamba": text_family(
+    falcon_mamba=text_family(
         "FalconMambaForCausalLM",
         Style(),
-        model_type="falcon_mamba",
         intermediate_size=128,
         time_step_rank=4,
         mixer_rms_eps=1e-6,
         **STATES,
     ),
-    "rwkv7": text_family(
+    rwkv7=text_family(
         "RWKV7ForCausalLM",
-        model_type="rwkv7",
         norm_eps=1e-5,
         head_dim=32,
         num_hidden_layers=3,
@@ -50,10 +42,9 @@ SCANS: dict[str, Family] = {
         gate_low_rank_dim=16,
         decay_low_rank_dim=16,
     ),
-    "recurrent_gemma": text_family(
+    recurrent_gemma=text_family(
         "RecurrentGemmaForCausalLM",
         tied(norm_offset=1.0, last_norm="final_norm.weight", saved_prefix="language_model."),
-        model_type="recurrent_gemma",
         attention_bias=False,
         conv1d_width=4,
         logits_soft_cap=30.0,
@@ -62,9 +53,8 @@ SCANS: dict[str, Family] = {
         block_types=["recurrent", "recurrent", "attention"],
         num_hidden_layers=4,
     ),
-    "bailing_moe_linear": text_family(
+    bailing_moe_linear=text_family(
         "BailingMoeLinearV2ForCausalLM",
-        model_type="bailing_moe_linear",
         moe_intermediate_size=32,
         num_shared_experts=1,
         first_k_dense_replace=1,
@@ -77,4 +67,4 @@ SCANS: dict[str, Family] = {
         partial_rotary_factor=0.5,
         **ONE_GROUP | CHOICE,
     ),
-}
+)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from tests.tiny_models.checkpoint import Family
-from tests.tiny_models.text import WINDOW, text_family, tied, windows
+from tests.tiny_models.text import WINDOW, named, text_family, tied, windows
 from tests.tiny_models.text_parts import CHOICE, COHERE, EXPERTS, ONE_GROUP, YARN
 from tests.tiny_models.weights import Style
 
-WINDOWS: dict[str, Family] = {
-    "spark2_5": text_family(
+WINDOWS: dict[str, Family] = named(
+    spark2_5=text_family(
         "Spark2_5ForCausalLM",
         tied(embedding="embedding.weight", tied_scale=0.15),
-        model_type="spark2_5",
         hidden_act="gelu",
         rope_parameters={
             "full_attention": {"rope_theta": 1000000.0, "partial_rotary_factor": 0.5},
@@ -19,12 +18,9 @@ WINDOWS: dict[str, Family] = {
         },
         **windows(4),
     ),
-    "iquestloopcoder": text_family(
-        "IQuestLoopCoderForCausalLM", model_type="iquestloopcoder", loop_num=2, loop_window_size=32
-    ),
-    "mellum": text_family(
+    iquestloopcoder=text_family("IQuestLoopCoderForCausalLM", loop_num=2, loop_window_size=32),
+    mellum=text_family(
         "MellumForCausalLM",
-        model_type="mellum",
         moe_intermediate_size=32,
         rope_parameters={
             "full_attention": YARN | {"rope_theta": 500000.0},
@@ -32,19 +28,17 @@ WINDOWS: dict[str, Family] = {
         },
         **CHOICE | windows(4),
     ),
-    "exaone_moe": text_family(
+    exaone_moe=text_family(
         "ExaoneMoEForCausalLM",
-        model_type="exaone_moe",
         moe_intermediate_size=32,
         num_shared_experts=1,
         is_moe_layer=[False, True, True, True],
         routed_scaling_factor=2.5,
         **CHOICE | ONE_GROUP | windows(4),
     ),
-    "cohere2_moe": text_family(
+    cohere2_moe=text_family(
         "Cohere2MoeForCausalLM",
         tied(),
-        model_type="cohere2_moe",
         sliding_window=WINDOW,
         sliding_window_pattern=2,
         num_shared_experts=1,
@@ -53,9 +47,8 @@ WINDOWS: dict[str, Family] = {
         prefix_dense_intermediate_size=64,
         **CHOICE | COHERE,
     ),
-    "afmoe": text_family(
+    afmoe=text_family(
         "AfmoeForCausalLM",
-        model_type="afmoe",
         moe_intermediate_size=32,
         num_shared_experts=1,
         num_dense_layers=1,
@@ -65,9 +58,8 @@ WINDOWS: dict[str, Family] = {
         mup_enabled=True,
         **EXPERTS | windows(4),
     ),
-    "mimo_v2_flash": text_family(
+    mimo_v2_flash=text_family(
         "MiMoV2FlashForCausalLM",
-        model_type="mimo_v2_flash",
         num_experts_per_tok=2,
         hybrid_layer_pattern=[1, 0, 1, 0],
         moe_layer_freq=[0, 1, 1, 1],
@@ -92,10 +84,9 @@ WINDOWS: dict[str, Family] = {
         attention_value_scale=0.7,
         **ONE_GROUP,
     ),
-    "step3p5": text_family(
+    step3p5=text_family(
         "Step3p5ForCausalLM",
         Style(norm_offset=1.0),
-        model_type="step3p5",
         num_attention_groups=2,
         sliding_window=WINDOW,
         layer_types=["full_attention", "sliding_attention"] * 2,
@@ -116,9 +107,8 @@ WINDOWS: dict[str, Family] = {
         norm_expert_weight=True,
         moe_router_scaling_factor=3.0,
     ),
-    "laguna": text_family(
+    laguna=text_family(
         "LagunaForCausalLM",
-        model_type="laguna",
         gating="per-head",
         num_attention_heads_per_layer=[4, 6, 4, 6],
         moe_intermediate_size=32,
@@ -135,11 +125,10 @@ WINDOWS: dict[str, Family] = {
         },
         **EXPERTS | windows(4),
     ),
-    "kolibri1": text_family(
+    kolibri1=text_family(
         "KolibriForCausalLM",
-        model_type="kolibri1",
         moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
         **CHOICE | windows(4),
     ),
-}
+)
