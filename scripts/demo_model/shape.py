@@ -63,19 +63,3 @@ def smart_resize(
         rows = math.ceil(height * beta / BLOCK) * BLOCK
         cols = math.ceil(width * beta / BLOCK) * BLOCK
     return rows, cols
-
-
-def smart_resize_video(frames: int, height: int, width: int) -> tuple[int, int]:
-    """(height, width) of a video's frames: Qwen3-VL's rule over the whole clip's volume."""
-    rows = round(height / BLOCK) * BLOCK
-    cols = round(width / BLOCK) * BLOCK
-    padded = math.ceil(frames / 2) * 2
-    if padded * rows * cols > VIDEO_MAX_PIXELS:
-        beta = math.sqrt(frames * height * width / VIDEO_MAX_PIXELS)
-        rows = max(BLOCK, math.floor(height / beta / BLOCK) * BLOCK)
-        cols = max(BLOCK, math.floor(width / beta / BLOCK) * BLOCK)
-    elif padded * rows * cols < VIDEO_MIN_PIXELS:
-        beta = math.sqrt(VIDEO_MIN_PIXELS / (frames * height * width))
-        rows = math.ceil(height * beta / BLOCK) * BLOCK
-        cols = math.ceil(width * beta / BLOCK) * BLOCK
-    return rows, cols

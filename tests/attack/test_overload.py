@@ -21,8 +21,6 @@ KEYS = ("the-first-long-key", "the-second-long-key")
 SEATS = 4
 MIB = 1 << 20
 MAX_WAITING_BYTES = 64 * MIB
-FOR_EVER = 100_000
-"""Tokens, which the context cuts: longer than any test waits."""
 
 
 @pytest.fixture(scope="module")

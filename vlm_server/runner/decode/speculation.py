@@ -82,10 +82,6 @@ class _Guess(NamedTuple):
     chances: list[float]
     is_trained: bool = False
 
-    @property
-    def worth(self) -> float:
-        return expected_tokens(self.chances)
-
 
 class Speculation:
     """The choice of drafts that the steps of one model verify."""

@@ -307,10 +307,6 @@ GZIP = {"content-encoding": "gzip"}
 # ---- names in requests -----------------------------------------------------------------
 
 
-def openai_image(name: str) -> dict[str, Any]:
-    return image_part(name)
-
-
 def openai_file(name: str) -> dict[str, Any]:
     return {"type": "file", "file": {"file_id": name}}
 
