@@ -72,18 +72,9 @@ COUNTING_TO = (
     "Count slowly to {b}",
 )
 COUNT_ENDINGS = (
-    "",
-    "",
-    "",
-    ".",
-    ".",
-    "!",
-    " please.",
-    ", separated by commas.",
-    ", one after another.",
-    " slowly.",
-    ", in order.",
-)
+    "", "", "", ".", ".", "!", " please.", ", separated by commas.", ", one after another.",
+    " slowly.", ", in order."
+)  # fmt: skip
 
 
 def numbers(first: int, last: int) -> str:

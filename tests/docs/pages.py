@@ -30,31 +30,11 @@ KINDS = frozenset({"sh", "python", "json", "toml", "yaml", "text"})
 _ALIASES = {"bash": "sh", "shell": "sh", "console": "sh", "py": "python", "yml": "yaml"}
 _COMMANDS = frozenset(
     (
-        ".venv/bin/python",
-        ".venv/bin/vlm-server",
-        "brew",
-        "cat",
-        "cd",
-        "curl",
-        "docker",
-        "echo",
-        "eval",
-        "export",
-        "git",
-        "journalctl",
-        "launchctl",
-        "pip",
-        "pipx",
-        "podman",
-        "python",
-        "python3",
-        "sudo",
-        "systemctl",
-        "uv",
-        "uvx",
-        "vlm-server",
+        ".venv/bin/python", ".venv/bin/vlm-server", "brew", "cat", "cd", "curl", "docker", "echo",
+        "eval", "export", "git", "journalctl", "launchctl", "pip", "pipx", "podman", "python",
+        "python3", "sudo", "systemctl", "uv", "uvx", "vlm-server"
     )
-)
+)  # fmt: skip
 _COMMENT = re.compile(r"\s*<!--\s*(?P<name>[a-z ]+?)\s*(?::\s*(?P<value>.*?)\s*)?-->\s*", re.DOTALL)
 _ANNOTATIONS = frozenset({"not run", "output", "output of", "request", "answer to", "key file"})
 

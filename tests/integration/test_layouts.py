@@ -33,15 +33,9 @@ pytestmark = pytest.mark.families()
 Json = dict[str, Any]
 
 NOT_IN_TRANSFORMERS = (
-    "dots_ocr",
-    "fastvlm",
-    "internvl_chat",
-    "jina_vlm",
-    "kimi_vl",
-    "minicpmo",
-    "molmo",
-    "nemotron_h_nano_omni",
-)
+    "dots_ocr", "fastvlm", "internvl_chat", "jina_vlm", "kimi_vl", "minicpmo", "molmo",
+    "nemotron_h_nano_omni"
+)  # fmt: skip
 """Families whose configuration transformers does not write."""
 HAS_TEMPLATE = "jina_vlm"
 """The family for which mlx-vlm has a template, where a checkpoint has none."""

@@ -30,33 +30,15 @@ UNSTORED = WHOLE | {"glm5_next"}
 """Families whose KV is not used again: prompts are one chunk, or caches can't be stored."""
 EXPERTS = frozenset(
     {
-        "glm4v_moe",
-        "glm5_next",
-        "kimi_k25",
-        "kimi_vl",
-        "llama4",
-        "nemotron_h_nano_omni",
-        "step3p7",
-        "qwen3_5_moe",
-        "qwen3_omni_moe",
-        "qwen3_vl_moe",
+        "glm4v_moe", "glm5_next", "kimi_k25", "kimi_vl", "llama4", "nemotron_h_nano_omni",
+        "step3p7", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe"
     }
-)
+)  # fmt: skip
 """Families with mixtures of experts."""
 COLUMNS = (
-    "rope",
-    "tower",
-    "tiling",
-    "deepstack",
-    "caches",
-    "prompts",
-    "fix",
-    "template",
-    "media",
-    "turns",
-    "batches",
-    "parts",
-)
+    "rope", "tower", "tiling", "deepstack", "caches", "prompts", "fix", "template", "media",
+    "turns", "batches", "parts"
+)  # fmt: skip
 
 
 @cache

@@ -27,31 +27,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 CORE = (
-    "qwen3_vl",
-    "gemma4",
-    "lfm2_vl",
-    "qwen2_5_vl",
-    "glm4v",
-    "smolvlm",
-    "llava_onevision",
-    "granite4_vision",
-    "qwen3_omni_moe",
-    "fastvlm",
-    "minicpmo",
-    "paligemma",
-)
+    "qwen3_vl", "gemma4", "lfm2_vl", "qwen2_5_vl", "glm4v", "smolvlm", "llava_onevision",
+    "granite4_vision", "qwen3_omni_moe", "fastvlm", "minicpmo", "paligemma"
+)  # fmt: skip
 """They have every mechanism (tests/integration/test_core_families.py); cheap ones first."""
 
 CORE_TEXTS = (
-    "llama",
-    "gpt_oss",
-    "gemma2",
-    "gemma4_text",
-    "qwen3_next",
-    "deepseek_v3",
-    "falcon_h1",
-    "jamba",
-)
+    "llama", "gpt_oss", "gemma2", "gemma4_text", "qwen3_next", "deepseek_v3", "falcon_h1", "jamba"
+)  # fmt: skip
 """They have windows, states, experts, latent attention, fixes, caches that can't be stored, and
 states that would count padding."""
 MIN_FAMILIES = 2

@@ -34,27 +34,12 @@ _MAX_SHOWN = 80
 _DTYPES = frozenset({"F32", "F16", "BF16"})
 _NEUTRAL = frozenset(
     {
-        "auto_mapping",
-        "base_model_name_or_path",
-        "ensure_weight_tying",
-        "eva_config",
-        "exclude_modules",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_alpha",
-        "lora_dropout",
-        "megatron_core",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "r",
-        "revision",
-        "target_modules",
-        "task_type",
-        "use_rslora",
+        "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config",
+        "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_alpha",
+        "lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r",
+        "revision", "target_modules", "task_type", "use_rslora"
     }
-)
+)  # fmt: skip
 """PEFT's fields that are read here, or have no effect on answers. Others must be unset."""
 _PEFT_VALUES = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian", "eva")}
 """Further fields, and the values with which they change nothing but what is trained."""

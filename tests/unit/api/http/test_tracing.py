@@ -177,22 +177,9 @@ def test_every_generating_route_is_traced() -> None:
              if isinstance(route, Route)]  # fmt: skip
     assert set(OPERATIONS) <= set(paths)
     others = (
-        "tokenize",
-        "count_tokens",
-        "input_tokens",
-        "/show",
-        "/pull",
-        "/load",
-        "/unload",
-        "/clear",
-        "/cancel",
-        "/files",
-        "/media",
-        "/documents/pages",
-        "/batches",
-        "/watch",
-        "/frames",
-    )
+        "tokenize", "count_tokens", "input_tokens", "/show", "/pull", "/load", "/unload", "/clear",
+        "/cancel", "/files", "/media", "/documents/pages", "/batches", "/watch", "/frames"
+    )  # fmt: skip
     assert {path for path in BODIES if not path.endswith(others)} - set(OPERATIONS) == set()
 
 

@@ -50,16 +50,10 @@ MAX_CHOICES = 8
 
 HARMLESS = frozenset(
     {
-        "cache_control",
-        "metadata",
-        "moderation",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "user",
+        "cache_control", "metadata", "moderation", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "user"
     }
-)
+)  # fmt: skip
 """Fields that do not change the answer: accepted with any value, ignored and reported."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
