@@ -16,6 +16,7 @@ from tests.browser.files import ask, attach
 from tests.browser.test_ask import SQUARE
 from tests.browser.test_inputs import CLIP, report
 from tests.browser.test_markdown import TEXT
+from tests.browser.test_markup import CALL
 from tests.browser.test_marks import BOXES, picture
 from tests.browser.test_views import check_shapes
 from tests.support.daemons import Daemon
@@ -93,6 +94,11 @@ def marked(page: Any) -> None:
     ask(page, f"say 0 {BOXES}")
 
 
+def unread(page: Any) -> None:
+    answer = ask(page, f"say 0 I click on it. {CALL}\n\n<think>Was it the blue one?</think>")
+    answer.locator(".unread summary").first.click()
+
+
 def enlarged(page: Any) -> None:
     marked(page)
     page.get_by_role("button", name="Enlarge the picture").click()
@@ -140,6 +146,7 @@ STATES: dict[str, Callable[[Any], None]] = {
             edited,
             versions,
             marked,
+            unread,
             enlarged,
         ),
         *(wrong_options, compared, history, camera),

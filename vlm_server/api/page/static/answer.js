@@ -5,6 +5,7 @@ import { codeBlock } from "./code.js";
 import { copy, count, h, pairs, percent, seconds } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 import { marked } from "./marked.js";
+import { isJson } from "./markup.js";
 import { findRegions } from "./regions.js";
 import { asCurl, asPython } from "./snippets.js";
 import { Waiting } from "./waiting.js";
@@ -199,16 +200,6 @@ function callElement(call, changed) {
     h("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, h("code", pretty(call.arguments))),
     h("label", "Result", result),
   );
-}
-
-/** Whether an answer is nothing but an object or a list. */
-function isJson(text) {
-  if (!/^\s*[[{]/.test(text)) return false;
-  try {
-    return typeof JSON.parse(text) === "object";
-  } catch {
-    return false;
-  }
 }
 
 function pretty(json) {

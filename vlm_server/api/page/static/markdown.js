@@ -5,6 +5,7 @@ import { later } from "./api.js";
 import { codeBlock } from "./code.js";
 import { h } from "./dom.js";
 import { addMath, mathElement } from "./formulas.js";
+import { folded, piecesOf } from "./markup.js";
 
 const MAX_ELEMENTS = 20_000;
 const MAX_LEVEL = 24; // of elements in elements: the parser leaves out what is deeper than 100
@@ -29,8 +30,9 @@ export function loadMarkdown() {
 
 /** Shows `text` in `element`, whose blocks stay where they do not change. `isWhole` once nothing follows. */
 export function showMarkdown(element, text, isWhole) {
+  const pieces = piecesOf(text, isWhole);
   if (!parser) {
-    element.replaceChildren(...(text ? [h("p", text)] : []));
+    element.replaceChildren(...pieces.map((piece) => (piece.kind === "text" ? h("p", piece.text) : folded(piece))));
     if (text && !element.dataset.waits) {
       element.dataset.waits = "yes";
       loadMarkdown().then(() => {
@@ -42,16 +44,18 @@ export function showMarkdown(element, text, isWhole) {
     return;
   }
   element.latest = null;
-  const blocks = blocksOf(text);
+  const blocks = pieces.flatMap((piece) => (piece.kind === "text" ? blocksOf(piece.text) : [{ piece, source: JSON.stringify(piece) }]));
   const shown = [...element.children];
   const last = blocks.length - 1;
   let same = 0;
   const key = (block, index) => `${index === last && !isWhole ? "open " : ""}${block.source}`;
   while (same < blocks.length && shown[same]?.source === key(blocks[same], same)) same++;
+  const open = blocks[same]?.piece && shown[same]; // it may be unfolded
   for (const old of shown.slice(same)) old.remove();
   const room = { left: MAX_ELEMENTS - element.getElementsByTagName("*").length, level: 2 };
   for (let index = same; index < blocks.length; index++) {
-    const made = build(blocks[index], room, index < last || isWhole);
+    const { piece } = blocks[index];
+    const made = piece ? folded(piece, index === same && open) : build(blocks[index], room, index < last || isWhole);
     made.source = key(blocks[index], index);
     element.append(made);
   }

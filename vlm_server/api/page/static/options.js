@@ -58,7 +58,7 @@ function choose() {
 function offerComparisons() {
   const select = $("compare-with");
   const before = select.value;
-  const others = models.filter(({ id }) => id !== chosen().id).map(({ id }) => [`model ${id}`, id]);
+  const others = models.filter(({ id }) => id !== chosen()?.id).map(({ id }) => [`model ${id}`, id]);
   const sizes = ["", "low", "high"].filter((one) => one !== $("detail").value);
   const offered = [...others, ...sizes.map((one) => [`detail ${one}`, DETAILS[one] ?? "Pictures as usual"])];
   select.replaceChildren(...offered.map(([value, text]) => new Option(text, value)));
@@ -82,6 +82,7 @@ export function startOptions() {
     if (!$("compare").hidden) $("compare-with").focus();
   });
   recall();
+  offerComparisons();
   showChecks();
 }
 
