@@ -24,6 +24,8 @@ OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)"
   const room = 10; // of the card's padding
   return inner.width && (inner.right > outer.right - room || inner.left < outer.left + room);
 }).map((one) => one.outerHTML.slice(0, 200))"""
+TWO_FRAMES = """() => new Promise((resolve) =>
+  requestAnimationFrame(() => requestAnimationFrame(resolve)))"""
 FIRST_PAINT_MS = 200
 FIRST_PAINT = """() => new Promise((resolve) => {
   new PerformanceObserver((list) => {
@@ -152,3 +154,45 @@ def test_keyboard_moves_through_navigation(daemon: Daemon, open_page: Open) -> N
     page.keyboard.press("Enter")
     page.locator("#settings .card").first.wait_for()
     assert page.locator("nav a[aria-current=page]").inner_text() == "Settings"
+
+
+UNDER_BAR = """() => {
+  const bar = document.querySelector("header.bar").getBoundingClientRect();
+  const title = [...document.querySelectorAll("h1")].find((one) => one.checkVisibility());
+  return title.getBoundingClientRect().top < bar.bottom;
+}"""
+
+
+@pytest.mark.parametrize("shape", ["desktop", "phone", "sideways", "large"])
+def test_title_stays_below_bar_when_tab_is_clicked_again(
+    daemon: Daemon, open_page: Open, shape: str
+) -> None:
+    page = open_page(daemon, "#models", device="desktop" if shape == "desktop" else "phone")
+    if shape == "sideways":
+        page.set_viewport_size({"width": 844, "height": 390})
+    if shape == "large":
+        page.evaluate("document.documentElement.style.fontSize = '200%'")
+    for view in ("models", "settings", "watch"):
+        link = page.locator(f"nav a[href='#{view}']")
+        link.click()
+        page.locator(f"#{view} .card").first.wait_for()
+        for _ in range(2):
+            page.evaluate("scrollTo(0, 300)")
+            link.click()
+            page.evaluate(TWO_FRAMES)
+            assert not page.evaluate(UNDER_BAR), view
+    page.reload()
+    page.locator("#watch .card").first.wait_for()
+    page.evaluate(TWO_FRAMES)
+    assert not page.evaluate(UNDER_BAR), "opened by its address"
+
+
+def test_skip_link_stays_in_view(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon, "#models")
+    page.locator("#models .card").first.wait_for()
+    page.locator("a.skip").focus()
+    page.keyboard.press("Enter")
+    page.evaluate(TWO_FRAMES)
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.locator("#models .card").first.is_visible()
+    assert not page.evaluate(UNDER_BAR)

@@ -30,7 +30,7 @@ async function refresh() {
     if (told) readLocal();
     return asked.size || data.some(({ state }) => isBusy(state)) ? AT_WORK_MS : IDLE_MS;
   } catch (error) {
-    $("models").replaceChildren(empty("The models can’t be shown", error.message));
+    $("models-body").replaceChildren(empty("The models can’t be shown", error.message));
     return error.status === 401 ? null : IDLE_MS;
   }
 }
@@ -41,7 +41,7 @@ function refused(error) {
 }
 
 function draw(data, models) {
-  const root = $("models");
+  const root = $("models-body");
   if (!root.querySelector("#served"))
     root.replaceChildren(
       h("div.cards.one", { id: "served" }),

@@ -20,7 +20,7 @@ async function refresh() {
     await followLog();
     return EVERY_MS;
   } catch (error) {
-    $("now").replaceChildren(empty("Nothing to show", adminProblem(error)));
+    $("now-body").replaceChildren(empty("Nothing to show", adminProblem(error)));
     $("now-model").replaceChildren(); // the one that was chosen may be no more
     return error.status === 401 || error.status === 403 ? null : 5 * EVERY_MS;
   }
@@ -28,7 +28,7 @@ async function refresh() {
 
 /** Cards are made once and filled again, so that nothing jumps and the focus stays. */
 function draw(status) {
-  const root = $("now");
+  const root = $("now-body");
   if (!root.querySelector(".cards"))
     root.replaceChildren(
       h(

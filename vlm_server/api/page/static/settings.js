@@ -15,16 +15,16 @@ export async function showSettings() {
   if (editing) return;
   try {
     sections = (await get("v1/settings")).sections;
-    if (!$("settings").querySelector(".filter")) frame();
+    if (!$("settings-body").querySelector(".filter")) frame();
     update();
   } catch (error) {
-    $("settings").replaceChildren(empty("The settings can’t be shown", adminProblem(error)));
+    $("settings-body").replaceChildren(empty("The settings can’t be shown", adminProblem(error)));
   }
 }
 
 function frame() {
   const button = h("button.quiet", { onclick: () => copy(button, toml()) }, "Copy as TOML");
-  $("settings").replaceChildren(
+  $("settings-body").replaceChildren(
     h(
       "div.filter",
       h("label.hidden", { for: "find-setting" }, "Find a setting"),

@@ -21,7 +21,7 @@ let running = null;
 
 /** Lets a watch be about one of `models`, as the server lists them. */
 export function showWatch(models) {
-  if (!$("watch").children.length) $("watch").replaceChildren(card(), happened());
+  if (!$("watch-body").children.length) $("watch-body").replaceChildren(card(), happened());
   offer(
     $("watch-model"),
     models.map(({ id }) => id),
