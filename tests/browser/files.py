@@ -20,6 +20,8 @@ _SEND = """([how, files]) => {
       target.dispatchEvent(new DragEvent(kind, {...options, dataTransfer: data}));
   }
 }"""
+TWO_FRAMES = """() => new Promise((resolve) =>
+  requestAnimationFrame(() => requestAnimationFrame(resolve)))"""
 File = tuple[bytes, str, str]
 """Content, name and MIME type."""
 

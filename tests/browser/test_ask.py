@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import Open
-from tests.browser.files import ask, attach
+from tests.browser.conftest import ModelsDaemon, Open
+from tests.browser.files import TWO_FRAMES, ask, attach
 from tests.support import pdf, video_files
 from tests.support.daemons import Daemon
 from tests.support.images import canvas, draw_shape, encoded, one_shape
@@ -207,3 +207,31 @@ def test_copied_request_gives_pages_answer(
     pieces = re.findall(r'"content":"(\w*)"', ran.stdout)
     assert text_of(answer) == "square"
     assert ("".join(pieces) if name == "curl" else ran.stdout.strip()) == "square"
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_toy_model_is_said_to_be_one_until_hint_is_dismissed(
+    daemon: Daemon, open_page: Open, device: str
+) -> None:
+    page = open_page(daemon, device=device)
+    hint = page.get_by_text("This is a small toy model")
+    hint.wait_for()
+    page.get_by_role("link", name="Get a larger one").click()
+    card = page.locator("#catalog", has_text="Tested families")
+    card.wait_for()
+    page.evaluate(TWO_FRAMES)
+    bar = page.locator("header.bar").bounding_box()
+    assert bar["height"] <= card.bounding_box()["y"] < page.viewport_size["height"] / 2
+    page.locator("nav a[href='#ask']").click()
+    page.get_by_role("button", name="Do not show this hint again").click()
+    page.reload()
+    page.locator("#model-name", has_text="demo").wait_for()
+    assert hint.is_hidden()
+
+
+def test_toy_hint_is_not_shown_beside_other_models(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    page = open_page(models_daemon.daemon)
+    page.locator("#model-name", has_text="4 models").wait_for()
+    assert page.locator("#toy").is_hidden()

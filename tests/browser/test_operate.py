@@ -120,10 +120,20 @@ def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     page.locator("nav a[href='#settings']").click()
     page.locator("#settings .changed", has_text="api_key_file").wait_for()
     assert page.locator("#settings .changed", has_text="Set on the command line").count() >= 2
-    page.get_by_text(re.compile(r"came to [\d.]+ (M|G)iB")).first.wait_for()
+    cards = page.locator("#settings .card h2").all_inner_texts()
+    assert cards == ["Changed", "Can be changed now", "Chosen for this machine"]
+    chosen = page.locator("#settings .card", has_text="Chosen for this machine")
+    room = chosen.locator(".settings > div", has_text="memory.max_bytes").locator(".value")
+    assert re.fullmatch(r"[\d.]+ (M|G)iB\s*from auto", room.inner_text())
     assert page.locator("dt", has_text="body_timeout_seconds").count() == 0, "it has its default"
-    page.get_by_label("Show all").check()
-    page.locator("dt", has_text="body_timeout_seconds").wait_for()
+    page.locator("summary", has_text="Limits and deadlines").click()
+    page.locator("dt", has_text="limits.body_timeout_seconds").wait_for()
+    groups = page.locator("#settings summary h3").all_inner_texts()
+    assert groups[:2] == ["Model", "Memory and caches"]
+    assert "Others" not in groups, "a section of settings belongs to no group"
+    page.get_by_role("button", name="Fold all", exact=True).click()
+    page.get_by_role("button", name="Unfold all").click()
+    assert accessibility_problems(page) == []
     page.get_by_role("button", name="Copy as TOML").click()
     page.get_by_text("Copied").wait_for()
     copied = tomllib.loads(page.evaluate("navigator.clipboard.readText()"))

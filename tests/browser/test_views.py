@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.browser.conftest import VIEWPORTS, Open
-from tests.browser.files import ask, attach
+from tests.browser.files import TWO_FRAMES, ask, attach
 from tests.browser.test_ask import SQUARE
 from tests.support.daemons import Daemon
 
@@ -24,8 +24,6 @@ OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)"
   const room = 10; // of the card's padding
   return inner.width && (inner.right > outer.right - room || inner.left < outer.left + room);
 }).map((one) => one.outerHTML.slice(0, 200))"""
-TWO_FRAMES = """() => new Promise((resolve) =>
-  requestAnimationFrame(() => requestAnimationFrame(resolve)))"""
 FIRST_PAINT_MS = 200
 FIRST_PAINT = """() => new Promise((resolve) => {
   new PerformanceObserver((list) => {

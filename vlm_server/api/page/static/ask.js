@@ -3,12 +3,16 @@
 import { later } from "./api.js";
 import { attachment, isMedia, preview } from "./attachments.js";
 import { $, count, h, icon } from "./dom.js";
-import { closeOptions, imageLimits, pictureTokens, setModels, startOptions, ways } from "./options.js";
-import { offerSample } from "./sample.js";
+import { closeOptions, imageLimits, pictureTokens, setModels as setChoice, startOptions, ways } from "./options.js";
+import { hintAtToy, offerSample, startHint } from "./sample.js";
 import * as session from "./session.js";
 import { closeHistory, startHistory } from "./sidebar.js";
 
-export { setModels };
+/** What `/v1/models` says of all models. */
+export function setModels(models) {
+  setChoice(models);
+  hintAtToy(models);
+}
 
 let attached = [];
 let recalled = -1;
@@ -48,10 +52,11 @@ export function startAsk() {
   $("new").addEventListener("click", startAnew);
   for (const name of ["run", "opened", "options"]) addEventListener(name, showAll);
   addEventListener("written", followEnd);
-  addEventListener("opened", () => requestAnimationFrame(() => toEnd()));
+  addEventListener("opened", () => requestAnimationFrame(() => (session.numTurns() ? toEnd() : page.scrollTo(0, 0))));
   session.onTrouble((text) => ($("trouble").textContent = text));
   takeDrops();
   startOptions();
+  startHint();
   startHistory({ startAnew });
   offerSample((file, text) => attach([file]).then(() => ((question.value = text), submit())));
   session.reopen().then(showAll);

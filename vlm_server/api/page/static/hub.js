@@ -19,6 +19,14 @@ let showsAll = false;
 /** What the view of models has: {change, asked, problems}. */
 let view = null;
 
+let isWanted = false;
+
+/** Brings the models to get into sight, once they are there. */
+export function showCatalog() {
+  isWanted = true;
+  drawHub();
+}
+
 export function forgetLocal() {
   local = null;
 }
@@ -33,7 +41,7 @@ export function hubCards(models) {
       h("ul.rows", { id: "pulls", "aria-label": "Downloads" }),
     ),
     h("section.card", { id: "local", hidden: true }),
-    h("section.card", hubForm(), h("div", { id: "found" })),
+    h("section.card", { id: "catalog" }, hubForm(), h("div", { id: "found" })),
   ];
 }
 
@@ -61,6 +69,9 @@ export function drawHub(names = served) {
   refill($("pulls"), [...pulls.values()].map(pullRow));
 
   refill($("found"), search ? searched() : offered());
+  if (!isWanted || $("catalog").closest(".view").hidden) return;
+  isWanted = false;
+  $("catalog").scrollIntoView();
 }
 
 function checkpoint({ name, place, complete, bytes: size, needed_bytes: needed, fits }) {

@@ -30,7 +30,7 @@ function route() {
       : link.removeAttribute("aria-current");
   document.body.dataset.view = name;
   show(name);
-  scrollTo(0, name === "ask" ? document.scrollingElement.scrollHeight : 0);
+  scrollTo(0, name === "ask" && $("thread").children.length ? document.scrollingElement.scrollHeight : 0);
 }
 
 let models = []; // what `/v1/models` says of them

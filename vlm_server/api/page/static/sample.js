@@ -1,5 +1,7 @@
-// A picture to begin with, and questions that the embedded model can answer.
+// For those who have no model of their own yet: a picture to begin with, with questions that the embedded model can
+// answer, and a hint that this model is a toy.
 
+import { later } from "./api.js";
 import { $, h } from "./dom.js";
 
 const PICTURE = new URL("./sample.png", import.meta.url).pathname;
@@ -19,4 +21,32 @@ export function offerSample(ask) {
       h("ul.chips", { "aria-label": "Questions about the sample" }, QUESTIONS.map((text) => h("li", h("button", { type: "button", onclick: () => begin(text) }, text)))),
     ),
   );
+}
+
+const TOY = "demo";
+const DISMISSED = "vlm_server toy";
+let isDismissed = false;
+
+/** Shows the hint where the embedded model is all that is served, until it is dismissed. */
+export function hintAtToy(models) {
+  $("toy").hidden = isDismissed || models.length !== 1 || models[0].root !== TOY;
+}
+
+export function startHint() {
+  try {
+    isDismissed = localStorage.getItem(DISMISSED) !== null;
+  } catch {
+    // a browser that keeps nothing
+  }
+  $("toy-models").addEventListener("click", () => later(() => import("./hub.js")).then((module) => module?.showCatalog()));
+  $("toy-close").addEventListener("click", () => {
+    isDismissed = true;
+    $("toy").hidden = true;
+    $("question").focus();
+    try {
+      localStorage.setItem(DISMISSED, "yes");
+    } catch {
+      // it stays away until the page is closed
+    }
+  });
 }

@@ -23,13 +23,12 @@ export async function showSettings() {
 }
 
 function frame() {
-  const button = h("button.quiet", { onclick: () => copy(button, toml()) }, "Copy as TOML");
+  const button = h("button.quiet", { title: "What differs from the defaults, for a settings file", onclick: () => copy(button, toml()) }, "Copy as TOML");
   $("settings-body").replaceChildren(
     h(
       "div.filter",
       h("label.hidden", { for: "find-setting" }, "Find a setting"),
       h("input", { type: "search", id: "find-setting", placeholder: "Find a setting", oninput: update }),
-      h("label.check", h("input", { type: "checkbox", id: "all-settings", onchange: update }), "Show all"),
       button,
     ),
     h("p.muted.small", { role: "status", id: "settings-found" }),
@@ -41,59 +40,109 @@ const isChanged = ({ source, value, default: usual }) =>
   source !== "default" && JSON.stringify(value) !== JSON.stringify(usual);
 const cameTo = ({ effective, value }) => effective !== null && effective !== value;
 
+/** The sections in the order in which a person looks for them: what is served, with what, to whom, how much. */
+const GROUPS = [
+  ["Model", ["model"]],
+  ["Memory and caches", ["memory", "cache"]],
+  ["Address, keys and connections", ["server"]],
+  ["Pictures, videos and documents", ["image", "video", "document", "urls"]],
+  ["Limits and deadlines", ["limits", "deadlines"]],
+  ["Files, batches and watches", ["files", "batches", "watch"]],
+  ["Log and metrics", ["log", "metrics", "tracing"]],
+  ["Engine", ["scheduler", "engine", "distributed"]],
+];
+const OTHERS = "Others";
+const unfolded = new Set();
+
+/** {title, settings} of each group that has some; a setting here has its `section`, too. */
+function groups() {
+  const of = new Map([...GROUPS.map(([title]) => title), OTHERS].map((title) => [title, []]));
+  const titleOf = (part) => GROUPS.find(([, parts]) => parts.includes(part.split(".")[0].replace("models", "model")))?.[0] ?? OTHERS;
+  const order = (part) => GROUPS.flatMap(([, parts]) => parts).indexOf(part);
+  for (const { name: section, settings } of sections.toSorted((a, b) => order(a.name) - order(b.name)))
+    of.get(titleOf(section)).push(...settings.map((one) => ({ ...one, section })));
+  return [...of].map(([title, settings]) => ({ title, settings })).filter(({ settings }) => settings.length);
+}
+
 function update() {
   const wanted = $("find-setting").value.trim().toLowerCase();
-  const all = $("all-settings").checked || wanted !== "";
-  const shown = sections
-    .map(({ name, settings }) => ({
-      name,
-      settings: settings.filter(
-        (one) =>
-          (all || isChanged(one) || cameTo(one)) &&
-          `${name}.${one.name} ${one.description}`.toLowerCase().includes(wanted),
-      ),
-    }))
-    .filter(({ settings }) => settings.length);
-  $("settings-list").replaceChildren(...shown.map(section));
-  const many = sections.flatMap(({ settings }) => settings).filter(isChanged).length;
-  $("settings-found").textContent = shown.length
-    ? all
-      ? ""
-      : `${many === 1 ? "1 setting differs" : `${many} settings differ`} from the default; below are these, and what automatic ones came to.`
-    : "No setting is called that.";
-}
-
-function section({ name, settings }) {
-  return h(
-    "section.card",
-    h("header", h("h2", name)),
-    h(
-      "dl.settings",
-      settings.map((one) => setting(name, one)),
-    ),
+  const all = groups();
+  if (wanted) {
+    const found = all.map(({ title, settings }) => ({ title, settings: settings.filter((one) => textOf(one).includes(wanted)) }));
+    $("settings-list").replaceChildren(...found.map(({ title, settings }) => card(title, "", settings)).filter(Boolean));
+    $("settings-found").textContent = $("settings-list").children.length ? "" : "No setting is called that.";
+    return;
+  }
+  const every = all.flatMap(({ settings }) => settings);
+  const changed = every.filter(isChanged);
+  const rest = every.filter((one) => !isChanged(one));
+  $("settings-list").replaceChildren(
+    card("Changed", "What differs from the defaults", changed) ?? h("section.card", empty("Every setting has its default")),
+    card("Can be changed now", "Others need a restart", rest.filter(({ live }) => live)),
+    card("Chosen for this machine", "What automatic ones came to", rest.filter(cameTo)),
+    h("header.sub-head.all", h("h2", "All settings"), h("button.link", { type: "button", onclick: () => foldAll(all) }, foldWord())),
+    ...all.map(fold),
   );
+  $("settings-found").textContent = "";
 }
 
-function setting(part, one) {
-  const { name, value, default: usual, source, effective, description, live } = one;
+const textOf = (one) => `${one.section}.${one.name} ${one.description}`.toLowerCase();
+
+/** A card of `settings`; null if there is none. */
+const card = (title, about, settings) =>
+  settings.length ? h("section.card", h("header", h("h2", title), h("p", about)), h("dl.settings", settings.map((one) => setting(one, true)))) : null;
+
+const foldWord = () => (unfolded.size ? "Fold all" : "Unfold all");
+
+function foldAll(all) {
+  if (unfolded.size) unfolded.clear();
+  else for (const { title } of all) unfolded.add(title);
+  update();
+  document.querySelector(".all .link").focus();
+}
+
+/** A group, folded until it is asked for. What can be changed in it is so in the cards above. */
+function fold({ title, settings }) {
+  const changed = settings.filter(isChanged).length;
+  const list = h("dl.settings");
+  const fill = () => list.children.length || list.append(...settings.map((one) => setting(one, false)));
+  const element = h(
+    "details.card",
+    {
+      open: unfolded.has(title),
+      ontoggle: () => {
+        unfolded[element.open ? "add" : "delete"](title);
+        document.querySelector(".all .link").textContent = foldWord();
+        fill();
+      },
+    },
+    h("summary", h("h3", title), h("span.muted.small", `${settings.length} settings${changed ? `, ${changed} changed` : ""}`)),
+    list,
+  );
+  if (element.open) fill();
+  return element;
+}
+
+function setting(one, mayEdit) {
+  const { section: part, name, value, default: usual, source, effective, description, live } = one;
   const full = `${part}.${name}`;
   const from = source === "command line" ? "Set on the command line" : source[0] === "/" || source.startsWith("VLM_") ? `Set in ${source}` : source;
   const notes = [
-    cameTo(one) && `came to ${show(name, effective)}`,
+    cameTo(one) && `from ${show(name, value)}`,
     isChanged(one) && `${from}; default ${show(name, usual)}`,
   ];
   return h(
     "div",
     { class: isChanged(one) ? "changed" : null },
-    h("dt", h("code", name)),
+    h("dt", h("code", h("span.muted", `${part}.`), name.split(/(?<=_)/).flatMap((word) => [h("wbr"), word]))),
     h(
       "dd.value",
-      h("code", { title: String(value) }, show(name, value)),
+      h("code", { title: String(value) }, show(name, cameTo(one) ? effective : value)),
       notes.filter(Boolean).map((note) => h("span.source", note)),
-      live && editing !== full && h("button.link.small", { "aria-label": `Change ${full}`, onclick: () => edit(full) }, "Change"),
+      live && mayEdit && editing !== full && h("button.link.small", { "aria-label": `Change ${full}`, onclick: () => edit(full) }, "Change"),
     ),
     h("dd.about", inline(description), live || !isChanged(one) ? "" : h("span.source", "A change needs a restart.")),
-    editing === full && h("dd.edit", form(full, one)),
+    mayEdit && editing === full && h("dd.edit", form(full, one)),
   );
 }
 
