@@ -16,8 +16,8 @@ from tests.browser.files import ask, attach
 from tests.browser.test_ask import SQUARE
 from tests.browser.test_inputs import CLIP, report
 from tests.browser.test_markdown import TEXT
-from tests.browser.test_markup import CALL
 from tests.browser.test_marks import BOXES, picture
+from tests.browser.test_markup import CALL
 from tests.browser.test_views import check_shapes
 from tests.support.daemons import Daemon
 

@@ -15,7 +15,7 @@ from tests.browser.test_options import open_options
 from tests.browser.test_views import accessibility_problems, check_that_it_fits
 from tests.support.daemons import Daemon
 
-MODULES = re.compile(r"/page/v-\w+/(?:models|schema_fields|vendor/markdown-it\.min)\.js$")
+MODULES = re.compile(r"/page/v-\w+/(?:models|schema_fields|vendor/markdown-it\.min)\.js")
 
 
 def lose_modules(page: Any, how: str) -> None:
@@ -50,15 +50,67 @@ def test_view_that_cannot_be_loaded_says_so_and_comes_with_next_try(
     assert page.locator("#unloaded").is_hidden()
 
 
-def test_page_loaded_again_has_missing_view(daemon: Daemon, open_page: Open) -> None:
+def test_browser_that_keeps_failed_imports_gets_view_with_next_try(
+    daemon: Daemon, open_page: Open
+) -> None:
     page = open_page(daemon)
+    page.route(re.compile(r"/models\.js$"), lambda route: route.abort())
+    page.reload()
+    page.locator("#state[data-state=ready]").wait_for()
+    link = page.locator("nav a[href='#models']")
+    link.click()
+    link.click()
+    page.locator("#models .card").first.wait_for()
+    assert page.locator("#unloaded").is_hidden()
+
+
+def test_page_loaded_again_has_missing_view_and_what_was_there(
+    daemon: Daemon, open_page: Open
+) -> None:
+    page = open_page(daemon)
+    attach(page, "drop", SQUARE)
+    assert text_of(ask(page, "What shape is this?")) == "square"
     lose_modules(page, "upgraded")
+    page.get_by_role("textbox", name="Question", exact=True).fill("And its col")
     page.locator("nav a[href='#models']").click()
-    again = page.get_by_role("button", name="Load the page again")
+    again = page.get_by_role("button", name="Try again")
     again.wait_for()
     page.unroute(MODULES)
     again.click()
     page.locator("#models .card").first.wait_for()
+    page.locator("nav a[href='#ask']").click()
+    assert text_of(page.locator(".answer")) == "square"
+    question = page.get_by_role("textbox", name="Question", exact=True)
+    assert question.input_value() == "And its col"
+
+
+@pytest.mark.parametrize("name", ["main", "thread"])
+def test_page_without_its_first_modules_says_so_and_comes_by_itself(
+    daemon: Daemon, open_page: Open, name: str
+) -> None:
+    page = open_page(daemon)
+    lost = re.compile(rf"/page/v-\w+/{name}\.js")
+    page.route(lost, lambda route: route.abort())
+    page.reload()
+    page.get_by_role("alert").get_by_text("the server was restarted").wait_for()
+    assert page.locator("#state").inner_text() == "Not loaded"
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+    page.unroute(lost)
+    page.locator("#state[data-state=ready]").wait_for()
+    assert page.locator("#unloaded").is_hidden()
+
+
+def test_page_that_never_gets_its_modules_stops_trying(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    lost = re.compile(r"/page/v-\w+/main\.js")
+    page.route(lost, lambda route: route.abort())
+    page.evaluate("sessionStorage.setItem('vlm_server tries', 5)")
+    page.reload()
+    page.get_by_role("alert").get_by_text("files of it are missing").wait_for()
+    page.unroute(lost)
+    page.get_by_role("button", name="Try again").click()
+    page.locator("#state[data-state=ready]").wait_for()
 
 
 def test_fields_that_could_not_be_loaded_come_with_next_try(

@@ -29,11 +29,24 @@ export async function ask(path, options = {}) {
 /** What a look for news finds: such requests are not in the server's log. */
 export const get = async (path, options) => (await ask(path, { ...options, isLook: true })).json();
 
-/** The module that `load` imports. If it can't be had, null; the page says so, until another one can. */
-export async function later(load) {
-  const module = await load().catch(() => null);
+/** The module called `name`. If it can't be had, null; the page says so, until another one can. */
+export async function later(name) {
+  const module = await load(name).catch(() => null);
   $("unloaded").hidden = Boolean(module);
   return module;
+}
+
+const failures = new Map();
+
+/** Imports a module. Some browsers keep a failed import for the document's life: the next try has another address. */
+export async function load(name) {
+  const before = failures.get(name) ?? 0;
+  try {
+    return await import(before ? `${name}?again=${before}` : name);
+  } catch (error) {
+    failures.set(name, before + 1);
+    throw error;
+  }
 }
 
 async function send(path, { body, method, signal, headers: more, isLook }, key) {

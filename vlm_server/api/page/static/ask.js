@@ -14,6 +14,8 @@ export function setModels(models) {
   hintAtToy(models);
 }
 
+const DRAFT = "vlm_server draft";
+
 let attached = [];
 let recalled = -1;
 
@@ -59,6 +61,7 @@ export function startAsk() {
   startHint();
   startHistory({ startAnew });
   offerSample((file, text) => attach([file]).then(() => ((question.value = text), submit())));
+  recallDraft();
   session.reopen().then(showAll);
   showAll();
 }
@@ -70,6 +73,14 @@ function startAnew() {
   $("question").value = "";
   grow();
   $("question").focus();
+}
+
+/** What is being typed stays if the page is loaded again. */
+function recallDraft() {
+  $("question").value ||= sessionStorage.getItem(DRAFT) ?? "";
+  sessionStorage.removeItem(DRAFT);
+  grow();
+  addEventListener("pagehide", () => $("question").value && sessionStorage.setItem(DRAFT, $("question").value));
 }
 
 // ---- keys -----------------------------------------------------------------------------------
@@ -139,7 +150,7 @@ function takePhotograph() {
 
 async function capture(kind) {
   try {
-    const file = await (await later(() => import("./capture.js")))?.[kind]();
+    const file = await (await later("./capture.js"))?.[kind]();
     if (file) await attach([file]);
   } catch (error) {
     showAttached([error.message]);

@@ -1,5 +1,6 @@
 // A block of code: its language, a button that copies it, and its colours once it is whole.
 
+import { load } from "./api.js";
 import { copy, h } from "./dom.js";
 
 const MAX_CHARACTERS = 100_000;
@@ -32,10 +33,10 @@ let highlighter = null;
 async function colour(code, text, language) {
   if (!language) return;
   try {
-    highlighter ??= import("./vendor/highlight.min.js").then((module) => module.default);
+    highlighter ??= load("./vendor/highlight.min.js").then((module) => module.default);
     const known = await highlighter;
     if (!known.getLanguage(language))
-      known.registerLanguage(language, (await import(`./vendor/languages/${language}.min.js`)).default);
+      known.registerLanguage(language, (await load(`./vendor/languages/${language}.min.js`)).default);
     const { _emitter: emitter } = known.highlight(text, { language, ignoreIllegals: true });
     code.replaceChildren(...emitter.rootNode.children.map(coloured));
   } catch {

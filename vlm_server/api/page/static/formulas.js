@@ -1,5 +1,6 @@
 // Mathematics in an answer: `$…$` and `\(…\)` in a line, `$$…$$` and `\[…\]` apart, as MathML.
 
+import { load } from "./api.js";
 import { h } from "./dom.js";
 
 const MAX_CHARACTERS = 4_000;
@@ -26,7 +27,7 @@ export function mathElement(tex, isBlock, isComplete) {
 async function draw(made, tex, displayMode) {
   try {
     if (!temml) {
-      loading ??= import("./vendor/temml.min.js");
+      loading ??= load("./vendor/temml.min.js");
       temml = (await loading).default;
     }
     const drawn = h("span");

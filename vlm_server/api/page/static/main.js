@@ -1,23 +1,23 @@
 // Which view is shown, and what the top of the page says of the server.
 
-import { get, later } from "./api.js";
+import { get, later, load } from "./api.js";
 import { setModels, startAsk } from "./ask.js";
 import { $ } from "./dom.js";
 import { isBusy, stateWords } from "./serving.js";
 
-/** What loads each view, and what shows it. The first one is here already. */
+/** The module of each view, and what shows it. */
 const VIEWS = {
-  ask: [async () => true, () => null],
-  watch: [() => import("./watch.js"), ({ showWatch }) => showWatch(models)],
-  now: [() => import("./now.js"), ({ showNow }) => showNow()],
-  models: [() => import("./models.js"), ({ showModels }) => showModels()],
-  settings: [() => import("./settings.js"), ({ showSettings }) => showSettings()],
+  ask: ["./ask.js", () => null],
+  watch: ["./watch.js", ({ showWatch }) => showWatch(models)],
+  now: ["./now.js", ({ showNow }) => showNow()],
+  models: ["./models.js", ({ showModels }) => showModels()],
+  settings: ["./settings.js", ({ showSettings }) => showSettings()],
 };
 const LOAD_MS = 300; // after the first view is there, the others are loaded
 
 async function show(name) {
-  const [load, show] = VIEWS[name];
-  const module = await later(load);
+  const [file, show] = VIEWS[name];
+  const module = await later(file);
   if (module) show(module);
 }
 
@@ -83,7 +83,7 @@ async function readModels() {
 }
 
 addEventListener("hashchange", route);
-addEventListener("load", () => setTimeout(() => Object.values(VIEWS).forEach(([load]) => load().catch(() => null)), LOAD_MS));
+setTimeout(() => Object.values(VIEWS).forEach(([file]) => load(file).catch(() => null)), LOAD_MS);
 document.querySelector("nav").addEventListener("click", ({ target }) => target.closest("a")?.hash === location.hash && route()); // tried again
 $("reload").addEventListener("click", () => location.reload());
 addEventListener("trouble", watch);

@@ -18,7 +18,7 @@ let loading = null;
 
 /** Loads the parser, once; until it can be had, answers are plain text. */
 export function loadMarkdown() {
-  loading ??= later(() => import("./vendor/markdown-it.min.js")).then((module) => {
+  loading ??= later("./vendor/markdown-it.min.js").then((module) => {
     if (!module) return (loading = null);
     parser = globalThis.markdownit({ html: false, linkify: true, breaks: true });
     parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });

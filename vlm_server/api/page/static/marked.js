@@ -55,4 +55,4 @@ export function marked(picture, regions) {
 }
 
 /** Shows a picture as large as the window; the code for it is loaded then. */
-export const enlarge = async (picture, regions = []) => (await later(() => import("./viewer.js")))?.view(picture, regions);
+export const enlarge = async (picture, regions = []) => (await later("./viewer.js"))?.view(picture, regions);

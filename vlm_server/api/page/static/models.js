@@ -6,6 +6,8 @@ import { $, button, bytes, count, empty, h, pairs, refill, seconds, short, while
 import { drawHub, forgetLocal, hubCards, readLocal } from "./hub.js";
 import { isBusy, progressBar, stateWords } from "./serving.js";
 
+export { showCatalog } from "./hub.js";
+
 const AT_WORK_MS = 1000;
 const IDLE_MS = 4000;
 

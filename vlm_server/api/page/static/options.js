@@ -180,7 +180,7 @@ export function ways() {
 
 function toggle(open = $("options").hidden) {
   $("options").hidden = !open;
-  if (open) later(() => import("./schema_fields.js")).then((module) => module?.startFields());
+  if (open) later("./schema_fields.js").then((module) => module?.startFields());
   $("show-options").setAttribute("aria-expanded", String(open));
   dispatchEvent(new Event("options"));
 }

@@ -38,7 +38,7 @@ export function startHint() {
   } catch {
     // a browser that keeps nothing
   }
-  $("toy-models").addEventListener("click", () => later(() => import("./hub.js")).then((module) => module?.showCatalog()));
+  $("toy-models").addEventListener("click", () => later("./models.js").then((module) => module?.showCatalog()));
   $("toy-close").addEventListener("click", () => {
     isDismissed = true;
     $("toy").hidden = true;

@@ -28,7 +28,7 @@ export function startHistory({ startAnew }) {
   refresh();
 }
 
-const transcript = () => later(() => import("./transcript.js"));
+const transcript = () => later("./transcript.js");
 
 const isOpen = () => !$("history").hidden;
 
