@@ -151,9 +151,9 @@ class Worker:
             case "accept":
                 self.send(Accepted(name))
             case "encode":
-                self.send(OnDevice((name,), (name,)))
+                self.send(OnDevice(encoding=(name,)))
             case "encode-on":
-                self.send(OnDevice((name,), (name,)))
+                self.send(OnDevice(encoding=(name,)))
                 self.encoding.add(name)
             case "prefill":
                 self.send(OnDevice((name,)))
@@ -189,7 +189,7 @@ class Worker:
         )
         self.send(Accepted(name))
         if command.images:
-            self.send(OnDevice((name,), (name,)))
+            self.send(OnDevice(encoding=(name,)))
         self.send(OnDevice((name,)))
 
     def step(self) -> None:
@@ -223,7 +223,7 @@ class Worker:
         self.requests.discard(name)
         self.answers.pop(name, None)
         if name not in self.encoding:
-            self.send(OnDevice(()))
+            self.send(OnDevice())
         self.send(Finished(name, usage, is_aborted))
 
     def stats(self) -> Stats:

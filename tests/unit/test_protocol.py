@@ -88,7 +88,7 @@ EVENTS: list[Event] = [
     Ready("qwen3_vl", "cpu", 4096, ModelFacts("qwen3_vl", 1, 2, "4bit", "ab", 0.5, ("vision",), 3)),
     Unloadable("no config.json"),
     Accepted("r1"),
-    OnDevice(("r1", "r2")),
+    OnDevice(("r1", "r2"), ("r3",), ("r4",), is_decoding=True),
     Tokens((Delta("r1", "a"), Delta("r2", "", choice=1, finish_reason="stop"))),
     Tokens(()),
     Finished("r1", Usage(10, 5, 3)),

@@ -67,7 +67,7 @@ class Channel:
     def send(self, event: Event) -> None:
         """Enqueue an event; an announcement of device work is in the socket on return."""
         self._outbox.put(event)
-        if isinstance(event, OnDevice) and event.request_ids:
+        if isinstance(event, OnDevice) and event != OnDevice():
             is_written = threading.Event()
             self._outbox.put(is_written)
             is_written.wait(_ANNOUNCE_SECONDS)

@@ -71,8 +71,8 @@ class EngineLoop:
     max_failed_steps: int
     _num_failed_steps: int = field(default=0, init=False)
     _last_plan: SchedulerOutput = field(default=SchedulerOutput(), init=False)
-    _announced: OnDevice = field(default=OnDevice(()), init=False)
-    """The last announcement of the requests on the device."""
+    _announced: OnDevice = field(default=OnDevice(), init=False)
+    """The last announcement of the work on the device."""
     _heartbeat: Heartbeat = field(default_factory=Heartbeat, init=False)
     _last_stats: Stats | None = field(default=None, init=False)
     _stats_due: float = field(default=0.0, init=False)
@@ -105,7 +105,7 @@ class EngineLoop:
         for work in plan.prepare:
             self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self.preparers.start(work)
-        self._announce(plan.on_device, plan)
+        self._announce(plan.on_device)
         self._start_disk_read(plan.disk_read)
         self._start_encode(plan.encode)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
@@ -124,7 +124,7 @@ class EngineLoop:
         if plan.prefills:
             self.governor.before_chunk()
         launched = self.runner.launch(plan)
-        self._announce(plan.on_device_during_step, plan)
+        self._announce(plan.on_device_during_step)
         self._start_encode(plan.encode_during_step)
         result = launched.result()
         _log_step(plan, time.perf_counter() - started_at)
@@ -149,14 +149,13 @@ class EngineLoop:
             self.runner.synchronize()  # late errors of the step are not the encode's
         self.encoder.advance_encode(is_alone=not plan.has_runner_work)
 
-    def _announce(self, on_device: OnDevice, plan: SchedulerOutput) -> None:
-        """Send the front the requests that the device is about to work on, if they change.
+    def _announce(self, on_device: OnDevice) -> None:
+        """Send the front the work that the device is about to do, if it changes.
 
-        If the process dies now, the supervisor blames these requests (`quarantine`). Between two
-        chunks of a prompt the last announcement stands.
+        If the process dies now, the supervisor blames these requests (`quarantine`), and none that
+        waits.
         """
-        is_between_chunks = not on_device.request_ids and plan.waits_for_first_token
-        if on_device != self._announced and not is_between_chunks:
+        if on_device != self._announced:
             self._announced = on_device
             self.send(on_device)
 

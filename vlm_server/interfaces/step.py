@@ -148,7 +148,7 @@ class PrefillWork:
         return sum(branches.num_tokens for branches in self.branches)
 
 
-_NO_DEVICE_WORK = OnDevice(())
+_NO_DEVICE_WORK = OnDevice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class SchedulerOutput:
     number of tokens: a batched prefill."""
     # For the scheduler and the loop.
     on_device: OnDevice = _NO_DEVICE_WORK
-    """The requests whose disk read, encode or prefill is under way once the step is launched."""
+    """The work that is under way once the step is launched."""
     on_device_during_step: OnDevice = _NO_DEVICE_WORK
     """The same once `encode_during_step` is started."""
     refused: Mapping[str, RequestError] = field(default_factory=dict)

@@ -97,14 +97,22 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class OnDevice(msgspec.Struct, frozen=True, tag="working"):
-    """The requests that the device is about to encode or prefill.
+    """The work that the device is about to do, with the requests before their first token.
 
     It is sent before the work starts, in case that crashes the process, and replaces the last one.
-    The media of those in `encoding` are encoded; the prompts of the others are prefilled.
     """
 
-    request_ids: tuple[str, ...]
+    prefilling: tuple[str, ...] = ()
     encoding: tuple[str, ...] = ()
+    reading: tuple[str, ...] = ()
+    """Requests whose cached parts are read from disk."""
+    is_decoding: bool = False
+    """Whether sequences decode beside that, or alone."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Those of all phases, each once."""
+        return tuple(dict.fromkeys((*self.reading, *self.encoding, *self.prefilling)))
 
 
 class TokenText(msgspec.Struct, frozen=True):

@@ -65,10 +65,10 @@ class EngineStreams:
             case Failed():
                 self._quarantine.acquit(event.request_id)
                 self._put(event.request_id, event)
-            case OnDevice(request_ids):
-                logger.debug("the device works on %s", ", ".join(request_ids))
+            case OnDevice():
+                logger.debug("the device works on %s", ", ".join(event.request_ids))
                 self._quarantine.record_work(event)
-                for request_id in request_ids:
+                for request_id in event.request_ids:
                     self._put(request_id, event)
 
     def remove(self, request_id: str) -> None:

@@ -2,10 +2,11 @@
 
 A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
 code can catch that. If the client retries, it crashes the next engine too. So each crash is counted
-against the loads on the device. One or two refuse none: the process may have been killed, or
-another request was to blame. From the third on, a load is refused for `engine.quarantine_seconds`
-by a crash with no other work on the device; from the sixth on, by any. Only a success clears a
-load of its crashes, so their number is bounded, however long engines take to start.
+against the loads on the device, but not against sequences that decoded there. One or two refuse
+none: the process may have been killed, or another request was to blame. From the third on, a load
+is refused for `engine.quarantine_seconds` by a crash with no other work on the device, such as
+decoding; from the sixth on, by any. Only a success clears a load of its crashes, so their number is
+bounded, however long engines take to start.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from dataclasses import dataclass
 
 from vlm_server.errors import RequestTooCostly
 from vlm_server.protocol import OnDevice
-from vlm_server.supervisor.shape import DeviceLoad, EncoderLoad, RequestShape
+from vlm_server.supervisor.shape import (
+    DeviceLoad,
+    DiskReadLoad,
+    EncoderLoad,
+    PrefillLoad,
+    RequestShape,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +32,7 @@ _CRASHES, _CRASHES_BESIDE_OTHERS = 3, 6
 """The crashes of a load from which on one refuses it: alone on the device, or beside other work."""
 _MAX_LOADS = 512
 _NOTHING = RequestShape()
+_PHASES = {EncoderLoad: "encoding", PrefillLoad: "prefilling", DiskReadLoad: "reading from disk"}
 
 
 @dataclass(slots=True)
@@ -44,9 +52,10 @@ class Quarantine:
         self._clock = clock
         self._shapes: dict[str, RequestShape] = {}
         """Shapes of running requests without a token, by id."""
-        self._working: dict[str, tuple[RequestShape, DeviceLoad | None]] = {}
-        """The shape, and the load on the device, by request; some may have been aborted since."""
-        self._done: dict[str, set[DeviceLoad]] = {}
+        self._working: dict[str, tuple[RequestShape, set[DeviceLoad | None]]] = {}
+        """The shape, and the loads on the device, by request; some may have been aborted since."""
+        self._is_decoding = False
+        self._done: dict[str, set[DeviceLoad | None]] = {}
         """Loads that the device had, of requests without a token."""
         self._records: dict[DeviceLoad, _Record] = {}
 
@@ -79,17 +88,18 @@ class Quarantine:
         """Record the work that the device has now; it replaces the last record."""
         shapes = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
         self._working = {}
+        self._is_decoding = event.is_decoding
         for request_id in event.request_ids:
             shape = shapes.get(request_id, _NOTHING)
-            load = shape.encoding if request_id in event.encoding else shape.prefilling
-            self._working[request_id] = shape, load
-            if load is not None and request_id in self._shapes:
-                self._done.setdefault(request_id, set()).add(load)
+            loads = _loads_on_device(shape, request_id, event)
+            self._working[request_id] = shape, loads
+            if request_id in self._shapes:
+                self._done.setdefault(request_id, set()).update(loads)
 
     def record_success(self, request_id: str) -> None:
         """Clear the loads of a request that got a token, or its result: they did no harm."""
         for load in self._done.get(request_id, ()):
-            if self._records.pop(load, None) is not None:
+            if load is not None and self._records.pop(load, None) is not None:
                 logger.info("a request with %s was answered: its crashes are forgotten", load)
         self.acquit(request_id)
 
@@ -105,22 +115,22 @@ class Quarantine:
 
     def record_engine_end(self, *, is_crash: bool, only_encoder: bool = False) -> None:
         """Remove all requests; after a crash, blame the loads on the device, or in the encoder."""
-        loads = {
-            load
-            for _, load in self._working.values()
-            if isinstance(load, EncoderLoad) or not only_encoder
-        }
+        loads = set[DeviceLoad | None]().union(*(loads for _, loads in self._working.values()))
+        if only_encoder:
+            loads = {load for load in loads if isinstance(load, EncoderLoad)}
+        is_alone = len(loads) == 1 and (only_encoder or not self._is_decoding)
+        self._is_decoding = False
         self._shapes.clear()
         self._working.clear()
         self._done.clear()
         for load in loads if is_crash else ():
             if load is not None:
-                self._record_crash(load, was_alone=len(loads) == 1)
+                self._record_crash(load, was_alone=is_alone)
 
     def _record_crash(self, load: DeviceLoad, *, was_alone: bool) -> None:
         logger.warning(
             "the engine crashed while it was %s %s%s",
-            "encoding" if isinstance(load, EncoderLoad) else "prefilling",
+            _PHASES[type(load)],
             load,
             "" if was_alone else ", beside others",
         )
@@ -136,3 +146,15 @@ class Quarantine:
         """The seconds for which `load` is still refused; 0 or less if it isn't."""
         record = self._records.get(load)
         return -math.inf if record is None else record.refused_until - self._clock()
+
+
+def _loads_on_device(
+    shape: RequestShape, request_id: str, event: OnDevice
+) -> set[DeviceLoad | None]:
+    """The loads of a request in the phases that `event` announces; None stands for small text."""
+    phases = (
+        (event.reading, shape.reading),
+        (event.encoding, shape.encoding),
+        (event.prefilling, shape.prefilling),
+    )
+    return {load for request_ids, load in phases if request_id in request_ids}

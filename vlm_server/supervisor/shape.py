@@ -63,7 +63,21 @@ class PrefillLoad(NamedTuple):
         )
 
 
-DeviceLoad = EncoderLoad | PrefillLoad
+class DiskReadLoad(NamedTuple):
+    """The load of a disk read, by its whole prompt: how much of that is on disk is not known."""
+
+    prompt: PrefillLoad
+
+    def __str__(self) -> str:
+        return str(self.prompt)
+
+    @property
+    def advice(self) -> str:
+        """The parts that a client can reduce."""
+        return self.prompt.advice
+
+
+DeviceLoad = EncoderLoad | PrefillLoad | DiskReadLoad
 
 
 class RequestShape(NamedTuple):
@@ -71,6 +85,7 @@ class RequestShape(NamedTuple):
 
     encoding: EncoderLoad | None = None
     prefilling: PrefillLoad | None = None
+    reading: DiskReadLoad | None = None
 
     @property
     def loads(self) -> tuple[DeviceLoad, ...]:
@@ -92,10 +107,11 @@ def shape_of(submit: Submit) -> RequestShape:
         text_characters=0 if is_small else _round(num_characters),
         choices=_round(submit.sampling.n),
     )
+    reading = DiskReadLoad(prefilling)
     if not (sides or video_bytes):
-        return RequestShape(None, None if is_small else prefilling)
+        return RequestShape() if is_small else RequestShape(None, prefilling, reading)
     encoding = EncoderLoad(_round(width), _round(height), prefilling.video_bytes)
-    return RequestShape(encoding, prefilling)
+    return RequestShape(encoding, prefilling, reading)
 
 
 def _sides(image: Image) -> tuple[int, int]:

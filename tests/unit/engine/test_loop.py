@@ -164,7 +164,7 @@ def test_requests_posted_together_are_all_answered(engine: ThreadedEngine):
 def test_accepted_event_is_first_and_finished_event_last(engine: ThreadedEngine):
     engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
-    kinds = [type(event) for event in engine.events if not isinstance(event, Stats)]
+    kinds = [type(event) for event in engine.events if not isinstance(event, Stats | OnDevice)]
     assert kinds[0] is Accepted
     assert kinds[-1] is Finished
     assert kinds.count(Finished) == kinds.count(Accepted) == 1
@@ -411,9 +411,10 @@ def test_end_of_all_device_work_is_announced(engine: ThreadedEngine):
     engine.inbox.put(Abort("nobody"))
     engine.loop.step()
     assert [event for event in engine.events if isinstance(event, OnDevice)] == [
-        OnDevice(("a",), encoding=("a",)),
+        OnDevice(encoding=("a",)),
         OnDevice(("a",)),
-        OnDevice(()),
+        OnDevice(is_decoding=True),
+        OnDevice(),
     ]
 
 

@@ -35,8 +35,8 @@ def crash(quarantine: Quarantine, encoding: Submit, *others: Submit) -> None:
     """An engine dies that encodes the media of one request and prefills the other prompts."""
     for submit in (encoding, *others):
         admit(quarantine, submit)
-    request_ids = tuple(submit.request_id for submit in (encoding, *others))
-    quarantine.record_work(OnDevice(request_ids, (encoding.request_id,)))
+    prefilling = tuple(submit.request_id for submit in others)
+    quarantine.record_work(OnDevice(prefilling, encoding=(encoding.request_id,)))
     quarantine.record_engine_end(is_crash=True)
 
 
@@ -50,7 +50,7 @@ def crash_of_prompts(quarantine: Quarantine, *submits: Submit) -> None:
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
     """Report that the request passed both phases, and then a token."""
     admit(quarantine, submit)
-    quarantine.record_work(OnDevice((submit.request_id,), (submit.request_id,)))
+    quarantine.record_work(OnDevice(encoding=(submit.request_id,)))
     quarantine.record_work(OnDevice((submit.request_id,)))
     quarantine.record_success(submit.request_id)
 
@@ -123,6 +123,21 @@ def test_crash_blames_phase_of_request(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, LARGE)
 
 
+def test_disk_read_and_prefill_of_prompt_are_different_loads(quarantine: Quarantine) -> None:
+    """A prefill clears no disk read, and crashes of both do not add up."""
+    for phase in ("reading", "prefilling"):
+        admit(quarantine, LARGE)
+        quarantine.record_work(OnDevice(**{phase: ("large",)}))
+        quarantine.record_engine_end(is_crash=True)
+    assert not is_suspect(quarantine, LARGE)
+    admit(quarantine, LARGE)
+    quarantine.record_work(OnDevice(reading=("large",)))
+    quarantine.record_engine_end(is_crash=True)
+    assert is_suspect(quarantine, LARGE)
+    succeed(quarantine, SAME)
+    assert is_suspect(quarantine, LARGE)
+
+
 def test_images_of_different_aspect_are_different_loads(quarantine: Quarantine) -> None:
     panorama = ask("panorama", "", (46_000, 45))
     crash(quarantine, panorama)
@@ -135,7 +150,7 @@ def test_hung_encoder_is_blamed_alone(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         admit(quarantine, ask("text", LONG))
-        quarantine.record_work(OnDevice(("large", "text"), ("large",)))
+        quarantine.record_work(OnDevice(("text",), ("large",)))
         quarantine.record_engine_end(is_crash=True, only_encoder=True)
     assert is_suspect(quarantine, LARGE)
     assert not is_suspect(quarantine, ask("b", LONG))
@@ -191,6 +206,18 @@ def test_number_of_crashes_beside_other_loads_is_bounded(
     assert is_refused(quarantine, LARGE)
 
 
+def test_crash_beside_decoding_sequences_refuses_no_load_until_one_is_alone(
+    quarantine: Quarantine,
+) -> None:
+    for _ in range(4):
+        admit(quarantine, LARGE)
+        quarantine.record_work(OnDevice(("large",), is_decoding=True))
+        quarantine.record_engine_end(is_crash=True)
+        assert not is_refused(quarantine, LARGE)
+    crash_of_prompts(quarantine, LARGE)
+    assert is_refused(quarantine, LARGE)
+
+
 def test_crash_beside_small_text_refuses_no_load_until_one_is_alone(
     quarantine: Quarantine,
 ) -> None:
@@ -205,7 +232,7 @@ def test_image_of_hung_encoder_is_alone_beside_prompts(quarantine: Quarantine) -
     for _ in range(3):
         assert not is_refused(quarantine, LARGE)
         admit(quarantine, LARGE)
-        quarantine.record_work(OnDevice(("large", "text"), ("large",)))
+        quarantine.record_work(OnDevice(("text",), ("large",)))
         quarantine.record_engine_end(is_crash=True, only_encoder=True)
     assert is_refused(quarantine, LARGE)
 
@@ -251,7 +278,7 @@ def test_batched_encode_crash_blames_all_its_images(quarantine: Quarantine) -> N
     for _ in range(2):
         for submit in (screenshot, photo):
             admit(quarantine, submit)
-        quarantine.record_work(OnDevice(("one", "other"), ("one", "other")))
+        quarantine.record_work(OnDevice(encoding=("one", "other")))
         quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, screenshot)
     assert is_suspect(quarantine, photo)
@@ -264,8 +291,8 @@ def test_crash_blames_only_loads_on_device(quarantine: Quarantine) -> None:
     for _ in range(2):
         for submit in submits:
             admit(quarantine, submit)
-        quarantine.record_work(OnDevice(("past",), ("past",)))
-        quarantine.record_work(OnDevice(("answered", "failed", "culprit"), ("culprit",)))
+        quarantine.record_work(OnDevice(encoding=("past",)))
+        quarantine.record_work(OnDevice(("answered", "failed"), ("culprit",)))
         quarantine.record_success("answered")
         quarantine.remove("answered")
         quarantine.acquit("failed")
@@ -277,10 +304,10 @@ def test_aborted_image_still_under_encode_is_blamed(quarantine: Quarantine) -> N
     """The encoder continues an aborted image while other prompts are prefilled."""
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.record_work(OnDevice(("large",), ("large",)))
+        quarantine.record_work(OnDevice(encoding=("large",)))
         quarantine.remove("large")
         assert quarantine.num_tracked == 0
-        quarantine.record_work(OnDevice(("large", "text"), ("large",)))
+        quarantine.record_work(OnDevice(("text",), ("large",)))
         quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, LARGE)
 
@@ -288,7 +315,7 @@ def test_aborted_image_still_under_encode_is_blamed(quarantine: Quarantine) -> N
 def test_aborted_image_is_not_blamed_for_later_work(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.record_work(OnDevice(("large",), ("large",)))
+        quarantine.record_work(OnDevice(encoding=("large",)))
         quarantine.remove("large")
         crash_of_prompts(quarantine, ask("b", LONG))
     assert not is_suspect(quarantine, SAME)
@@ -297,7 +324,7 @@ def test_aborted_image_is_not_blamed_for_later_work(quarantine: Quarantine) -> N
 def test_intended_engine_end_is_no_crash(quarantine: Quarantine) -> None:
     for _ in range(3):
         admit(quarantine, LARGE)
-        quarantine.record_work(OnDevice(("large",), ("large",)))
+        quarantine.record_work(OnDevice(encoding=("large",)))
         quarantine.record_engine_end(is_crash=False)
     assert not is_suspect(quarantine, SAME)
 
@@ -321,7 +348,7 @@ def test_quarantine_memory_is_bounded(quarantine: Quarantine) -> None:
     for submit in [ask("a", "", size) for size in sizes]:
         condemn(quarantine, submit)
         admit(quarantine, submit)
-        quarantine.record_work(OnDevice(("a",), ("a",)))
+        quarantine.record_work(OnDevice(encoding=("a",)))
         quarantine.remove("a")
     assert quarantine.num_tracked == 0
     assert quarantine.num_shapes == len(quarantine._records) == 512
@@ -338,7 +365,7 @@ def test_crashes_are_forgotten_by_result_without_tokens(
     for _ in range(2):
         crash(quarantine, LARGE)
     streams.open("large", shape_of(LARGE))
-    streams.deliver(OnDevice(("large",), ("large",)))
+    streams.deliver(OnDevice(encoding=("large",)))
     streams.deliver(Finished("large", Usage(7, 0), is_aborted=is_aborted))
     assert is_suspect(quarantine, LARGE) == is_aborted
 

@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
 from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, ToolCall, Tools
-from vlm_server.supervisor.shape import EncoderLoad, PrefillLoad, RequestShape, shape_of
+from vlm_server.supervisor.shape import (
+    DiskReadLoad,
+    EncoderLoad,
+    PrefillLoad,
+    RequestShape,
+    shape_of,
+)
 
 
 def with_pixels(request: Submit, **limits: int) -> Submit:
@@ -91,13 +97,14 @@ def test_encode_load_counts_one_image_and_prefill_load_all() -> None:
     assert many.prefilling == PrefillLoad(16 << 20, 0, 0, 1)
 
 
-def test_small_text_has_no_load_and_small_image_has_two() -> None:
+def test_small_text_has_no_load_and_small_image_has_all() -> None:
     assert shape_of(ask("a", "x" * 16_000)) == RequestShape()
     assert shape_of(ask("a", "x" * 2_000, n=8)) == RequestShape()
     assert shape_of(ask("a", "x" * 3_000, n=8)) != RequestShape()
-    assert shape_of(ask("a", LONG)) == RequestShape(None, PrefillLoad(0, 0, 65536, 1))
+    text, image = PrefillLoad(0, 0, 65536, 1), PrefillLoad(1, 0, 0, 1)
+    assert shape_of(ask("a", LONG)) == RequestShape(None, text, DiskReadLoad(text))
     assert shape_of(ask("a", "", (1, 1))) == RequestShape(
-        EncoderLoad(1, 1, 0), PrefillLoad(1, 0, 0, 1)
+        EncoderLoad(1, 1, 0), image, DiskReadLoad(image)
     )
 
 

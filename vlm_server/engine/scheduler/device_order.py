@@ -99,12 +99,14 @@ class DeviceOrder:
         reading = set() if self._disk_reading is None else {self._disk_reading}
         return reading | set(self._encoding)
 
-    def on_device(self, prefills: Sequence[PrefillWork]) -> OnDevice:
+    def on_device(self, prefills: Sequence[PrefillWork], *, is_decoding: bool) -> OnDevice:
         """The requests of all work under way, with that of these `prefills`."""
-        reading = () if self._disk_reading is None else (self._disk_reading,)
-        prefilling = (chunk.request_id for chunk in prefills)
-        request_ids = (*reading, *self._encoding, *prefilling)
-        return OnDevice(_group_ids(request_ids), _group_ids(self._encoding))
+        return OnDevice(
+            prefilling=_group_ids(chunk.request_id for chunk in prefills),
+            encoding=_group_ids(self._encoding),
+            reading=() if self._disk_reading is None else _group_ids([self._disk_reading]),
+            is_decoding=is_decoding,
+        )
 
     @property
     def is_text_waiting(self) -> bool:

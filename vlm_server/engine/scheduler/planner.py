@@ -91,7 +91,7 @@ class Planner:
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         new_requests, prefills = self._start_prefills(num_decoding=len(decode))
-        on_device = self._device_order.on_device(prefills)
+        on_device = self._device_order.on_device(prefills, is_decoding=bool(decode))
         encode_during_step = self._start_encode_during_step(prefills)
         requests = self._requests.values()
         return SchedulerOutput(
@@ -106,7 +106,7 @@ class Planner:
             decode=decode,
             prefills=prefills,
             on_device=on_device,
-            on_device_during_step=self._device_order.on_device(prefills),
+            on_device_during_step=self._device_order.on_device(prefills, is_decoding=bool(decode)),
             refused=refused,
             has_requests=bool(requests),
             waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),

@@ -67,7 +67,7 @@ def test_disk_reads_are_for_one_request_at_once():
     engine.step()
     assert engine.disk_reader.work is not None
     assert engine.disk_reader.work.request_id == "a"
-    assert OnDevice(("a",)) in engine.events, "if this kills the engine, `a` is to blame"
+    assert OnDevice(reading=("a",)) in engine.events, "the read of `a` is to blame for a crash"
     engine.disk_reader.finish()
     engine.step()
     assert engine.disk_reader.work.request_id == "b"
