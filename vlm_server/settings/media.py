@@ -36,12 +36,13 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum pixels of a drawn page, unless the request says `max_pixels`; larger ones are drawn
     at a lower resolution. `limits.max_image_pixels` holds in any case."""
     draw_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
-    """Time limit for drawing the pages of all documents of a request."""
+    """Time limit for drawing the pages of all documents of a request, summed over its processes."""
     max_draw_memory_bytes: Annotated[int, Meta(ge=512 * MIB)] = 1536 * MIB
     """Maximum memory of a process that draws pages (on Linux, address space)."""
-    max_processes: Annotated[int, Meta(ge=1)] = 2
+    max_processes: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
     """Maximum processes that draw pages. Each works for a document at a time, and ends after it, or
-    after some seconds."""
+    after some seconds. `auto` is one more than there are processors, at least two and at most five,
+    as far as `max_draw_memory_bytes` of each fit into a third of the machine's memory."""
     max_cache_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
     """Maximum size of the drawn pages that are kept for later requests; 0 keeps none."""
 

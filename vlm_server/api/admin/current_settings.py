@@ -64,7 +64,10 @@ class CurrentSettings:
     def _effective(self) -> dict[str, int]:
         """What automatic settings came to, as far as engines have told; the default model's."""
         models, slots = self._shared.models, self._shared.queue_slots
-        known = {"limits.max_waiting_bytes": slots.waiting_bytes.limit}
+        known = {
+            "limits.max_waiting_bytes": slots.waiting_bytes.limit,
+            "document.max_processes": self._shared.documents.max_processes,
+        }
         all_stats = [stats for name in models.names if (stats := models.status(name).stats)]
         if all_stats:
             known |= effective_in(all_stats[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,15 @@ from vlm_server.errors import (
     RequestError,
     RequestTooCostly,
 )
+from vlm_server.platform import machine
 from vlm_server.platform.child.pool import ChildFailed, ChildTimeout
-from vlm_server.settings import Settings
+from vlm_server.settings import DocumentSettings, Settings
 
 _CHILD = "vlm_server.api.http.documents.process"
 _QUICK_SECONDS = 8.0
 """Time for the first attempt at a job, which is made to take about two seconds."""
+_MAX_PROCESSES = 5
+"""The most by default: further ones would take memory, and seldom have work."""
 _SCALES: dict[Detail, float] = {"auto": 1.0, "low": 0.5, "high": 2.0}
 
 Reserve = Callable[[int], None]
@@ -50,40 +54,42 @@ class Documents:
         self._limits = settings.limits
         self.cache = PageCache(settings.document.max_cache_bytes)
         self.counts = DrawnCounts()
-        size = self._settings.max_processes
-        spared = max(1, size - 1)
-        self._slow_turns = FairTurns(spared)
+        self.max_processes = num_processes(self._settings)
+        self._spared = max(1, self.max_processes - 1)
+        """Processes for one request, for slow turns or, if there are keys, for one key."""
+        self._slow_turns = FairTurns(self._spared)
         self._pool = FairPool(
             _CHILD,
-            size,
+            self.max_processes,
             self._settings.draw_timeout_seconds,
             outcome=Drawn,
             memory_bytes=self._settings.max_draw_memory_bytes,
-            owner_limit=spared if settings.server.needs_key else size,
+            owner_limit=self._spared if settings.server.needs_key else None,
         )
 
     async def draw(
         self, documents: Sequence[Document], owner: str, salt: str, reserve: Reserve
     ) -> dict[str, Pages]:
-        """The pages of each document of `owner`, by its key. Cancelling kills the process.
+        """The pages of each document of `owner`, by its key. Cancelling kills the processes.
 
+        Several documents are drawn at the same time, so that a process is left for other requests.
         `reserve` is told the bytes that are held so far. Raises what it raises, and RequestError,
         also for more pages, or larger ones, than a request may have.
         """
-        drawn: dict[str, Pages] = {}
         num_file_bytes = sum(len(document.data) for document in documents)
-        request = _Request(
-            owner, salt, lambda held: reserve(num_file_bytes + held), self._limits.max_pages
-        )
+        request = _Request(owner, salt, lambda held: reserve(num_file_bytes + held))
+        request.works += [_Work(each, self._size(each), request) for each in documents]
         request.reserve(0)
-        for document in documents:
-            work = _Work(document, self._size(document), request)
-            pages = drawn[document.key] = await self._draw(work)
-            request.num_pages_left -= len(pages.images)
-            request.num_bytes += pages.num_bytes
-            self.counts.documents += 1
-            self.counts.pages += len(pages.images)
-        return drawn
+        turns = asyncio.Semaphore(self._spared)
+        try:
+            async with asyncio.TaskGroup() as group:
+                drawing = {
+                    work.document.key: group.create_task(self._draw(work, turns))
+                    for work in request.works
+                }
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return {key: task.result() for key, task in drawing.items()}
 
     def _size(self, document: Document) -> PageSize:
         options, settings = document.options, self._settings
@@ -91,45 +97,65 @@ class Documents:
         max_pixels = options.max_pixels or settings.max_pixels
         return PageSize(dpi, min(max_pixels, self._limits.max_image_pixels))
 
-    async def _draw(self, work: _Work) -> Pages:
+    async def _draw(self, work: _Work, turns: asyncio.Semaphore) -> Pages:
         """All pages of one document."""
-        document, cache, salt = work.document, self.cache, work.request.salt
-        num_pages = cache.num_pages(document, salt)
-        if num_pages is not None:
-            for number in self._select(work, num_pages):
-                page = cache.page(document, number, work.size, salt)
-                if page is not None:
-                    work.images[number] = page
-            self._check_size(work)
-        self.counts.cached_pages += len(work.images)
-        while num_pages is None or len(work.images) < len(self._select(work, num_pages)):
-            drawn = await self._run(work)
-            num_pages = drawn.num_pages
-            self._keep(work, drawn)
-            self._check_size(work)
-        images = tuple(work.images[number] for number in sorted(work.images))
-        return Pages(num_pages, images)
+        async with turns:
+            self._take_cached(work)
+            while work.num_pages is None or len(work.images) < len(work.numbers):
+                self._keep(work, await self._run(work))
+        pages = Pages(work.num_pages, tuple(work.images[number] for number in work.numbers))
+        self.counts.documents += 1
+        self.counts.pages += len(pages.images)
+        return pages
 
-    def _select(self, work: _Work, num_pages: int) -> list[int]:
-        try:
-            options = work.document.options
-            return page_ranges.select(options.pages, num_pages, work.request.num_pages_left)
-        except page_ranges.PagesError as error:
-            raise InvalidDocument(str(error), work.document.param) from None
+    def _take_cached(self, work: _Work) -> None:
+        document, salt = work.document, work.request.salt
+        num_pages = self.cache.num_pages(document, salt)
+        if num_pages is None:
+            return
+        self._select(work, num_pages)
+        pages = [self.cache.page(document, number, work.size, salt) for number in work.numbers]
+        work.images = {page.number: page for page in pages if page is not None}
+        self.counts.cached_pages += len(work.images)
+        self._check_size(work)
+
+    def _select(self, work: _Work, num_pages: int) -> None:
+        """Record the pages wanted of a document; those of the request may be too many by now."""
+        work.num_pages = num_pages
+        works = work.request.works
+        for each in works[works.index(work) :]:
+            if each.num_pages is None:
+                continue
+            try:
+                each.numbers = page_ranges.select(
+                    each.document.options.pages, each.num_pages, self._num_pages_left(each)
+                )
+            except page_ranges.PagesError as error:
+                raise InvalidDocument(str(error), each.document.param) from None
+
+    def _num_pages_left(self, work: _Work) -> int:
+        """The pages that the documents before that of `work` leave to it, as far as is known."""
+        works = work.request.works
+        num_before = sum(len(each.numbers) for each in works[: works.index(work)])
+        return self._limits.max_pages - num_before
 
     def _keep(self, work: _Work, drawn: Drawn) -> None:
         salt = work.request.salt
         work.request.seconds += drawn.seconds
         self.counts.seconds += drawn.seconds
         self.cache.put_num_pages(work.document, drawn.num_pages, salt)
+        self._select(work, drawn.num_pages)
         for image in drawn.images:
             work.images[image.number] = image
             self.cache.put_page(work.document, image, work.size, salt)
+        self._check_size(work)
 
     def _check_size(self, work: _Work) -> None:
         limit = self._limits.max_body_bytes
-        num_bytes = work.request.num_bytes + sum(
-            len(image.png) + len(image.text) for image in work.images.values()
+        num_bytes = sum(
+            len(image.png) + len(image.text)
+            for each in work.request.works
+            for image in each.images.values()
         )
         work.request.reserve(num_bytes)
         if num_bytes > limit:
@@ -154,7 +180,7 @@ class Documents:
                 work.document,
                 work.size,
                 tuple(work.images),
-                work.request.num_pages_left,
+                self._num_pages_left(work),
                 self._limits.max_image_pixels,
             )
         )
@@ -194,25 +220,33 @@ class Documents:
         )
 
 
+def num_processes(settings: DocumentSettings) -> int:
+    """`max_processes`, by default as many as processors and memory allow."""
+    num_fitting = machine.memory_bytes() // 3 // settings.max_draw_memory_bytes
+    suitable = max(2, min(machine.num_cpus() + 1, _MAX_PROCESSES, num_fitting))
+    return settings.max_processes or suitable
+
+
 @dataclass(slots=True)
 class _Request:
-    """What is left to a request, and what it holds; `reserve` is told of that."""
+    """The documents of a request, and what it holds; `reserve` is told of that."""
 
     owner: str
     salt: str
     reserve: Reserve
-    num_pages_left: int
-    num_bytes: int = 0
-    """Bytes of the pages of its documents so far."""
+    works: list[_Work] = field(default_factory=list)
     seconds: float = 0.0
-    """Time that drawing them took."""
+    """Time that drawing them took, summed over the processes."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Work:
     """A document, and its pages so far, by number."""
 
     document: Document
     size: PageSize
     request: _Request
+    num_pages: int | None = None
+    numbers: list[int] = field(default_factory=list)
+    """The pages wanted, once `num_pages` is known."""
     images: dict[int, PageImage] = field(default_factory=dict)

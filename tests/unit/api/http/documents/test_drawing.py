@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
 from tests.support import pdf
 from tests.unit.api.http.documents.documents import document, documents, pages_of, pixels, tiff
+from vlm_server.api.http.documents.drawing import num_processes
 from vlm_server.errors import InvalidDocument, PayloadTooLarge, RequestError
-from vlm_server.settings import Limits
+from vlm_server.platform import machine
+from vlm_server.settings import DocumentSettings, Limits
 
 TEN = pdf.numbered(10)
 
@@ -117,6 +120,28 @@ async def test_pages_are_limited_over_all_documents() -> None:
         await drawing.draw(both, "", "", lambda _: None)
     assert error.value.param == "messages[0].content[1]"
     await drawing.draw([both[0], document(pdf.numbered(2), pages="2")], "", "", lambda _: None)
+
+
+async def test_too_many_pages_are_those_of_later_document() -> None:
+    """Whichever is drawn first."""
+    for first, second in ((TEN, pdf.numbered(2)), (pdf.numbered(2), TEN)):
+        both = [document(first), replace(document(second), param="second")]
+        drawing = documents(Limits(max_pages=11), max_processes=3)
+        for _ in range(2):  # drawn, and from the cache
+            with pytest.raises(InvalidDocument, match="may be read") as error:
+                await drawing.draw(both, "", "", lambda _: None)
+            assert error.value.param == "second"
+
+
+async def test_number_of_processes_is_one_more_than_processors_within_memory() -> None:
+    fit = machine.memory_bytes() // 3
+    expected = max(2, min(machine.num_cpus() + 1, 5))
+    for settings, number in (
+        (DocumentSettings(max_draw_memory_bytes=fit // 5), expected),
+        (DocumentSettings(max_draw_memory_bytes=fit), 2),
+        (DocumentSettings(max_processes=1), 1),
+    ):
+        assert num_processes(settings) == number
 
 
 async def test_pictures_of_pages_are_limited_in_bytes() -> None:

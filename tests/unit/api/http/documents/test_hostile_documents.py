@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import random
+import subprocess
 import time
 
 import pytest
 from PIL import Image
 
 from tests.support import pdf
+from tests.support.waiting import until
 from tests.unit.api.http.documents.documents import document, documents, pages_of, tiff
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.cancellation import Cancelled
@@ -74,6 +77,40 @@ async def test_cancelled_drawing_frees_its_process() -> None:
     started = time.monotonic()
     assert len(await pages_of(pdf.numbered(1), drawing)) == 1
     assert time.monotonic() - started < GRACE_SECONDS
+
+
+def drawing_processes() -> set[int]:
+    """The processes that draw for this one."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True
+    )
+    words = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+    return {
+        int(pid)
+        for pid, parent, arguments in words
+        if int(parent) == os.getpid() and "documents.process" in arguments
+    }
+
+
+async def test_documents_of_request_are_drawn_at_once_but_leave_process_to_others() -> None:
+    drawing = documents(max_processes=3, draw_timeout_seconds=60)
+    slow = [document(pdf.tiny_tiles(), dpi=dpi) for dpi in (50, 60, 70)]
+    task = asyncio.create_task(drawing.draw(slow, "", "", lambda _: None))
+    await until(lambda: len(drawing_processes()) == 2)
+    assert len(await pages_of(pdf.numbered(1), drawing)) == 1
+    await until(lambda: len(drawing_processes()) == 2)
+    task.cancel()
+    with pytest.raises((asyncio.CancelledError, Cancelled)):
+        await task
+    await until(lambda: not drawing_processes())
+
+
+async def test_refused_document_ends_drawing_of_others_in_request() -> None:
+    drawing = documents(max_processes=3, draw_timeout_seconds=60)
+    both = [document(pdf.tiny_tiles()), document(pdf.encrypted())]
+    with pytest.raises(RequestError, match="encrypted"):
+        await asyncio.wait_for(drawing.draw(both, "", "", lambda _: None), GRACE_SECONDS)
+    await until(lambda: not drawing_processes())
 
 
 async def test_documents_do_not_wait_for_hostile_ones() -> None:
