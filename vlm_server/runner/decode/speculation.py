@@ -260,7 +260,8 @@ class Speculation:
         return len(matcher.draft_masks()) if matcher.wait(_MASK_SECONDS) else None
 
 
-_worth = operator.attrgetter("worth")
+def _worth(guess: _Guess) -> float:
+    return expected_tokens(guess.chances)
 
 
 class _Recent:
