@@ -58,7 +58,7 @@ def test_broken_markup_is_folded_and_never_shown_raw(
     assert not [text for text in page.evaluate("window.seen") if "<" in text or "[T" in text]
 
 
-def test_folded_call_tells_what_was_written(page: Any) -> None:
+def test_folded_call_tells_its_text(page: Any) -> None:
     answer = ask(page, f"say 0 {CALL}")
     answer.locator(".unread summary").click()
     assert answer.locator(".unread pre").inner_text() == CALL[11:-12]

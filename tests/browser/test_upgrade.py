@@ -64,7 +64,7 @@ def test_browser_that_keeps_failed_imports_gets_view_with_next_try(
     assert page.locator("#unloaded").is_hidden()
 
 
-def test_page_loaded_again_has_missing_view_and_what_was_there(
+def test_page_loaded_again_has_missing_view_and_conversation(
     daemon: Daemon, open_page: Open
 ) -> None:
     page = open_page(daemon)

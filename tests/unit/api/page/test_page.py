@@ -40,7 +40,7 @@ async def test_browser_gets_page(client: httpx.AsyncClient) -> None:
     assert answer.headers["cache-control"] == "no-cache"
 
 
-async def test_page_holds_what_its_first_paint_needs_and_policy_allows_it(
+async def test_page_holds_needs_of_first_paint_as_policy_allows(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.get("/", headers=BROWSER)
