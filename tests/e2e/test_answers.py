@@ -147,13 +147,13 @@ def test_tokenized_prompt_is_detokenized_to_itself(daemon: Daemon) -> None:
 def test_embedded_model_refuses_prompts_longer_than_its_usable_context(tmp_path: Path) -> None:
     with running_daemon(tmp_path, *with_settings("model.max_context_tokens=auto")) as running:
         model = httpx.get(f"{running.url}/v1/models").json()["data"][0]
-        assert model["max_model_len"] == 4096
+        assert model["max_model_len"] == 6144
         messages = [{"role": "user", "content": "How many? " * 1500}]
         body = {"model": "demo", "messages": messages}
         refused = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
         error = refused.json()["error"]
         assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert "4096" in error["message"]
+        assert "6144" in error["message"]
 
 
 def test_model_list_shows_family_length_and_vision(daemon: Daemon) -> None:

@@ -146,7 +146,7 @@ def test_models_commands_pull_list_check_and_remove(hub: Hub, tmp_path: Path) ->
     checked = run("models", "check", NAME)
     assert checked.returncode == 0, checked.stderr
     assert "qwen3_vl (checked: docs/families.md)" in checked.stdout
-    assert "4096 of 4096 tokens fit" in checked.stdout
+    assert "6144 of 6144 tokens fit" in checked.stdout
     assert checked.stdout.index("fit") < checked.stdout.index("Loaded in")
     shape, _, others = checked.stdout.partition("A red circle:")[2].partition("Three blue")
     assert "circle" in shape
@@ -178,7 +178,7 @@ def test_models_check_asks_text_model_without_pictures() -> None:
             *(20_000_000, 3, "the weights do not fit: they take 29 MiB"), marks=pytest.mark.whole
         ),
         (32_000_000, 3, "leaves no room for requests: beside its weights 1 MiB"),
-        pytest.param(40_000_000, 0, " of 4096 tokens fit", marks=pytest.mark.whole),
+        pytest.param(40_000_000, 0, " of 6144 tokens fit", marks=pytest.mark.whole),
     ],
 )
 def test_models_check_reports_too_small_memory_with_figures(

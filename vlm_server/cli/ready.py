@@ -19,8 +19,11 @@ from vlm_server.cli.main import build_parser
 
 
 def main(pid: str = "1") -> int:
-    """0 if the daemon is ready, 1 if not. Raises ValueError for a process without a `serve`."""
+    """0 if the daemon is ready, 1 if not, or if the process is none."""
     words = Path("/proc", pid, "cmdline").read_bytes().decode().split("\0")[:-1]
+    if "serve" not in words:
+        print(f"process {pid} is no `vlm-server serve`: {' '.join(words)[:200]}", file=sys.stderr)
+        return 1
     arguments = build_parser().parse_args(words[words.index("serve") :])
     file, given = options.config_file(arguments), tuple(options.overrides(arguments))
     loaded, _ = settings.load_with_sources(file, given, os.environ)
