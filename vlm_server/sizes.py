@@ -16,7 +16,7 @@ def file_size(num_bytes: float) -> str:
 def _text(number: float, base: int, units: tuple[str, ...]) -> str:
     """Whole numbers of small units, and three digits of the large ones."""
     power = 0
-    while number >= base and power < len(units) - 1:
+    while abs(number) >= base and power < len(units) - 1:
         number, power = number / base, power + 1
     digits = 0 if power < 3 else max(0, 3 - len(f"{number:.0f}"))
     return f"{number:.{digits}f} {units[power]}"

@@ -52,12 +52,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def refusal(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        options.check_model(path)
+        options.check_model(path, "model.path")
     return str(caught.value)
 
 
 def test_model_in_guarded_folder_error_names_full_disk_access(home: Path):
-    options.check_model(home / "Documents/model")
+    options.check_model(home / "Documents/model", "model.path")
     _guarded.append(home / "Documents")
     message = refusal(home / "Documents/model")
     assert f"macOS guards {home}/Documents" in message

@@ -42,7 +42,7 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_processes: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
     """Maximum processes that draw pages. Each works for a document at a time, and ends after it, or
     after some seconds. `auto` is one more than there are processors, at least two and at most five,
-    as far as `max_draw_memory_bytes` of each fit into a third of the machine's memory."""
+    as far as `max_draw_memory_bytes` of each fit into a quarter of the machine's memory."""
     max_cache_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
     """Maximum size of the drawn pages that are kept for later requests; 0 keeps none."""
 

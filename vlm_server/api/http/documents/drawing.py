@@ -76,6 +76,13 @@ class Documents:
         `reserve` is told the bytes that are held so far. Raises what it raises, and RequestError,
         also for more pages, or larger ones, than a request may have.
         """
+        max_pages = self._limits.max_pages
+        if len(documents) > max_pages:  # each has a page; no tasks for so many
+            raise InvalidDocument(
+                f"The request has {len(documents)} documents, and at most {max_pages} pages may be "
+                "read (limits.max_pages).",
+                documents[max_pages].param,
+            )
         num_file_bytes = sum(len(document.data) for document in documents)
         request = _Request(owner, salt, lambda held: reserve(num_file_bytes + held))
         request.works += [_Work(each, self._size(each), request) for each in documents]
@@ -222,7 +229,7 @@ class Documents:
 
 def num_processes(settings: DocumentSettings) -> int:
     """`max_processes`, by default as many as processors and memory allow."""
-    num_fitting = machine.memory_bytes() // 3 // settings.max_draw_memory_bytes
+    num_fitting = machine.memory_bytes() // 4 // settings.max_draw_memory_bytes
     suitable = max(2, min(machine.num_cpus() + 1, _MAX_PROCESSES, num_fitting))
     return settings.max_processes or suitable
 

@@ -198,3 +198,10 @@ async def test_time_limit_is_one_for_all_documents() -> None:
     slow = [document(pdf.bomb(40 << 20), pages="1", dpi=dpi) for dpi in range(20, 60)]
     with pytest.raises(RequestError, match="took more than 3 seconds"):
         await drawing.draw(slow, "", "", lambda _: None)
+
+
+async def test_more_documents_than_pages_are_refused_at_once() -> None:
+    drawing = documents(Limits(max_pages=3))
+    with pytest.raises(RequestError, match="4 documents, and at most 3 pages"):
+        await drawing.draw([document(pdf.numbered(1))] * 4, "", "", lambda _: None)
+    assert drawing.counts.seconds == 0

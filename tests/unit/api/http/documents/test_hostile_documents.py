@@ -114,7 +114,7 @@ async def test_refused_document_ends_drawing_of_others_in_request() -> None:
 
 
 async def test_documents_do_not_wait_for_hostile_ones() -> None:
-    drawing = documents(draw_timeout_seconds=60)
+    drawing = documents(max_processes=2, draw_timeout_seconds=60)
     hostile = [
         asyncio.create_task(
             drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "", "", lambda _: None)
@@ -133,7 +133,9 @@ async def test_documents_do_not_wait_for_hostile_ones() -> None:
 
 
 async def test_documents_do_not_wait_for_hostile_ones_of_another_key() -> None:
-    drawing = documents(keys=("the-first-key", "the-second-key"), draw_timeout_seconds=60)
+    drawing = documents(
+        keys=("the-first-key", "the-second-key"), max_processes=2, draw_timeout_seconds=60
+    )
     hostile = [
         asyncio.create_task(
             drawing.draw([document(pdf.tiny_tiles(), dpi=dpi)], "greedy", "", lambda _: None)
