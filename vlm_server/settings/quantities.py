@@ -43,6 +43,10 @@ _SIZES: dict[str, int] = {"b": 1} | {
 }
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0}
 _TIMES |= {"h": 3600.0, "d": 86400.0}
+_SHOWN_SIZES = (
+    (1 << 40, "TiB"), (10**12, "TB"), (1 << 30, "GiB"), (10**9, "GB"),
+    (1 << 20, "MiB"), (10**6, "MB"), (1 << 10, "KiB"),
+)  # fmt: skip
 _SHOWN_TIMES = (("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3))
 
 
@@ -170,9 +174,9 @@ def shown(name: str, value: Any, hint: Any) -> Any:
 
 
 def _shown_bytes(number: int) -> str | int:
-    for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if not number % (1 << power):
-            return f"{number >> power} {name}"
+    for size, name in _SHOWN_SIZES:
+        if not number % size:
+            return f"{number // size} {name}"
     return number
 
 

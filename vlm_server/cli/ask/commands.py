@@ -39,6 +39,7 @@ class SlashCommand:
 COMMANDS = {
     "image": SlashCommand("[FILE]...", "show pictures, videos; without FILE the clipboard"),
     "file": SlashCommand("FILE...", "show documents: PDFs"),
+    "drop": SlashCommand("", "leave out what waits for the next question"),
     "model": SlashCommand("[NAME]", "list the models, or go on with another one"),
     "system": SlashCommand("[TEXT | off]", "instructions for all answers"),
     "set": SlashCommand("[NAME VALUE | NAME off]", "temperature, length and the like"),
@@ -164,6 +165,12 @@ class Commands:
         if self._conversation.last is None:
             raise CommandFailed("there is no answer yet")
         _tell(output.figures(self._conversation.last))
+
+    def _drop(self, _: str) -> None:
+        if not self.pending:
+            raise CommandFailed("nothing waits for the next question")
+        _tell(f"left out: {_counted(self.pending)}")
+        self.pending = []
 
     def _new(self, _: str) -> None:
         count = len(self._conversation.turns)

@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from vlm_server.cli import options
-from vlm_server.cli.ask import media, output, parameters, regions
+from vlm_server.cli.ask import keys, media, output, parameters, regions
 from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.ask.output import AnswerScreen
@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     attached = [media.read(word, settings.limits) for word in files]
     if not is_chat:
         question = question_of(files, question)
-    with ready_daemon(arguments, settings) as (daemon, model):
+    kept = keys.kept() if is_chat else nullcontext()
+    with kept, ready_daemon(arguments, settings) as (daemon, model):
         conversation = ChatSession(daemon, model, values, arguments.system)
         if question is not None:
             return answer(arguments, conversation, attached, question)

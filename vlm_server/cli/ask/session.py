@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from vlm_server.cli.ask import media, output, typed
 from vlm_server.cli.ask.commands import COMMANDS, Commands
@@ -51,7 +50,7 @@ class Session:
 
     def run(self, first_media: Sequence[Medium]) -> int:
         """Read and answer until the input ends; `first_media` are the first question's."""
-        with _keys_kept(), contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError):
             self._greet()
             self._commands.attach(first_media)
             while (line := self._read()) not in _LEAVE:
@@ -59,6 +58,8 @@ class Session:
                     self._handle(line)
                 except VlmServerError as error:
                     complain(error)
+                    if self._commands.pending:
+                        say("(its files wait for the next question; /drop leaves them out)")
                 except KeyboardInterrupt:
                     say("(stopped)\n")
         return 0
@@ -159,21 +160,3 @@ def _print(text: str, style: str) -> None:
 
     console = Console(stderr=True, highlight=False)
     console.print(printable(text), style=style, markup=False, emoji=False)
-
-
-@contextlib.contextmanager
-def _keys_kept() -> Iterator[None]:
-    """What is typed during an answer is not echoed into it, and waits unchanged for the prompt."""
-    try:
-        before = termios.tcgetattr(sys.stdin)
-    except (termios.error, ValueError, OSError):  # no terminal
-        yield
-        return
-    quiet = [*before]
-    quiet[0] &= ~termios.ICRNL
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

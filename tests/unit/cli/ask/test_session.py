@@ -135,6 +135,26 @@ def test_conversation_sends_its_turns_until_new(
     assert third["messages"][0]["content"][1]["text"] == "Compare a picture.png with nothing"
 
 
+def test_refused_file_waits_until_it_is_dropped(
+    model: type[SlowModel], tmp_path: Path, picture: Path
+) -> None:
+    model.refusal = (400, "The picture can't be read.")
+    with asking(model, tmp_path) as ask:
+        ask.wait_until_seen("demo at http://127.0.0.1")
+        ask.type(f"{picture} What is it?\r")
+        ask.wait_until_seen("/drop leaves them out")
+        ask.type("/drop\r")
+        ask.wait_until_seen("left out: 1 picture")
+        model.refusal = None
+        ask.type("Hello\r")
+        ask.wait_until_seen("a red circle")
+        ask.type("/drop\r")
+        ask.wait_until_seen("nothing waits for the next question")
+        ask.type("/bye\r")
+        assert ask.ended() == 0
+    assert [len(parts(request, 0)) for request in model.requests] == [2, 1]
+
+
 def test_terminal_shows_reason_of_wait(model: type[SlowModel], tmp_path: Path) -> None:
     """The wait is one line, which the answer replaces; keys of meanwhile are the next question."""
     model.go_on.clear()
