@@ -194,3 +194,12 @@ def test_skip_link_stays_in_view(daemon: Daemon, open_page: Open) -> None:
     assert page.evaluate("document.activeElement.id") == "main"
     assert page.locator("#models .card").first.is_visible()
     assert not page.evaluate(UNDER_BAR)
+
+
+def test_back_leads_to_first_view(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    page.locator("nav a[href='#settings']").click()
+    page.locator("#settings .card").first.wait_for()
+    page.go_back()
+    page.locator("#question").wait_for()
+    assert page.locator("nav a[aria-current=page]").inner_text() == "Ask"

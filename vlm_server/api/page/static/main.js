@@ -22,7 +22,7 @@ async function show(name) {
 }
 
 function route() {
-  const name = Object.keys(VIEWS).find((view) => `#${view}` === location.hash) ?? document.body.dataset.view ?? "ask";
+  const name = Object.keys(VIEWS).find((view) => `#${view}` === location.hash) ?? ((location.hash && document.body.dataset.view) || "ask"); // `#main` keeps the view
   for (const section of document.querySelectorAll(".view")) section.hidden = section.dataset.view !== name;
   for (const link of document.querySelectorAll("nav a"))
     link.hash === `#${name}`
