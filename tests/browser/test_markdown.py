@@ -145,3 +145,11 @@ def test_blocks_stay_in_place_while_more_is_written(page: Any) -> None:
     page.evaluate("window.first = document.querySelector('.answer .text p')")
     page.locator(".answer .figures").wait_for()
     assert page.evaluate("window.first.isConnected")
+
+
+def test_unreadable_formula_stays_in_its_line_as_written(page: Any) -> None:
+    formula = say(page, "So $\\frac{1}$ it is.").locator(".formula.unread")
+    formula.wait_for()
+    assert formula.inner_text() == "\\frac{1}"
+    style = "one => [getComputedStyle(one).padding, getComputedStyle(one).borderStyle]"
+    assert formula.evaluate(style) == ["0px", "none"]
