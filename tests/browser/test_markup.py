@@ -77,6 +77,13 @@ def test_call_stays_unfolded_while_it_is_written(page: Any) -> None:
     assert page.locator(".unread pre").is_visible()
 
 
+def test_thoughts_of_two_paragraphs_are_folded_while_they_are_written(page: Any) -> None:
+    page.evaluate(WATCH)
+    answer = ask(page, "say 0.02 <think>Which one?\n\nPerhaps two.</think> The red one.")
+    assert answer.locator(".text > :not(.unread)").all_inner_texts() == ["The red one."]
+    assert not [text for text in page.evaluate("window.seen") if "Perhaps" in text]
+
+
 @pytest.mark.parametrize("quote", ["`{}`", "```\n{}\n```", "- a\n\n  ~~~\n  {}\n  ~~~"])
 def test_marks_in_code_are_shown_as_written(page: Any, quote: str) -> None:
     answer = ask(page, f"say 0 {quote.format('<tool_call> and <|im_end|>')}")

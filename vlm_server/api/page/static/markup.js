@@ -58,7 +58,7 @@ export function piecesOf(text, isWhole) {
     at = FOUND.lastIndex;
     if (!start) continue;
     const [kind, , its] = MARKS.find(([, one]) => one === start);
-    const { body, next, isClosed } = bodyOf(text, at, its);
+    const { body, next, isClosed } = bodyOf(text, at, its, isWhole && kind === "call");
     const state = isClosed ? "whole" : isWhole || next < text.length ? "unfinished" : "open";
     add(kind, (start.endsWith("=") ? start : "") + body, state);
     FOUND.lastIndex = at = next;
@@ -67,11 +67,11 @@ export function piecesOf(text, isWhole) {
   return pieces;
 }
 
-/** What stands between a start mark and its `end`: up to the next start or an empty line, if it has none. */
-function bodyOf(text, from, end) {
+/** What stands between a start mark and its `end`: up to the next start if it has none, or to an empty line if `isLost`. */
+function bodyOf(text, from, end, isLost) {
   const close = end ? text.indexOf(end, from) : -1;
   if (close >= 0) return { body: text.slice(from, close).trim(), next: close + end.length, isClosed: true };
-  const stops = [...STARTS.map((start) => text.indexOf(start, from)), text.indexOf("\n\n", from)].filter((one) => one > from);
+  const stops = [...STARTS, ...(isLost ? ["\n\n"] : [])].map((stop) => text.indexOf(stop, from)).filter((one) => one > from);
   const next = Math.min(...stops, text.length);
   return { body: text.slice(from, next).trim(), next, isClosed: !end };
 }
