@@ -143,6 +143,24 @@ def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     page.get_by_text("No setting is called that.").wait_for()
 
 
+def test_settings_without_live_or_automatic_ones_have_two_cards_less(key_page: Any) -> None:
+    page = key_page
+
+    def answer(route: Any) -> None:
+        told = route.fetch().json()
+        for section in told["sections"]:
+            for one in section["settings"]:
+                one |= {"live": False, "effective": None}
+        route.fulfill(json=told)
+
+    page.route("**/v1/settings", answer)
+    page.locator("nav a[href='#settings']").click()
+    page.locator("#settings .changed").first.wait_for()
+    assert page.locator("#settings .card h2").all_inner_texts() == ["Changed"]
+    texts = "list => [...list.childNodes].filter((one) => one.nodeType === Node.TEXT_NODE).length"
+    assert page.locator("#settings-list").evaluate(texts) == 0
+
+
 def test_setting_is_changed_while_daemon_runs(tiny_daemon: Daemon, key_page: Any) -> None:
     page = key_page
     page.locator("nav a[href='#settings']").click()

@@ -76,13 +76,14 @@ function update() {
   const every = all.flatMap(({ settings }) => settings);
   const changed = every.filter(isChanged);
   const rest = every.filter((one) => !isChanged(one));
-  $("settings-list").replaceChildren(
+  const cards = [
     card("Changed", "What differs from the defaults", changed) ?? h("section.card", empty("Every setting has its default")),
     card("Can be changed now", "Others need a restart", rest.filter(({ live }) => live)),
     card("Chosen for this machine", "What automatic ones came to", rest.filter(cameTo)),
     h("header.sub-head.all", h("h2", "All settings"), h("button.link", { type: "button", onclick: () => foldAll(all) }, foldWord())),
     ...all.map(fold),
-  );
+  ];
+  $("settings-list").replaceChildren(...cards.filter(Boolean));
   $("settings-found").textContent = "";
 }
 
