@@ -158,6 +158,16 @@ def test_page_bounds_bytes_of_conversations(page: Any) -> None:
     assert titles(page) == []
 
 
+def test_emptied_question_stays_empty_when_page_is_loaded_again(page: Any) -> None:
+    question = page.get_by_role("textbox", name="Question", exact=True)
+    question.fill("And its col")
+    page.evaluate("dispatchEvent(new Event('pagehide'))")  # left, and come back to by Back
+    question.fill("")
+    page.reload()
+    page.locator("#state[data-state=ready]").wait_for()
+    assert question.input_value() == ""
+
+
 def test_answer_goes_on_while_another_conversation_is_open(page: Any) -> None:
     box = page.get_by_role("textbox", name="Question", exact=True)
     box.fill("say 0.1 a b c d e f g h i j k l m n")

@@ -80,7 +80,7 @@ function recallDraft() {
   $("question").value ||= sessionStorage.getItem(DRAFT) ?? "";
   sessionStorage.removeItem(DRAFT);
   grow();
-  addEventListener("pagehide", () => $("question").value && sessionStorage.setItem(DRAFT, $("question").value));
+  addEventListener("pagehide", () => sessionStorage.setItem(DRAFT, $("question").value));
 }
 
 // ---- keys -----------------------------------------------------------------------------------
