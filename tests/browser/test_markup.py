@@ -40,6 +40,7 @@ def page(scripted_daemon: Daemon, open_page: Open) -> Any:
         ),
         ('Now <tool_call>{"name": "a", ', "Unfinished tool call a", "Now"),
         ('[TOOL_CALLS]{"name": "a.b"}', "Tool call that was not made a.b", ""),
+        (f"```x``` {CALL}", "Tool call that couldn't be read click", "x"),
         ("<function=go><parameter=x>1", "Unfinished tool call go", ""),
         ("A blue one. </think> Two.", "Thoughts", "Two."),
         ("<think>Which one? </think>The red one.<|im_end|>", "Thoughts", "The red one."),
@@ -77,11 +78,29 @@ def test_call_stays_unfolded_while_it_is_written(page: Any) -> None:
     assert page.locator(".unread pre").is_visible()
 
 
-def test_thoughts_of_two_paragraphs_are_folded_while_they_are_written(page: Any) -> None:
+@pytest.mark.parametrize(
+    ("written", "never"),
+    [
+        ("<think>Which one?\n\nPerhaps two.</think>", "Perhaps"),
+        ('<tool_call>{"name":\n\n"click"}</tool_call>', "click"),
+        ('[TOOL_CALLS] [{"name": "click"}]', "be read"),
+    ],
+)
+def test_marks_are_folded_and_open_while_they_are_written(
+    page: Any, written: str, never: str
+) -> None:
     page.evaluate(WATCH)
-    answer = ask(page, "say 0.02 <think>Which one?\n\nPerhaps two.</think> The red one.")
+    answer = ask(page, f"say 0.02 The red one. {written}")
     assert answer.locator(".text > :not(.unread)").all_inner_texts() == ["The red one."]
-    assert not [text for text in page.evaluate("window.seen") if "Perhaps" in text]
+    seen = page.evaluate("window.seen")
+    assert any("…" in text for text in seen)
+    assert not [text for text in seen if never in text]
+
+
+def test_unfinished_call_with_text_behind_is_not_said_to_end_answer(page: Any) -> None:
+    answer = ask(page, 'say 0 <tool_call>{"name": "click", "arg\n\nThat was it.')
+    answer.locator(".unread summary").click()
+    answer.get_by_text("It was not finished, so nothing was called.").wait_for()
 
 
 @pytest.mark.parametrize("quote", ["`{}`", "```\n{}\n```", "- a\n\n  ~~~\n  {}\n  ~~~"])

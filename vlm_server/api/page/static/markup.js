@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 
-/** [kind, start, end]. Without an end, the mark stands alone ("mark"), or the call ends with the answer. */
+/** [kind, start, end]. A call without an end ends with the next one or with the answer. */
 const MARKS = [
   ["call", "<tool_call>", "</tool_call>"],
   ["call", "]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"],
@@ -30,7 +30,7 @@ const STARTS = MARKS.map(([, start]) => start);
 const ENDS = MARKS.map(([, , end]) => end).filter(Boolean);
 /** A fence with its code, code in a line, or a mark. What is in code is what the answer is about. */
 const FOUND = new RegExp(
-  String.raw`(?:^|\n) *(${"`{3,}|~{3,}"})[^]*?(?:\n *\1|$)|(?<!${"`"})(${"`+"})(?!${"`"})[^\n]*?\2(?!${"`"})|` +
+  String.raw`(?:^|\n) *(${"`{3,}(?![^\\n]*`)|~{3,}"})[^]*?(?:\n *\1|$)|(?<!${"`"})(${"`+"})(?!${"`"})[^\n]*?\2(?!${"`"})|` +
     `(${STARTS.map(quoted).join("|")})|(${ENDS.map(quoted).join("|")})|` +
     String.raw`<\|?(?:end|start)_of_turn\|?>|<\|\w+\|>`,
   "g",
@@ -59,7 +59,8 @@ export function piecesOf(text, isWhole) {
     if (!start) continue;
     const [kind, , its] = MARKS.find(([, one]) => one === start);
     const { body, next, isClosed } = bodyOf(text, at, its, isWhole && kind === "call");
-    const state = isClosed ? "whole" : isWhole || next < text.length ? "unfinished" : "open";
+    const isOver = isWhole || next < text.length;
+    const state = isClosed || (isOver && !its) ? "whole" : isOver ? "unfinished" : "open";
     add(kind, (start.endsWith("=") ? start : "") + body, state);
     FOUND.lastIndex = at = next;
   }
@@ -73,7 +74,7 @@ function bodyOf(text, from, end, isLost) {
   if (close >= 0) return { body: text.slice(from, close).trim(), next: close + end.length, isClosed: true };
   const stops = [...STARTS, ...(isLost ? ["\n\n"] : [])].map((stop) => text.indexOf(stop, from)).filter((one) => one > from);
   const next = Math.min(...stops, text.length);
-  return { body: text.slice(from, next).trim(), next, isClosed: !end };
+  return { body: text.slice(from, next).trim(), next, isClosed: false };
 }
 
 function withoutBeginning(text) {
@@ -101,7 +102,7 @@ const NAME = /"name"\s*:\s*"([\w.-]{1,64})"|^<function(?:=| name=)"?([\w.-]{1,64
 
 function callWords(text, state) {
   if (state === "open") return ["Writing a tool call…", ""];
-  if (state === "unfinished") return ["Unfinished tool call", "The answer ended within it, so nothing was called."];
+  if (state === "unfinished") return ["Unfinished tool call", "It was not finished, so nothing was called."];
   return isJson(text)
     ? ["Tool call that was not made", "No tool of this name was offered with the question."]
     : ["Tool call that couldn’t be read", "The model wrote it in no form that can be read, so nothing was called."];
