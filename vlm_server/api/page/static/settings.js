@@ -1,4 +1,4 @@
-// The settings in force: what differs from the defaults, what automatic ones came to, and changes.
+// The settings in force: what differs from the defaults, the values that automatic settings came to, and changes.
 
 import { adminProblem, ask, get } from "./api.js";
 import { $, bytes, copy, count, empty, h, seconds } from "./dom.js";
@@ -79,7 +79,7 @@ function update() {
   const cards = [
     card("Changed", "What differs from the defaults", changed) ?? h("section.card", empty("Every setting has its default")),
     card("Can be changed now", "Others need a restart", rest.filter(({ live }) => live)),
-    card("Chosen for this machine", "What automatic ones came to", rest.filter(cameTo)),
+    card("Chosen for this machine", "The values that automatic settings came to", rest.filter(cameTo)),
     h("header.sub-head.all", h("h2", "All settings"), h("button.link", { type: "button", onclick: () => foldAll(all) }, foldWord())),
     ...all.map(fold),
   ];
