@@ -9,7 +9,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -23,8 +22,8 @@ from vlm_server.hub.names import to_download
 from vlm_server.nearest import did_you_mean
 from vlm_server.settings import ListedModel, Settings, Sources
 from vlm_server.settings.descriptions import DEFAULT, describe_settings, descriptions
+from vlm_server.settings.faults import Places
 from vlm_server.settings.quantities import shown
-from vlm_server.settings.reading import place_of
 from vlm_server.settings.topics import is_fuse
 from vlm_server.settings.tree import hints_of
 
@@ -58,20 +57,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_defaults:
         print(render_defaults(), end="")
         return 0
-    settings, sources, faults = options.read_settings(arguments)
+    settings, places, faults = options.read_settings(arguments)
     absent = [fault for fault in faults if isinstance(fault, ModelMissing | NotAvailable)]
-    for text in (*map(str, absent), *not_here(settings, sources, options.config_file(arguments))):
+    for text in (*map(str, absent), *not_here(settings, places)):
         print(printable(f"warning: {text}"), file=sys.stderr)
     options.raise_all([fault for fault in faults if fault not in absent])
     if unusable := list(unusable_models(settings)):
         raise ModelLoadError(*unusable)
-    if changed := describe_changed(settings, sources):
+    if changed := describe_changed(settings, places.sources):
         print(changed)
     print("The settings are valid.")
     return 0
 
 
-def not_here(settings: Settings, sources: Sources, file: Path | None) -> Iterator[str]:
+def not_here(settings: Settings, places: Places) -> Iterator[str]:
     """What there is to say about each model of the hub that is not on this machine."""
     from vlm_server.hub.find import find_all  # slow to import
 
@@ -80,8 +79,7 @@ def not_here(settings: Settings, sources: Sources, file: Path | None) -> Iterato
         if model.path and to_download(model.path) is not None and not os.path.isdir(model.path):
             full = f"{section}.path"
             hint = did_you_mean(model.path, names) or ", and is downloaded when it is needed"
-            place = place_of(full, sources, file)
-            yield f"{place}`{full}`: {model.path} is not on this machine{hint}"
+            yield f"{places.of(full)}`{full}`: {model.path} is not on this machine{hint}"
 
 
 def describe_changed(settings: Settings, sources: Sources) -> str:

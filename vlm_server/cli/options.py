@@ -16,6 +16,7 @@ from vlm_server.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
+    from vlm_server.settings.faults import Places
 
 _NO_MODEL = "; 'vlm-server models list' shows what is here, and ORG/NAME is downloaded"
 Placed = Callable[[str], AbstractContextManager[None]]
@@ -127,9 +128,9 @@ def load_settings_with_sources(
     options: argparse.Namespace, environment: Mapping[str, str] | None = None
 ) -> tuple[Settings, Sources]:
     """Settings, and where each was given; see `load_settings`."""
-    loaded, sources, faults = read_settings(options, environment)
+    loaded, places, faults = read_settings(options, environment)
     raise_all(faults)
-    return loaded, sources
+    return loaded, places.sources
 
 
 def raise_all(faults: Sequence[ConfigError]) -> None:
@@ -142,8 +143,8 @@ def raise_all(faults: Sequence[ConfigError]) -> None:
 
 def read_settings(
     options: argparse.Namespace, environment: Mapping[str, str] | None = None
-) -> tuple[Settings, Sources, list[ConfigError]]:
-    """The settings that can be read, the sources of all, and each fault; see `load_settings`.
+) -> tuple[Settings, Places, list[ConfigError]]:
+    """The settings that can be read, the places of all, and each fault; see `load_settings`.
 
     Raises ConfigError for a file that can't be read, and for unknown variables.
     """
@@ -151,8 +152,7 @@ def read_settings(
 
     words = tuple(overrides(options))
     environment = os.environ if environment is None else environment
-    file = config_file(options)
-    loaded, sources, wrong = settings.read(file, words, environment)
+    loaded, places, wrong = settings.read(config_file(options), words, environment)
     faults = [ConfigError(text) for _, text in wrong]
 
     @contextmanager
@@ -162,12 +162,11 @@ def read_settings(
             yield
         except ConfigError as error:
             if full not in dict(wrong):
-                place = settings.place_of(full, sources, file)
-                faults.append(type(error)(*(f"{place}{text}" for text in error.args)))
+                faults.append(type(error)(*(f"{places.of(full)}{text}" for text in error.args)))
 
     loaded = _with_checkpoints(loaded, placed)
     _check_files(loaded, placed)
-    return loaded, sources, faults
+    return loaded, places, faults
 
 
 def _with_checkpoints(loaded: Settings, placed: Placed) -> Settings:

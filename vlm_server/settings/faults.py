@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -28,6 +29,7 @@ _CAUSES = {
 _HEADER = re.compile(r"\s*\[+\s*(.+?)\s*\]")
 _SETTING = re.compile(r"\s*([^=#\[\s][^=#]*?)\s*=")
 
+COMMAND_LINE = "command line"
 RENAMED = {
     "server.model_aliases": "model.aliases",
     "server.stream_resume_client_bytes": "server.max_stream_resume_bytes_per_key",
@@ -97,11 +99,36 @@ def explain_toml(path: Path, message: str) -> str:
     return f"{path}, line {line}: not valid TOML at column {column}: {cause or text}"
 
 
-def lines_of(path: Path) -> dict[str, int]:
-    """The line in which each section and setting of a file begins, by name."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where settings were given."""
+
+    file: Path | None
+    lines: Mapping[str, int]
+    """The line of `file` in which each section and setting begins, by name."""
+    sources: dict[str, str]
+    """`file`, the variable, or `COMMAND_LINE`, by `section.key`."""
+
+    def line_of(self, full: str) -> int:
+        """The line of a setting, or of its section if it is missing; 0 if neither is there."""
+        return self.lines.get(full) or self.lines.get(full.rpartition(".")[0], 0)
+
+    def of(self, full: str) -> str:
+        """The place of the setting or section, with a colon; empty for the command line, which is
+        short."""
+        names = [name for name in self.sources if f"{name}.".startswith(f"{full}.")]
+        if names and (source := self.sources[names[0]]) != str(self.file):
+            return "" if source == COMMAND_LINE else f"{source}: "
+        if line := self.line_of(full):
+            return f"{self.file}, line {line}: "
+        return f"{self.file}: " if names else ""
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """The line in which each section and setting of a file's text begins, by name."""
     lines = dict[str, int]()
     section = ""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         header, setting = _HEADER.match(line), _SETTING.match(line)
         if header:
             name = section = re.sub(r"[\"']", "", header[1])
@@ -113,8 +140,3 @@ def lines_of(path: Path) -> dict[str, int]:
             lines.setdefault(name, number)
             name = name.rpartition(".")[0]
     return lines
-
-
-def line_of(full: str, lines: Mapping[str, int]) -> int:
-    """The line of a setting, or of its section if it is missing; 0 if neither is in the file."""
-    return lines.get(full) or lines.get(full.rpartition(".")[0], 0)

@@ -13,7 +13,15 @@ import msgspec
 
 from vlm_server.errors import ConfigError
 from vlm_server.settings.environment import settings_in, variable_of
-from vlm_server.settings.faults import RENAMED, explain, explain_toml, line_of, lines_of, nearest
+from vlm_server.settings.faults import (
+    COMMAND_LINE,
+    RENAMED,
+    Places,
+    explain,
+    explain_toml,
+    lines_of,
+    nearest,
+)
 from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
 from vlm_server.settings.quantities import AUTO, OFF, bare, empty_of, value_of, word_of
 from vlm_server.settings.tree import (
@@ -26,7 +34,6 @@ from vlm_server.settings.tree import (
     kind_of,
 )
 
-COMMAND_LINE = "command line"
 Fault = tuple[str, str]
 """A setting or section, and what is wrong with it."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
@@ -56,23 +63,24 @@ def load_with_sources(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Settings, dict[str, str]]:
     """The same, and where each setting that is no default was given, by `section.key`."""
-    settings, sources, faults = read(path, overrides, environment)
+    settings, places, faults = read(path, overrides, environment)
     if faults:
         raise ConfigError(*dict.fromkeys(text for _, text in faults))
-    return settings, sources
+    return settings, places.sources
 
 
 def read(
     path: Path | None = None,
     overrides: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
-) -> tuple[Settings, dict[str, str], list[Fault]]:
-    """The settings that can be read, the sources of all, and each fault, its text with its place.
+) -> tuple[Settings, Places, list[Fault]]:
+    """The settings that can be read, the places of all, and each fault, its text with its place.
 
-    Raises ConfigError for a file that can't be read, and for unknown variables.
+    The file is read once: it may be a pipe. Raises ConfigError for a file that can't be read, and
+    for unknown variables.
     """
-    table: dict[str, Any] = _read_toml(path) if path else {}
-    sources = dict.fromkeys(_names_in(table), str(path))
+    table, lines = _read_toml(path) if path else ({}, {})
+    places = Places(path, lines, sources := dict.fromkeys(_names_in(table), str(path)))
     for full, text in settings_in(environment or {}).items():
         section, _, key = full.partition(".")
         _set(table, section, key, text)
@@ -82,22 +90,9 @@ def read(
     faults = list(_wrong_names(table))
     settings = _settings(table, faults)
     faults += faults_of(settings)
-    lines = lines_of(path) if path else {}
-    faults.sort(key=lambda fault: line_of(fault[0], lines))
-    placed = [(full, f"{place_of(full, sources, path)}{text}") for full, text in faults]
-    return settings, sources, list(dict.fromkeys(placed))
-
-
-def place_of(full: str, sources: Mapping[str, str], path: Path | None) -> str:
-    """Where the setting or section was given, with a colon; empty for the command line, which is
-    short. path: the settings file."""
-    names = [name for name in sources if f"{name}.".startswith(f"{full}.")]
-    if names and sources[names[0]] != str(path):
-        source = sources[names[0]]
-        return "" if source == COMMAND_LINE else f"{source}: "
-    if line := line_of(full, lines_of(path) if path else {}):
-        return f"{path}, line {line}: "
-    return f"{path}: " if names else ""
+    faults.sort(key=lambda fault: places.line_of(fault[0]))
+    placed = [(full, f"{places.of(full)}{text}") for full, text in faults]
+    return settings, places, list(dict.fromkeys(placed))
 
 
 def _wrong_names(table: Mapping[str, Any]) -> Iterator[Fault]:
@@ -180,9 +175,10 @@ def _read_text(text: str, hint: Any) -> Any:
         return text  # a size, a word, or wrong
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The settings in a file, and the line in which each begins."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(content := path.read_text(encoding="utf-8"))
     except OSError as error:
         text = f"can't read {path}: {why_unreadable(path, error)}"
         is_missing = isinstance(error, FileNotFoundError)
@@ -193,7 +189,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     _resolve_paths("model", table.get("model"), path.absolute().parent)
     for name, model in listed_models.items() if isinstance(listed_models, dict) else ():
         _resolve_paths(f"{MODELS}.{name}", model, path.absolute().parent)
-    return table
+    return table, lines_of(content)
 
 
 def _resolve_paths(section: str, model: Any, folder: Path) -> None:

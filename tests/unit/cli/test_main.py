@@ -75,6 +75,23 @@ def test_check_config_names_all_faults_of_file_with_lines(
         assert any(line.startswith(start) and text in line for line in named), (start, text, err)
 
 
+def test_settings_file_may_be_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `sops exec-file` gives it: its text can be read once."""
+    os.mkfifo(pipe := tmp_path / "settings.toml")
+    words = [
+        "sh",
+        "-c",
+        'echo "$1" > "$0"',
+        str(pipe),
+        '[model]\npath = "./absent"\n[server]\na = 1',
+    ]
+    with subprocess.Popen(words):
+        assert main(["check-config", "--config", str(pipe)]) == 2
+    err = capsys.readouterr().err
+    assert f"warning: {pipe}, line 2: `model.path`" in err
+    assert f"{pipe}, line 4: there is no setting `server.a`" in err
+
+
 def test_check_config_warns_of_models_that_are_not_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
