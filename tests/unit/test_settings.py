@@ -483,6 +483,39 @@ def test_all_wrong_names_are_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '[server]\nhost = "::"\napi_keys = 3\n',
+        '[server]\nhost = "::"\napi_key_file = 3\n',
+        "[model]\npinned = 3\nkeep_alive_seconds = 9\n",
+        "[models.a]\npath = 3\n",
+        "[models.a]\nbase = 3\n",
+        "[models]\na = 3\n",
+        '[server]\nport = ""\n',
+    ],
+)
+def test_wrong_setting_gives_one_fault_of_its_type(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(write(tmp_path, text))
+    (fault,) = refused.value.args
+    assert "has to be" in fault
+    assert "not a list" not in fault
+
+
+def test_faults_have_order_of_sections() -> None:
+    wrong = ["server.port=x", "limits.max_images=x", "image.max_pixels=x", "cache.kv_bits=x"]
+    with pytest.raises(ConfigError) as refused:
+        load(None, (*wrong, "log.level=x", "scheduler.max_num_seqs=x", "files.keep_seconds=x"))
+    named = [fault.split("`")[1].partition(".")[0] for fault in refused.value.args]
+    assert named == [section for section in Settings.__struct_fields__ if section in named]
+    assert len(named) == 7
+
+
+def test_empty_list_of_environment_is_no_fault() -> None:
+    assert load(None, (), {"VLM_SERVER_SERVER_API_KEYS": ""}).server.api_keys == ()
+
+
+@pytest.mark.parametrize(
     ("old", "new"),
     [
         ("server.keepalive", "server.stream_keepalive"),

@@ -20,7 +20,7 @@ _KINDS |= {"bool": "true or false"}
 _SIGNS = {"<=": "of at most", ">=": "of at least", "<": "below", ">": "above"}
 _POSITION = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
 _CAUSES = {
-    "Invalid value": "a text needs quotes",
+    "Invalid value": "a text needs quotes; true and false are in small letters",
     "Expected newline or end of document after a statement": "a text needs quotes",
     "Illegal character '\\n'": "a quote is not closed",
     "Cannot overwrite": "this name is there twice",

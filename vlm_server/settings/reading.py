@@ -29,6 +29,7 @@ from vlm_server.settings.tree import (
     SECTIONS,
     Settings,
     all_names,
+    causes_of,
     faults_of,
     hints_of,
     kind_of,
@@ -89,7 +90,8 @@ def read(
         sources[_apply_override(table, override)] = COMMAND_LINE
     faults = list(_wrong_names(table))
     settings = _settings(table, faults)
-    faults += faults_of(settings)
+    wrong = {full for full, _ in faults}
+    faults += [fault for fault in faults_of(settings) if wrong.isdisjoint(causes_of(fault[0]))]
     faults.sort(key=lambda fault: places.line_of(fault[0]))
     placed = [(full, f"{places.of(full)}{text}") for full, text in faults]
     return settings, places, list(dict.fromkeys(placed))
@@ -112,7 +114,7 @@ def _wrong_names(table: Mapping[str, Any]) -> Iterator[Fault]:
 def _settings(table: Mapping[str, Any], faults: list[Fault]) -> Settings:
     """The settings in `table` that are right; what is wrong with others goes to `faults`."""
     sections = dict[str, Any]()
-    for name in table.keys() & set(SECTIONS):
+    for name in (name for name in SECTIONS if name in table):
         keys = table[name]
         if name == MODELS and isinstance(keys, dict):
             names = [(model, f"{name}.{model}") for model in keys]
@@ -154,7 +156,9 @@ def _read_value(full: str, value: Any, hint: Any) -> Any:
         raise ValueError(f"it can't be empty, but `{word}`")
     if not isinstance(value, str):
         return value
-    return empty_of(hint) if value == word else value_of(full.rpartition(".")[2], value, hint)
+    return (
+        empty_of(hint) if word and value == word else value_of(full.rpartition(".")[2], value, hint)
+    )
 
 
 def _read_text(text: str, hint: Any) -> Any:
@@ -163,7 +167,8 @@ def _read_text(text: str, hint: Any) -> Any:
     kind = bare(hint)
     if kind is bool and text.casefold() in ("true", "false"):
         return text.casefold() == "true"
-    if get_origin(kind) is tuple and text != word_of(hint) and not text.startswith("["):
+    is_word = text and text == word_of(hint)
+    if get_origin(kind) is tuple and not is_word and not text.startswith("["):
         return [item.strip() for item in text.split(",") if item.strip()]
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     is_text = kind is str or (choices and all(isinstance(choice, str) for choice in choices))

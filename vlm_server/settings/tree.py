@@ -39,6 +39,12 @@ _EXTENSIONS = re.compile(r"(?!https?:)[a-z][a-z0-9+.-]*://\*")
 
 MODELS = "models"
 """The section with a table for each model."""
+_CAUSES = {
+    "host": ("api_keys", "api_key_file"),
+    "path": ("base", "adapter"),
+    "keep_alive_seconds": ("pinned",),
+}
+"""What other settings of its section a check of a setting depends on."""
 _MAX_NAME_CHARS = 256
 
 
@@ -118,6 +124,13 @@ def faults_of(settings: Settings) -> Iterator[tuple[str, str]]:
     yield from _wrong_keys(settings.server)
     yield from _wrong_urls(settings)
     yield from _wrong_models(settings)
+
+
+def causes_of(full: str) -> set[str]:
+    """What else can be wrong for `faults_of` to find a fault of the setting `full`: wrong settings
+    have their defaults there."""
+    section, _, key = full.rpartition(".")
+    return {full, section, *(f"{section}.{name}" for name in _CAUSES.get(key, ()))}
 
 
 def fault_of_key(key: str) -> str | None:
