@@ -154,11 +154,9 @@ def _read_value(full: str, value: Any, hint: Any) -> Any:
     word = word_of(hint)
     if word and value in ("", []):
         raise ValueError(f"it can't be empty, but `{word}`")
-    if not isinstance(value, str):
-        return value
-    return (
-        empty_of(hint) if word and value == word else value_of(full.rpartition(".")[2], value, hint)
-    )
+    if word and value == word:
+        return empty_of(hint)
+    return value_of(full.rpartition(".")[2], value, hint) if isinstance(value, str) else value
 
 
 def _read_text(text: str, hint: Any) -> Any:

@@ -196,7 +196,7 @@ def _wrong_adapter(
         is_own = field.name in ("base", "adapter", "aliases")
         if not is_own and getattr(model, field.name) != field.default:
             full = f"{section}.{field.name}"
-            yield full, f"`{full}` has no effect: set it for {model.base}"
+            yield full, f"`{full}` has no effect: set it for {model.base or 'its base'}"
     base = settings.models.get(model.base)
     if base is not None and base.base:
         yield f"{section}.base", f"`{section}.base`: {model.base} is an adapter itself"
