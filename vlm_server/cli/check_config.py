@@ -72,14 +72,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def not_here(settings: Settings, places: Places) -> Iterator[str]:
     """What there is to say about each model of the hub that is not on this machine."""
+    absent = [
+        (f"{section}.path", model.path)
+        for section, model in settings.checkpoints()
+        if model.path and to_download(model.path) is not None and not os.path.isdir(model.path)
+    ]
+    if not absent:
+        return
     from vlm_server.hub.find import find_all  # slow to import
 
     names = [checkpoint.name for checkpoint in find_all(settings.model.search_folders)]
-    for section, model in settings.checkpoints():
-        if model.path and to_download(model.path) is not None and not os.path.isdir(model.path):
-            full = f"{section}.path"
-            hint = did_you_mean(model.path, names) or ", and is downloaded when it is needed"
-            yield f"{places.of(full)}`{full}`: {model.path} is not on this machine{hint}"
+    for full, path in absent:
+        hint = did_you_mean(path, names) or ", and is downloaded when it is needed"
+        yield f"{places.of(full)}`{full}`: {path} is not on this machine{hint}"
 
 
 def describe_changed(settings: Settings, sources: Sources) -> str:

@@ -114,7 +114,7 @@ def hub_cache() -> Path:
 
 def lm_studio_folders(home: Path | None = None) -> list[Path]:
     """LM Studio's folders of models (`org/name`): its configured one, then its defaults."""
-    home = home or Path.home()
+    home = home or expand_home("~")
     roots = [home / ".lmstudio", home / ".cache/lm-studio"]
     downloads_folder = layout.read_object(roots[0] / "settings.json").get("downloadsFolder")
     folders = (

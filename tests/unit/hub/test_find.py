@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,11 @@ def test_download_selects_only_files_of_loader() -> None:
 )
 def test_quantization_is_described_by_config(config: dict[str, object], words: str) -> None:
     assert layout.quantization(config) == words
+
+
+def test_user_without_home_finds_cached_models(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's user has none, who is in no table of users."""
+    cached = snapshot(home)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
+    assert [one.folder for one in find.find_all()] == [cached]
