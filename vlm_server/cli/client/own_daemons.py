@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
 from vlm_server.settings.paths import state_folder
 
 _ANSWER_SECONDS = 1.0
+"""Time for all to answer."""
 _MOST = 8
 """Daemons that are asked whether they are there, the newest first."""
+
+
+class _Entry(NamedTuple):
+    is_alive: bool
+    """Whether there is a process with its number, which may be in another PID namespace."""
+    modified_seconds: float
+    file: Path
+    url: str
 
 
 @contextlib.contextmanager
@@ -32,34 +44,58 @@ def listed(url: str) -> Iterator[None]:
 
 
 def others_than(url: str) -> list[str]:
-    """The addresses of this user's daemons that answer, but for `url`."""
-    urls = []
-    with contextlib.suppress(OSError):
-        files = [file for file in _folder().iterdir() if _is_alive(file)]
-        newest = sorted(files, key=os.path.getmtime, reverse=True)[:_MOST]
-        urls = [file.read_text(encoding="utf-8", errors="replace") for file in newest]
-    return [other for other in urls if other != url and _answers(other)]
+    """The addresses of this user's daemons that answer in time, but for `url`.
+
+    The files of daemons that were killed are removed.
+    """
+    entries = _entries()
+    urls = list(dict.fromkeys(entry.url for entry in entries))
+    answering = _answering(urls)
+    for entry in entries:
+        if not entry.is_alive and entry.url not in answering:
+            with contextlib.suppress(OSError):
+                entry.file.unlink()
+    return [other for other in urls if other != url and other in answering]
 
 
 def _folder() -> Path:
     return state_folder() / "daemons"
 
 
-def _is_alive(file: Path) -> bool:
-    """Whether the process of `file` is there; else, the file is removed."""
+def _entries() -> list[_Entry]:
+    """What the newest files say, those of living processes first."""
+    entries = []
+    with contextlib.suppress(OSError):
+        for file in _folder().iterdir():
+            with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or none of ours
+                is_alive, url = _is_alive(int(file.name)), file.read_text(encoding="utf-8")
+                entries.append(_Entry(is_alive, file.stat().st_mtime, file, url))
+    return sorted(entries, reverse=True)[:_MOST]
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether there is a process of this user. Raises OverflowError if none has such a number."""
     try:
-        os.kill(int(file.name), 0)
-    except ProcessLookupError:  # it was killed
-        file.unlink(missing_ok=True)
-        return False
-    except (ValueError, OSError):
+        os.kill(pid, 0)
+    except OSError:
         return False
     return True
 
 
-def _answers(url: str) -> bool:
-    try:
-        live = f"{url.removesuffix('/v1')}/health/live"
-        return httpx.get(live, timeout=_ANSWER_SECONDS, trust_env=False).is_success
-    except (httpx.HTTPError, httpx.InvalidURL):
-        return False
+def _answering(urls: Sequence[str]) -> set[str]:
+    """Those of `urls` that answer in time."""
+    answering = set[str]()
+
+    def ask(url: str) -> None:
+        with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError):
+            live = f"{url.removesuffix('/v1')}/health/live"
+            if httpx.get(live, timeout=_ANSWER_SECONDS, trust_env=False).is_success:
+                answering.add(url)
+
+    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return answering.copy()  # which late ones no longer change

@@ -89,8 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
     server = with_inherited_address(settings.server, listener)
     settings = msgspec.structs.replace(settings, server=server)
     process = _Process(settings, sources, listener, reloader, log_file, log_tail)
-    with own_daemons.listed(url_of(server.host, listener.addresses[0][1])):
-        is_restart = asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof))
+    url = url_of(server.host, listener.addresses[0][1])
+    is_temporary = arguments.stop_at_eof
+    with contextlib.nullcontext() if is_temporary else own_daemons.listed(url):
+        is_restart = asyncio.run(serve(process, stop_at_eof=is_temporary))
     if is_restart:
         start_again(listener)
     return 0
