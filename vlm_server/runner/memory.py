@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+
 import mlx.core as mx
 
 from vlm_server.interfaces import MemoryReading
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
 from vlm_server.settings import MemorySettings
+from vlm_server.sizes import memory_size
+
+logger = logging.getLogger(__name__)
 
 
 def limit_bytes(settings: MemorySettings, device: Device) -> int:
-    """`memory.max_bytes`, or the suitable part of the device's memory."""
-    return settings.limit_on(device.memory_bytes) or device.suitable_bytes
+    """`memory.max_bytes`, or the suitable part of the device's memory; at most all of that."""
+    wanted_bytes = settings.limit_on(device.memory_bytes) or device.suitable_bytes
+    if wanted_bytes > device.memory_bytes:
+        text = "memory.max_bytes is %s; the limit is all that the device has, %s"
+        logger.warning(text, memory_size(wanted_bytes), memory_size(device.memory_bytes))
+    return min(wanted_bytes, device.memory_bytes)
 
 
 class MlxMemory:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """What is typed during a start or an answer is not echoed, and waits unchanged for the prompt."""
+    """What is typed during a start or an answer waits unchanged, and not echoed, for the prompt."""
     try:
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, ValueError, OSError):  # no terminal

@@ -9,6 +9,8 @@ import mlx.core as mx
 import pytest
 
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
+from vlm_server.runner.memory import limit_bytes
+from vlm_server.settings import MemorySettings
 
 MACHINE_BYTES = 1 << 12
 GIB = 1 << 30
@@ -52,3 +54,15 @@ def test_current_device_reads_mlxs_device_info(
     monkeypatch.setattr(mx.cuda, "is_available", lambda: kind is DeviceKind.CUDA)
     monkeypatch.setattr("vlm_server.platform.machine.memory_bytes", lambda: MACHINE_BYTES)
     assert current_device() == Device(kind, *expected)
+
+
+@pytest.mark.parametrize(("wanted_bytes", "limit"), [(None, 5), (7, 7), (11, 10)])
+def test_limit_is_at_most_memory_of_device(
+    wanted_bytes: int | None, limit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(DeviceKind.CPU, "cpu", memory_bytes=10 * GIB, suitable_bytes=5 * GIB)
+    wanted_bytes = wanted_bytes and wanted_bytes * GIB
+    assert limit_bytes(MemorySettings(max_bytes=wanted_bytes), device) == limit * GIB
+    assert ("11.0 GiB; the limit is all that the device has, 10.0 GiB" in caplog.text) == (
+        limit == 10
+    )
