@@ -79,22 +79,25 @@ def test_call_stays_unfolded_while_it_is_written(page: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "never"),
+    "written",
     [
-        ("<think>Which one?\n\nPerhaps two.</think>", "Perhaps"),
-        ('<tool_call>{"name":\n\n"click"}</tool_call>', "click"),
-        ('[TOOL_CALLS] [{"name": "click"}]', "be read"),
+        "<think>Which one?\n\nPerhaps two.</think>",
+        '<tool_call>{"name":\n\n"click"}</tool_call>',
+        '[TOOL_CALLS] [{"name": "click"}]',
     ],
 )
-def test_marks_are_folded_and_open_while_they_are_written(
-    page: Any, written: str, never: str
-) -> None:
-    page.evaluate(WATCH)
-    answer = ask(page, f"say 0.02 The red one. {written}")
-    assert answer.locator(".text > :not(.unread)").all_inner_texts() == ["The red one."]
-    seen = page.evaluate("window.seen")
-    assert any("…" in text for text in seen)
-    assert not [text for text in seen if never in text]
+def test_marks_are_open_up_to_their_last_character(page: Any, written: str) -> None:
+    shown = page.evaluate(
+        """async (text) => {
+          const {piecesOf} = await import("/page/markup.js");
+          return [...text].map((_, index) => piecesOf(text.slice(0, index), false));
+        }""",
+        f"Red. {written}",
+    )
+    pieces = [piece for one in shown for piece in one]
+    texts = {piece["text"] for piece in pieces if piece["kind"] == "text"}
+    assert all("Red. ".startswith(text) for text in texts), texts
+    assert {piece["state"] for piece in pieces if piece["kind"] != "text"} == {"open"}
 
 
 def test_unfinished_call_with_text_behind_is_not_said_to_end_answer(page: Any) -> None:

@@ -94,7 +94,7 @@ def test_page_without_its_first_modules_says_so_and_comes_by_itself(
     page.reload()
     alert = page.get_by_role("alert").filter(has_text="the server was restarted")
     alert.wait_for()
-    assert page.locator("#unloaded").get_by_text(re.compile(r"\bin \d s")).is_visible()
+    page.locator("#unloaded").get_by_text(re.compile(r"\bin \d s")).wait_for()
     assert not re.search(r"\d", alert.inner_text()), "it would be spoken anew each second"
     assert page.locator("#state").inner_text() == "Not loaded"
     assert accessibility_problems(page) == []
