@@ -214,6 +214,24 @@ def test_error_has_servers_reason_and_can_be_tried_again(page: Any) -> None:
     assert texts(page) == ["after all"]
 
 
+def test_refused_question_is_left_out_of_later_ones(page: Any) -> None:
+    ask(page, "say 0 one")
+
+    def refuse(route: Any) -> None:
+        error = {"message": "The PDF can't be read.", "code": "invalid_document"}
+        route.fulfill(status=400, json={"error": error})
+
+    page.route("**/v1/chat/completions", refuse)
+    answer = ask(page, "say 0 two")
+    assert "this one is then left out" in answer.get_by_role("alert").inner_text()
+    page.unroute("**/v1/chat/completions")
+    with page.expect_request("**/v1/chat/completions") as request:
+        ask(page, "say 0 three")
+    sent = request.value.post_data_json["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "user"]
+    assert texts(page)[-1] == "three"
+
+
 def test_keys_send_recall_and_find_question(page: Any) -> None:
     ask(page, "say 0 one")
     ask(page, "say 0 two")

@@ -95,9 +95,10 @@ export class AnswerView {
     return text || calls.length ? [] : [note("The model answered nothing.")];
   }
 
-  problem({ message, code }) {
+  problem({ message, code, isRefused }) {
     const retry = h("button", { type: "button", class: "link retry", onclick: this.actions.retry }, "Try again");
-    return h("div.error", { role: "alert" }, h("p", message, ADVICE[code] && ` ${ADVICE[code]}`), retry);
+    const left = isRefused && " Edit the question, or ask another one: this one is then left out.";
+    return h("div.error", { role: "alert" }, h("p", message, ADVICE[code] && ` ${ADVICE[code]}`, left), retry);
   }
 
   /** The picture with what the answer points at, if it does. */

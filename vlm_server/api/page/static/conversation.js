@@ -48,13 +48,17 @@ export const canContinue = (answer) =>
   Boolean(answer.text) && !answer.calls.length && !answer.fields.response_format && !answer.isOpen &&
   (answer.stopped || Boolean(answer.error) || answer.finish === "length");
 
+/** The turns that the model is told of: the last one, and those before it that were not refused. */
+const told = (turns) =>
+  turns.filter((turn) => turn === turns.at(-1) || !shownAnswer(turn)?.error?.isRefused || messagesOf(shownAnswer(turn)).length);
+
 /**
  * The body that asks for `answer` to `turns`, the last of which is the question. `urlOf` gives the URL of a medium.
  * An answer that has text is continued.
  */
 export function requestBody(answer, turns, urlOf) {
   const messages = answer.system ? [{ role: "system", content: answer.system }] : [];
-  for (const turn of turns) {
+  for (const turn of told(turns)) {
     const isLast = turn === turns.at(-1);
     const media = turn.media.map((one) => part(one, urlOf(one), answer.detail));
     const text = turn.text || !media.length ? [{ type: "text", text: turn.text }] : [];
@@ -97,6 +101,6 @@ function part({ name, kind, pages }, url, detail) {
 /** The whole body, with all media in it. */
 export async function fullBody(answer, turns) {
   const urls = new Map();
-  for (const turn of turns) for (const one of turn.media) urls.set(one, await dataUrl(one));
+  for (const turn of told(turns)) for (const one of turn.media) urls.set(one, await dataUrl(one));
   return requestBody(answer, turns, (one) => urls.get(one));
 }

@@ -151,7 +151,7 @@ async function write(of, turn, answer, signal) {
     }
   } catch (error) {
     if (error.name === "AbortError") answer.stopped = true;
-    else answer.error = { message: error.message, code: error.code ?? "" };
+    else answer.error = { message: error.message, code: error.code ?? "", isRefused: REFUSALS.includes(error.status) };
     if (answer.error) news("trouble"); // whoever shows the server's state looks again
   }
   answer.isOpen = false;
@@ -276,6 +276,7 @@ function resume(found) {
   }
 }
 
+const REFUSALS = [400, 413, 415, 422]; // of what was asked, so that asking again is in vain
 const CLOSED = { message: "The page was closed while this was written.", code: "closed" };
 
 /** Opens what this tab had open before it was loaded again. */
