@@ -131,7 +131,9 @@ function paper(one) {
   };
   const chosen = one.pages ?? "";
   if (one.drawn?.chosen !== chosen) one.drawn = { chosen, pages: firstPages(one) };
-  one.drawn.pages.then(show, () => null); // what is wrong with it, the answer says
+  one.drawn.pages.then(show, ({ status, message }) => {
+    if (status === 400 || status === 413) about.textContent = message; // of all else the answer tells
+  });
   return h("div.paper", sheets, h("p", h("b", one.name), " ", about));
 }
 
