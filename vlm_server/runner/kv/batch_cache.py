@@ -36,10 +36,13 @@ def join(running: list[Any], num_running: int, prompt: list[Any], count: int) ->
 
 
 def branch(prompt: list[Any], count: int) -> list[Any]:
-    """`count` rows of one prompt's layers, which are copied; one at a time if `can_batch` fails."""
-    if not can_batch(prompt):
-        assert count == 1
+    """`count` rows of one prompt's layers, which are copied; one at a time if `can_batch` fails.
+
+    One row is a copy of the prompt's own layers.
+    """
+    if count == 1:
         return copy.deepcopy(prompt)
+    assert can_batch(prompt)
     return [
         RowsKVCache.copies(layer, count)
         if isinstance(layer, SequenceLayer)
