@@ -15,8 +15,7 @@ const TROUBLES = {
 /** The lines on `told`: what the server says of the request, or {trouble, seconds}; null if nothing is known yet. */
 function words(told, hasMedia, model) {
   if (!told) return "Sending";
-  if (told.trouble)
-    return `${TROUBLES[told.trouble] ?? "Waiting"}${told.seconds ? `. Trying again in ${told.seconds} s` : ""}`;
+  if (told.trouble) return TROUBLES[told.trouble] ?? "Waiting";
   const { state, ahead } = told;
   const turn = ahead ? `${count(ahead)} ${ahead === 1 ? "request" : "requests"} before yours` : "";
   switch (state) {
@@ -46,9 +45,10 @@ export class Waiting {
     this.model = model;
     this.told = null;
     this.line = h("span", { role: "status" });
+    this.again = h("span", { "aria-hidden": "true" }); // changes each second, which nobody wants to hear
     this.clock = h("span.clock", { "aria-hidden": "true" });
     this.more = h("div");
-    this.element = h("div.waiting", h("p", h("span.pulse"), this.line, this.clock), this.more);
+    this.element = h("div.waiting", h("p", h("span.pulse"), h("span", this.line, this.again), this.clock), this.more);
     this.began = performance.now();
     this.timer = setInterval(() => this.tick(), 250);
     this.tell(null);
@@ -58,6 +58,7 @@ export class Waiting {
     this.told = told;
     const text = words(told, this.hasMedia, this.model);
     if (this.line.textContent !== text) this.line.textContent = text;
+    this.again.textContent = told?.seconds ? `. Trying again in ${told.seconds} s` : "";
     this.more.replaceChildren(...this.measure(told));
     this.tick();
   }
