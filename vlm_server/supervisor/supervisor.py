@@ -301,10 +301,14 @@ class Supervisor:
                 self._handle(event)
         finally:
             self._process = None
-            self._handle_engine_end(process)
+            is_death = self._handle_engine_end()
             watching.cancel()
             status = self._exit_status = await process.end()
-            logger.info("the engine process %d ended with status %d", process.pid, status)
+            reason = reason_of_end(status, self._hung)
+            logger.log(
+                logging.ERROR if is_death else logging.INFO,
+                "the engine process %d %s", process.pid, reason,
+            )  # fmt: skip
             if status == _FAILED:
                 await asyncio.to_thread(self._private.forget_kernels)
 
@@ -378,18 +382,21 @@ class Supervisor:
             self._set(state="failed", progress=None)
             self._settled.set()
 
-    def _handle_engine_end(self, process: EngineProcess) -> None:
-        """Fail the requests in flight, and refuse new ones until another engine is ready."""
+    def _handle_engine_end(self) -> bool:
+        """Fail the requests in flight, and refuse new ones until another engine is ready.
+
+        Returns whether the engine ended by itself.
+        """
         is_death = self._status.state not in ("failed", "stopping")
         is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
         self._in_flight.fail_all(is_crash=is_crash, only_encoder=self._hung == ENCODER)
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         if is_death:
-            logger.error("the engine process %d ended unexpectedly", process.pid)
             self._set(
                 state="restarting", stats=None, retry_after_seconds=max(1.0, self._start_seconds)
             )
         self._set(pid=None, progress=None)
+        return is_death
 
     def _set(self, **changes: object) -> None:
         self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]

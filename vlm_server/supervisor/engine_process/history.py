@@ -73,7 +73,8 @@ def reason_of_end(status: int | None, hung: str | None) -> str:
     if status is None:
         return "could not be started"
     if status < 0:
-        return f"was ended by {signal_name(-status)}"
+        guess = ", as systems do without memory" if status == -signal.SIGKILL else ""
+        return f"was ended by {signal_name(-status)}{guess}"
     return f"ended with status {status}"
 
 

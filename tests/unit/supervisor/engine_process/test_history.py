@@ -46,7 +46,8 @@ def test_memory_history_keeps_one_hour_and_last_sample() -> None:
 @pytest.mark.parametrize(
     ("status", "hung", "reason"),
     [
-        (-9, None, "was ended by SIGKILL"),
+        (-9, None, "was ended by SIGKILL, as systems do without memory"),
+        (-11, None, "was ended by SIGSEGV"),
         (1, None, "ended with status 1"),
         (None, None, "could not be started"),
         (-9, "encoder", "made no progress (encoder) and was ended"),
