@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two adapters of the embedded model, in both layouts, and settings with them."""
     folder = tmp_path_factory.mktemp("adapters")
     write_adapter(EMBEDDED, folder / "red", 5)
-    write_adapter(EMBEDDED, folder / "blue-mlx", 2, rank=8)
+    write_adapter(EMBEDDED, folder / "blue-mlx", 3, rank=8)
     as_peft(folder / "blue-mlx", folder / "blue")
     (folder / "settings.toml").write_text(
         '[models.red]\nbase = "demo"\nadapter = "red"\naliases = ["rot"]\n'

@@ -66,6 +66,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, spans: Spans) -> Iterator[D
         settings = (
             f"tracing.endpoint={endpoint}",
             "log.format=json",
+            "log.level=debug",
             "metrics.prefix=vllm:",
             "scheduler.max_num_seqs=1",
         )
