@@ -269,7 +269,7 @@ def test_unresolvable_hosts_do_not_delay_other_requests(site: Site) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ('server.api_keys=["          "]', "server.api_keys[0] has a blank"),
+        ('server.api_keys=["          "]', "`server.api_keys[0]` has a blank"),
         ("engine.silence_timeout_seconds=inf", "engine.silence_timeout_seconds"),
         ("server.api_key_file={open}", "chmod 600"),
         ("server.api_key_file={folder}/absent", "No such file"),
