@@ -247,7 +247,7 @@ async def test_faults_of_documents_are_named(
     [
         (Limits(max_document_bytes=len(DATA) - 1), 413, "limits.max_document_bytes"),
         (Limits(max_pages=5), 400, "of which at most 2 may be read"),
-        (Limits(max_pages=0), 400, "of which at most 0 may be read"),
+        (Limits(max_pages=0), 400, "at most 0 pages may be read"),
         (Limits(max_text_bytes=20), 400, "limits.max_text_bytes"),
     ],
 )
