@@ -301,14 +301,11 @@ class Supervisor:
                 self._handle(event)
         finally:
             self._process = None
-            is_death = self._handle_engine_end()
+            level = logging.ERROR if self._handle_engine_end() else logging.INFO
             watching.cancel()
             status = self._exit_status = await process.end()
             reason = reason_of_end(status, self._hung)
-            logger.log(
-                logging.ERROR if is_death else logging.INFO,
-                "the engine process %d %s", process.pid, reason,
-            )  # fmt: skip
+            logger.log(level, "the engine process %d %s", process.pid, reason)
             if status == _FAILED:
                 await asyncio.to_thread(self._private.forget_kernels)
 
@@ -383,10 +380,7 @@ class Supervisor:
             self._settled.set()
 
     def _handle_engine_end(self) -> bool:
-        """Fail the requests in flight, and refuse new ones until another engine is ready.
-
-        Returns whether the engine ended by itself.
-        """
+        """Fail the requests in flight, and refuse new ones; whether the engine ended by itself."""
         is_death = self._status.state not in ("failed", "stopping")
         is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
         self._in_flight.fail_all(is_crash=is_crash, only_encoder=self._hung == ENCODER)
