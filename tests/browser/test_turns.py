@@ -97,10 +97,8 @@ def test_answer_that_was_cut_off_is_continued(page: Any) -> None:
     answer.get_by_text("Cut off at the longest answer allowed").wait_for()
     page.get_by_label("Longest answer").fill("")
     answer.get_by_role("button", name="Continue").click()
-    answer.get_by_text("Cut off").wait_for(state="detached")
-    page.wait_for_timeout(100)
+    answer.locator(".text", has_text=re.compile("^a b c d e f")).wait_for()
     wait_until_answered(page)
-    assert answer.locator(".text").inner_text().startswith("a b c d e f")
 
 
 def test_answer_goes_on_after_engine_dies(scripted_daemon: Daemon, page: Any) -> None:
