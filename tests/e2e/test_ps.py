@@ -28,9 +28,14 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         client = http.client.HTTPConnection(f"127.0.0.1:{daemon.port}")
         headers = {"Content-Type": "application/json"}
         client.request("POST", "/v1/chat/completions", json.dumps(QUESTION), headers)
-        wait_until(lambda: daemon.status()["requests"]["list"], 10, daemon.log)
+        wait_until(lambda: _models_of_requests(daemon) == ["demo"], 10, daemon.log)
         yield daemon
         client.close()
+
+
+def _models_of_requests(daemon: Daemon) -> list[str | None]:
+    """A request has no model until it is parsed."""
+    return [request["model"] for request in daemon.status()["requests"]["list"]]
 
 
 def test_ps_prints_models_and_requests(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
