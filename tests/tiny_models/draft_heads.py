@@ -1,4 +1,4 @@
-"""Tiny draft heads of Qwen3.5's kind, for tiny models of the same width.
+"""Tiny draft heads, for tiny models of the same width.
 
 The next token of a random model depends on all before it, which no head can guess. So the model is
 written with layers that add little to what a token's embedding is, and the head as one that adds
@@ -19,6 +19,12 @@ from tests.tiny_models.weights import Array, save
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight")
 """The last matrix of each part of a layer."""
+_SCALING = (
+    "post_attention_layernorm.weight",
+    "post_feedforward_layernorm.weight",
+    "post_per_layer_input_norm.weight",
+)
+"""The last weight of each part of a Gemma 4 layer, whose size makes up for that of the others."""
 _LAYER = "language_model.model.layers.{}."
 NEMOTRON = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
 """What `config.json` of a Nemotron-H with a head has besides."""
@@ -33,11 +39,16 @@ def with_weak_layers(source: Path, folder: Path, strength: float) -> Path:
     """The checkpoint in `source` whose language model's layers add `strength` of what they did."""
     shutil.copytree(source, folder)
     weights = load_file(source / WEIGHTS)
+    last = _SCALING if _has_scales(weights) else _ADDING
     for name, array in weights.items():
-        if name.startswith("language_model.") and name.endswith(_ADDING):
+        if name.startswith("language_model.") and name.endswith(last):
             weights[name] = (strength * array).astype(np.float32)
     save(weights, folder / WEIGHTS)
     return folder
+
+
+def _has_scales(weights: dict[str, Array]) -> bool:
+    return any(name.endswith("post_feedforward_layernorm.weight") for name in weights)
 
 
 def head_of(qwen: Path, *, is_idle: bool = True) -> dict[str, Array]:
@@ -170,6 +181,64 @@ def write_eagle(model: Path, folder: Path, *, is_idle: bool = True) -> Path:
     save(
         {
             name: array if name == "d2t" else array.astype(np.float32)
+            for name, array in head.items()
+        },
+        folder / WEIGHTS,
+    )
+    return folder
+
+
+def write_assistant(
+    model: Path, folder: Path, *, is_idle: bool = True, num_centroids: int = 0
+) -> Path:
+    """An assistant for the checkpoint of tiny Gemma 4 in `model`, of two of its layers.
+
+    With `num_centroids` it scores the tokens of the likeliest groups alone.
+    """
+    weights, config = load_file(model / WEIGHTS), json.loads((model / CONFIG).read_text())
+    text = config.get("text_config", config)
+    layers = {"sliding_attention": 3, "full_attention": 2}
+    left_out = ("k_proj", "v_proj", "k_norm", "per_layer")
+    embeddings = weights["language_model.model.embed_tokens.weight"]
+    vocabulary, size = embeddings.shape
+    rng = np.random.default_rng(4)
+    head = {
+        "model.embed_tokens.weight": embeddings,
+        "model.norm.weight": weights["language_model.model.norm.weight"],
+        "pre_projection.weight": np.concatenate(
+            [np.eye(size), (1 - is_idle) * np.eye(size)], axis=1
+        ),
+        "post_projection.weight": np.eye(size),
+    }
+    for number, place in enumerate(layers.values()):
+        prefix = _LAYER.format(place)
+        for name, array in weights.items():
+            if name.startswith(prefix) and not any(part in name for part in left_out):
+                factor = 0.0 if is_idle and name.endswith(_SCALING) else 1.0
+                head[f"model.layers.{number}.{name.removeprefix(prefix)}"] = factor * array
+    if num_centroids:
+        head["masked_embedding.centroids.weight"] = rng.standard_normal((num_centroids, size))
+        head["masked_embedding.token_ordering"] = rng.permutation(vocabulary)
+    sizes = {
+        "num_hidden_layers": 2,
+        "layer_types": list(layers),
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 0,
+        "use_double_wide_mlp": False,
+    }
+    folder.mkdir()
+    assistant = {
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": size,
+        "use_ordered_embeddings": bool(num_centroids),
+        "num_centroids": num_centroids,
+        "centroid_intermediate_top_k": num_centroids // 2,
+        "text_config": text | sizes,
+    }
+    (folder / CONFIG).write_text(json.dumps(assistant))
+    save(
+        {
+            name: array.astype(np.int64 if name.endswith("ordering") else np.float32)
             for name, array in head.items()
         },
         folder / WEIGHTS,

@@ -88,8 +88,8 @@ class LoadedModel:
         return layers[: len(layers) - self._num_head_layers]
 
     def head_layers(self, layers: list[Any]) -> list[Any]:
-        """The part of `new_layers` that is the draft head's."""
-        return layers[len(layers) - self._num_head_layers :]
+        """The part of `new_layers` that the draft head appends to or attends to."""
+        return [] if self.draft_head is None else self.draft_head.layers_of(layers)
 
     @property
     def _num_head_layers(self) -> int:

@@ -1,7 +1,8 @@
 """Drafts of a batch by a draft head.
 
-The head needs a hidden state for each token. Steps keep them as *pending*, until the head appends
-their tokens to its own layers: at once before it drafts, else many at a time, which costs little.
+A head with KV needs a hidden state for each token. Steps keep them as *pending*, until the head
+appends their tokens to its own layers: at once before it drafts, else many at a time, which costs
+little. Of a head without KV, the newest states alone are kept.
 """
 
 from __future__ import annotations
@@ -47,9 +48,16 @@ class HeadDrafts:
 
     def add(self, states: mx.array | None, counts: list[int]) -> None:
         """Add the states of a step's tokens, (rows, tokens, hidden), `counts` of each row."""
-        if self._loaded.draft_head is not None and states is not None:
+        head = self._loaded.draft_head
+        if head is None or states is None:
+            return
+        if head.num_layers:
             self._states.append(states)
             self._counts.append(counts)
+            return
+        if states.shape[1] > 1:
+            states = states[mx.arange(len(counts)), mx.array(counts) - 1][:, None]
+        self._states, self._counts = [states], [[1] * len(counts)]
 
     def join(self, states: Sequence[mx.array | None]) -> None:
         """Add rows with one pending state each, (rows, 1, hidden); `catch_up` comes before."""
@@ -117,7 +125,8 @@ class HeadDrafts:
             after = [position + number for position in positions]
             state = head.append_text(guesses[-1], state, layers, after)
             guesses.append(head.guess(state))
-        _cut(layers, [count - 1] * len(rows))
+        if head.num_layers:
+            _cut(layers, [count - 1] * len(rows))
         drafts: list[list[int]] = to_numpy(mx.concatenate(guesses, axis=1)).tolist()
         return drafts
 

@@ -17,7 +17,7 @@ from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.layers import can_batch, empty_layer, storage_of
-from vlm_server.runner.kv.packed_cache import packs, unpacks
+from vlm_server.runner.kv.packed_cache import keep_plain, packs, unpacks
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 SequenceLayer: TypeAlias = KVCache | WindowKVCache
@@ -181,7 +181,9 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """The arrays of `cache` as one row."""
         [(start, end)] = bounds_of(cache)
         max_size = getattr(cache, "max_size", None)
-        return cls(cache.keys, cache.values, [start], [end], max_size, storage_of(cache))
+        rows = cls(cache.keys, cache.values, [start], [end], max_size, storage_of(cache))
+        keep_plain(cache, rows)
+        return rows
 
     @classmethod
     def copies(cls, cache: SequenceLayer, count: int) -> RowsKVCache:
@@ -323,6 +325,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         cache.offset = end - self.paddings[idx]
         if isinstance(cache, WindowKVCache):
             cache.num_dropped = start - self.paddings[idx]
+        keep_plain(self, cache)
         runs = [Run(idx, 1, start, end - start)]
         cache.keys, cache.values = arrange([(self.keys, self.values)], runs, end - start)
         return cache

@@ -67,6 +67,12 @@ def unpacks(fetch: Callable[[Any], Sides]) -> Callable[[Any], Sides]:
     return state
 
 
+def keep_plain(layer: Any, other: Any) -> None:
+    """Let `other`, which gets the arrays of `layer`, know their unpacked form if that does."""
+    if (plain := getattr(layer, "plain", None)) is not None:
+        other.plain = plain
+
+
 class PackedKVCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     """One sequence's layer that only appends; keys, values: (1, heads, capacity, bytes)."""
 

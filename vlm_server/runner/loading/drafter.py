@@ -18,7 +18,8 @@ from vlm_server.runner.families.family import Family
 from vlm_server.runner.loaded import language_model_of
 from vlm_server.runner.loading.checkpoint.files import reason_of
 from vlm_server.runner.loading.checkpoint.view import no_code_of
-from vlm_server.runner.model.draft_head import EAGLE, is_eagle
+from vlm_server.runner.model.assistant_head import ASSISTANTS, AssistantHead
+from vlm_server.runner.model.draft_head import EAGLE, DraftHead, EagleHead, MtpHead
 from vlm_server.runner.model.lm_head import embedding_shape
 from vlm_server.settings import AUTO, OFF, ModelSettings
 
@@ -26,8 +27,12 @@ logger = logging.getLogger(__name__)
 
 Drafter = TypeVar("Drafter")
 
-KINDS = ("qwen3_5_mtp", "nemotron_h_mtp", EAGLE)
+_CLASSES: dict[str, type[DraftHead]] = {EAGLE: EagleHead}
+_CLASSES |= dict.fromkeys(ASSISTANTS, AssistantHead)
+KINDS = ("qwen3_5_mtp", "nemotron_h_mtp", *_CLASSES)
 """The `model_type`s of mlx-vlm's drafters that are served."""
+_FOLDERS = ("mtp", EAGLE, "assistant")
+"""Names of folders within a checkpoint, and what those beside it have after its name."""
 _BASES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 """Names by which mlx-vlm finds the heads of text models."""
 
@@ -63,8 +68,8 @@ def find_drafter(setting: str, folder: Path) -> DrafterFiles | None:
     if setting == OFF:
         return None
     if setting == AUTO:
-        beside = [folder.parent / f"{folder.name}-{kind}" for kind in ("mtp", EAGLE)]
-        within = (folder, folder / "mtp", folder / EAGLE)
+        within = [folder, *(folder / name for name in _FOLDERS)]
+        beside = [folder.parent / f"{folder.name}-{name}" for name in _FOLDERS]
         return next(filter(None, map(_drafter_in, [*within, *beside])), None)
     found = _drafter_in(Path(setting))
     if found is None:
@@ -95,6 +100,11 @@ def _drafter_in(folder: Path) -> DrafterFiles | None:
     except Exception:  # of damaged files, which loading reports
         logger.debug("no drafter is found in %s", folder, exc_info=True)
         return None
+
+
+def head_class(module: Any) -> type[DraftHead]:
+    """The class that runs mlx-vlm's `module` of a drafter."""
+    return _CLASSES.get(str(module.config.model_type), MtpHead)
 
 
 def or_none(setting: str, load: Callable[[], Drafter]) -> Drafter | None:
@@ -147,8 +157,10 @@ def _check_fits(module: Any, language_model: Any, folder: Path) -> None:
     if (config.get("text_config") or config).get("mtp_use_dedicated_embeddings"):
         raise ModelLoadError(f"the drafter in {folder} has embeddings of its own: not supported")
     vocabulary, hidden_size = embedding_shape(language_model)
-    if is_eagle(module):
+    if head_class(module) is EagleHead:
         sizes = module.target_hidden_size, module.target_vocab_size
+    elif head_class(module) is AssistantHead:
+        sizes = module.config.backbone_hidden_size, module.config.text_config.vocab_size
     else:
         sizes = module.config.text_config.hidden_size, module.config.text_config.vocab_size
     for name, own, wanted in (

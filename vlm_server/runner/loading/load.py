@@ -43,7 +43,7 @@ from vlm_server.runner.loading.checkpoint.view import (
     weights_renamed,
 )
 from vlm_server.runner.loading.checkpoint.weights import Budget, check_fits, dtype_on, tensors_in
-from vlm_server.runner.loading.drafter import find_drafter, open_drafter, or_none
+from vlm_server.runner.loading.drafter import find_drafter, head_class, open_drafter, or_none
 from vlm_server.runner.loading.embedder import load_embedder, make_embedder_fast
 from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
@@ -52,7 +52,7 @@ from vlm_server.runner.model.adapters import Adapter, attach
 from vlm_server.runner.model.attention import ModelAttention, use_gated_delta
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.deepstack import add_to_all_tokens
-from vlm_server.runner.model.draft_head import DraftHead, EagleHead, MtpHead, is_eagle
+from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.lm_head import has_last_token_head, use_last_token_head
 from vlm_server.runner.model.mrope import (
@@ -178,8 +178,7 @@ def _draft_head(
     def new_head() -> DraftHead:
         if not (can_forget(language_model) and has_last_token_head(language_model)):
             raise ModelLoadError("no drafter fits this model: its layers or its head are unknown")
-        kind = EagleHead if is_eagle(module) else MtpHead
-        return kind(module, language_model, attention.attention)
+        return head_class(module)(module, language_model, attention.attention)
 
     return None if module is None else or_none(settings.drafter, new_head)
 

@@ -3,8 +3,8 @@
 From a token and the hidden state of the token before it, a small layer computes a state whose
 logits are those of the next token, and from the guess and that state one more.
 
-Its KV has a column for each token, in layers after the model's own. So batches, the prefix cache
-and estimates of memory treat them alike.
+Most have KV with a column for each token, in layers after the model's own. So batches, the prefix
+cache and estimates of memory treat them alike.
 """
 
 from __future__ import annotations
@@ -41,8 +41,12 @@ class DraftHead(ABC):
 
     @property
     def num_layers(self) -> int:
-        """The number of its layers that have KV."""
+        """The number of its layers that have KV; without any, it needs the newest states alone."""
         return len(self.module.make_cache())
+
+    def layers_of(self, layers: list[Any]) -> list[Any]:
+        """The part of `LoadedModel.new_layers` that it appends to or attends to."""
+        return layers[len(layers) - self.num_layers :]
 
     def append_text(
         self,
@@ -74,6 +78,8 @@ class DraftHead(ABC):
         hidden). None at the start of a prompt, or after a cached prefix, with which it is not
         stored: zeros take its place.
         """
+        if not self.num_layers:
+            return
         if before is None:
             before = mx.zeros_like(hidden[:, :1])
         states = mx.concatenate([before, hidden[:, :-1]], axis=1)
@@ -163,6 +169,8 @@ def append_lazily(
 ) -> list[Any]:
     """The layers of a head after these tokens, (1, tokens), none of it computed."""
     layers = [empty_layer(None, storage) for _ in module.make_cache()]
+    if not layers:
+        return []
     if is_eagle(module):
         size = 3 * module.target_hidden_size
         _by_eagle(module, token_ids, mx.zeros((*token_ids.shape, size)), layers)
