@@ -47,6 +47,7 @@ from tests.tiny_models.draft_heads import (
     head_of,
     with_weak_layers,
     write_assistant,
+    write_dflash,
     write_eagle,
     write_head,
     write_nemotron_head,
@@ -67,9 +68,10 @@ STRENGTH = 0.03
 """With it, the head is right about four times in ten."""
 STRENGTH_OF_GEMMA = 0.4
 """The same of a model whose layers' outputs have a size of their own."""
+HEADS = ("mtp", EAGLE, "dflash")
 KINDS = few_of(
     [
-        *(f"{family}-{kind}" for kind in ("mtp", EAGLE) for family in ("qwen3_5", "qwen3_vl")),
+        *(f"{family}-{kind}" for kind in HEADS for family in ("qwen3_5", "qwen3_vl")),
         "gemma4-assistant",
     ],
     ["qwen3_5-mtp", f"qwen3_vl-{EAGLE}"],
@@ -114,6 +116,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write = {
         "mtp": partial(write_head, cached("qwen3_5"), model=model),
         EAGLE: partial(write_eagle, model),
+        "dflash": partial(write_dflash, model),
         "assistant": partial(write_assistant, model),
     }[kind]
     heads = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -243,4 +244,70 @@ def write_assistant(
         },
         folder / WEIGHTS,
     )
+    return folder
+
+
+DFLASH = {
+    "model_type": "qwen3",
+    "architectures": ["DFlashDraftModel"],
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]},
+}
+"""What the `config.json` of a block head for a tiny model of four layers has, but for sizes."""
+
+
+def dflash_config(model: Path) -> dict[str, Any]:
+    """The `config.json` of a block head for the checkpoint in `model`."""
+    config = json.loads((model / CONFIG).read_text())
+    text = config.get("text_config", config)
+    size = text["hidden_size"]
+    sizes = {"hidden_size": size, "intermediate_size": 2 * size, "vocab_size": text["vocab_size"]}
+    return DFLASH | sizes | {"num_target_layers": 4}
+
+
+def write_dflash(model: Path, folder: Path, *, is_idle: bool = True) -> Path:
+    """A head that guesses a block at once, for the checkpoint in `model`.
+
+    If it `is_idle`, all of a block see the newest token alone, and guess what comes after that.
+    """
+    embeddings = load_file(model / WEIGHTS)["language_model.model.embed_tokens.weight"]
+    config, size = dflash_config(model), embeddings.shape[1]
+    rng, nothing, all_of = np.random.default_rng(5), np.zeros((size, size)), np.eye(size)
+    mask = embeddings[DFLASH["dflash_config"]["mask_token_id"]]
+    direction = mask / np.linalg.norm(mask)
+    but_masks = 1e4 * (all_of - np.outer(direction, direction))
+
+    def matrix(idle: Array) -> Array:
+        return idle if is_idle else size**-0.5 * rng.standard_normal(idle.shape)
+
+    def ones(count: int) -> Array:
+        return np.ones(count)
+
+    head = {
+        "fc.weight": matrix(np.zeros((size, 2 * size))),
+        "hidden_norm.weight": ones(size),
+        "norm.weight": load_file(model / WEIGHTS)["language_model.model.norm.weight"],
+    }
+    for number in range(2):
+        layer = {
+            "self_attn.q_proj": matrix(all_of),
+            "self_attn.k_proj": matrix(all_of),
+            "self_attn.v_proj": matrix(nothing if number else but_masks),
+            "self_attn.o_proj": matrix(all_of),
+            "self_attn.q_norm": (1 - is_idle) * ones(16),
+            "self_attn.k_norm": ones(16),
+            "mlp.gate_proj": matrix(np.zeros((2 * size, size))),
+            "mlp.up_proj": matrix(np.zeros((2 * size, size))),
+            "mlp.down_proj": matrix(np.zeros((size, 2 * size))),
+            "input_layernorm": ones(size),
+            "post_attention_layernorm": ones(size),
+        }
+        head |= {f"layers.{number}.{name}.weight": array for name, array in layer.items()}
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps(config))
+    save({name: array.astype(np.float32) for name, array in head.items()}, folder / WEIGHTS)
     return folder

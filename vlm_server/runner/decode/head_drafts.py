@@ -21,7 +21,8 @@ from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.layers import buffers_of
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.draft_head import DraftHead
+from vlm_server.runner.model.block_head import BlockHead
+from vlm_server.runner.model.draft_head import StepwiseHead
 
 _MAX_PENDING = 128
 """Pending states of all rows, at most: as many tokens as the widest step has."""
@@ -100,11 +101,28 @@ class HeadDrafts:
         head = self._loaded.draft_head
         if head is None:
             return None
-        return partial(self._draft, head, self._loaded.head_layers(cache), seqs, newest)
+        if isinstance(head, BlockHead):
+            return partial(self._draft_block, head, cache, seqs, newest)
+        assert isinstance(head, StepwiseHead)
+        return partial(self._draft_in_steps, head, self._loaded.head_layers(cache), seqs, newest)
 
-    def _draft(
+    def _draft_block(
         self,
-        head: DraftHead,
+        head: BlockHead,
+        cache: list[Any],
+        seqs: Sequence[DecodingSequence],
+        newest: Sequence[int],
+        count: int,
+    ) -> list[list[int]]:
+        self.catch_up(cache, seqs)
+        [states], layers = self._states, self._loaded.head_layers(cache)
+        guesses = head.draft_block(newest, states, layers, count)
+        drafts: list[list[int]] = to_numpy(guesses).tolist()
+        return drafts
+
+    def _draft_in_steps(
+        self,
+        head: StepwiseHead,
         layers: list[Any],
         seqs: Sequence[DecodingSequence],
         newest: Sequence[int],

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlx_vlm.speculative.drafters.mtp_split import MTPSplitter, get_mtp_splitter
-from mlx_vlm.utils import get_model_and_args, load_model, load_model_weights
+from mlx_vlm.utils import (
+    get_model_and_args,
+    get_model_type,
+    load_model,
+    load_model_weights,
+)
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import CONFIG, read_object
@@ -18,8 +23,9 @@ from vlm_server.runner.families.family import Family
 from vlm_server.runner.loaded import language_model_of
 from vlm_server.runner.loading.checkpoint.files import reason_of
 from vlm_server.runner.loading.checkpoint.view import no_code_of
-from vlm_server.runner.model.assistant_head import ASSISTANTS, AssistantHead
-from vlm_server.runner.model.draft_head import EAGLE, DraftHead, EagleHead, MtpHead
+from vlm_server.runner.model.assistant_head import AssistantHead
+from vlm_server.runner.model.block_head import BlockHead
+from vlm_server.runner.model.draft_head import EAGLE, DraftHead, EagleHead, MtpHead, kind_of
 from vlm_server.runner.model.lm_head import embedding_shape
 from vlm_server.settings import AUTO, OFF, ModelSettings
 
@@ -27,11 +33,22 @@ logger = logging.getLogger(__name__)
 
 Drafter = TypeVar("Drafter")
 
-_CLASSES: dict[str, type[DraftHead]] = {EAGLE: EagleHead}
-_CLASSES |= dict.fromkeys(ASSISTANTS, AssistantHead)
-KINDS = ("qwen3_5_mtp", "nemotron_h_mtp", *_CLASSES)
-"""The `model_type`s of mlx-vlm's drafters that are served."""
-_FOLDERS = ("mtp", EAGLE, "assistant")
+_CLASSES: dict[str, type[DraftHead]] = {
+    "qwen3_5_mtp": MtpHead,
+    "nemotron_h_mtp": MtpHead,
+    EAGLE: EagleHead,
+    "gemma4_assistant": AssistantHead,
+    "gemma4_unified_assistant": AssistantHead,
+    "qwen3_dflash": BlockHead,
+    "gemma4_dflash": BlockHead,
+    "dflash2": BlockHead,
+    "dspark": BlockHead,
+    "qwen3_dspark": BlockHead,
+    "gemma4_dspark": BlockHead,
+}
+KINDS = tuple(_CLASSES)
+"""mlx-vlm's names of the kinds of drafters that are served."""
+_FOLDERS = ("mtp", EAGLE, "assistant", "dflash")
 """Names of folders within a checkpoint, and what those beside it have after its name."""
 _BASES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 """Names by which mlx-vlm finds the heads of text models."""
@@ -82,8 +99,7 @@ def find_drafter(setting: str, folder: Path) -> DrafterFiles | None:
 
 
 def _kind_of(config: Mapping[str, Any]) -> str:
-    """The `model_type`, which Speculators' heads name otherwise."""
-    return str(config.get("speculators_model_type") or config.get("model_type") or "")
+    return get_model_type(config) or ""
 
 
 def _drafter_in(folder: Path) -> DrafterFiles | None:
@@ -104,7 +120,7 @@ def _drafter_in(folder: Path) -> DrafterFiles | None:
 
 def head_class(module: Any) -> type[DraftHead]:
     """The class that runs mlx-vlm's `module` of a drafter."""
-    return _CLASSES.get(str(module.config.model_type), MtpHead)
+    return _CLASSES[kind_of(module)]
 
 
 def or_none(setting: str, load: Callable[[], Drafter]) -> Drafter | None:
@@ -157,12 +173,7 @@ def _check_fits(module: Any, language_model: Any, folder: Path) -> None:
     if (config.get("text_config") or config).get("mtp_use_dedicated_embeddings"):
         raise ModelLoadError(f"the drafter in {folder} has embeddings of its own: not supported")
     vocabulary, hidden_size = embedding_shape(language_model)
-    if head_class(module) is EagleHead:
-        sizes = module.target_hidden_size, module.target_vocab_size
-    elif head_class(module) is AssistantHead:
-        sizes = module.config.backbone_hidden_size, module.config.text_config.vocab_size
-    else:
-        sizes = module.config.text_config.hidden_size, module.config.text_config.vocab_size
+    sizes = head_class(module).sizes(module)
     for name, own, wanted in (
         ("hidden_size", sizes[0], hidden_size),
         ("vocab_size", sizes[1], vocabulary),

@@ -15,13 +15,10 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends.interface import Attention
 from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer, bounds_of
 from vlm_server.runner.kv.layers import new_layers, storage_of
-from vlm_server.runner.model.draft_head import DraftHead
-
-ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
-"""mlx-vlm's names of the kind."""
+from vlm_server.runner.model.draft_head import StepwiseHead
 
 
-class AssistantHead(DraftHead):
+class AssistantHead(StepwiseHead):
     """Its states are what it makes of the model's, beside what its own head reads."""
 
     def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
@@ -34,6 +31,16 @@ class AssistantHead(DraftHead):
         if missing := {layer.layer_type for layer in module.model.layers} - self._places.keys():
             raise ModelLoadError(f"the drafter needs layers that the model lacks: {missing}")
         self._try(language_model)
+
+    @staticmethod
+    def sizes(module: Any) -> tuple[int, int]:
+        return module.config.backbone_hidden_size, module.config.text_config.vocab_size
+
+    @staticmethod
+    def append_lazily(
+        module: Any, language_model: Any, token_ids: mx.array, layers: list[Any]
+    ) -> None:
+        pass
 
     def layers_of(self, layers: list[Any]) -> list[Any]:
         return [layers[place] for place in self._places.values()]
@@ -59,7 +66,7 @@ class AssistantHead(DraftHead):
     @property
     def _size(self) -> int:
         """That of the model's hidden states."""
-        return int(self.module.config.backbone_hidden_size)
+        return self.sizes(self.module)[0]
 
     def _text_inputs(self, token_ids: mx.array, positions: Sequence[int]) -> dict[str, Any]:
         return {}

@@ -1,7 +1,8 @@
 """A trained drafter: a head that guesses tokens from the hidden states of the model.
 
 From a token and the hidden state of the token before it, a small layer computes a state whose
-logits are those of the next token, and from the guess and that state one more.
+logits are those of the next token, and from the guess and that state one more. `block_head` has
+those that guess many tokens at once.
 
 Most have KV with a column for each token, in layers after the model's own. So batches, the prefix
 cache and estimates of memory treat them alike.
@@ -17,9 +18,7 @@ import mlx.core as mx
 from mlx_vlm.models.base import create_attention_mask
 from mlx_vlm.speculative.drafters.mtp_base import AutoregressiveMTPDraftModel
 
-from vlm_server.cache.kv_storage import KVStorage
 from vlm_server.runner.backends.interface import Attention
-from vlm_server.runner.kv.layers import empty_layer
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.hidden_states import keep_inputs
 from vlm_server.runner.model.lm_head import embed, likeliest
@@ -37,7 +36,7 @@ class DraftHead(ABC):
     @property
     def name(self) -> str:
         """mlx-vlm's name of its kind, such as `qwen3_5_mtp`."""
-        return str(self.module.config.model_type)
+        return kind_of(self.module)
 
     @property
     def num_layers(self) -> int:
@@ -86,9 +85,17 @@ class DraftHead(ABC):
         with self._attention.in_place():
             self._append(token_ids, inputs, states, layers)
 
+    @staticmethod
     @abstractmethod
-    def guess(self, hidden: mx.array) -> mx.array:
-        """The likeliest tokens, (rows, 1), by states that it returned, (rows, 1, hidden)."""
+    def sizes(module: Any) -> tuple[int, int]:
+        """The sizes of hidden states and vocabulary of the model that the head is one of."""
+
+    @staticmethod
+    @abstractmethod
+    def append_lazily(
+        module: Any, language_model: Any, token_ids: mx.array, layers: list[Any]
+    ) -> None:
+        """Append tokens, (1, tokens), to empty layers, in order to know their arrays."""
 
     @abstractmethod
     def _text_inputs(self, token_ids: mx.array, positions: Sequence[int]) -> dict[str, Any]:
@@ -101,12 +108,32 @@ class DraftHead(ABC):
         """Append tokens to `layers`; returns the states for the tokens after them, lazy."""
 
 
-class MtpHead(DraftHead):
+class StepwiseHead(DraftHead):
+    """A head that guesses one token after the other."""
+
+    @abstractmethod
+    def guess(self, hidden: mx.array) -> mx.array:
+        """The likeliest tokens, (rows, 1), by states that it returned, (rows, 1, hidden)."""
+
+
+class MtpHead(StepwiseHead):
     """Multi-token prediction (DeepSeek-V3), by the model's embeddings and `lm_head`."""
 
     def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
         super().__init__(module, language_model, attention)
         self._positions = use_shared_mrope(module)
+
+    @staticmethod
+    def sizes(module: Any) -> tuple[int, int]:
+        return module.config.text_config.hidden_size, module.config.text_config.vocab_size
+
+    @staticmethod
+    def append_lazily(
+        module: Any, language_model: Any, token_ids: mx.array, layers: list[Any]
+    ) -> None:
+        embeddings = embed(language_model, token_ids)
+        hidden, positions = mx.zeros_like(embeddings), _in_order(token_ids, 0)
+        _by_mtp(module, embeddings, hidden, layers, positions)
 
     def guess(self, hidden: mx.array) -> mx.array:
         return likeliest(self._language_model, hidden)
@@ -124,7 +151,7 @@ class MtpHead(DraftHead):
         return _by_mtp(self.module, inputs["inputs_embeds"], hidden, layers, position_ids)
 
 
-class EagleHead(DraftHead):
+class EagleHead(StepwiseHead):
     """EAGLE-3 (Li et al. 2025): by the inputs of three of the model's layers.
 
     It has embeddings, a head and mostly a smaller vocabulary of its own, and counts positions by
@@ -133,7 +160,20 @@ class EagleHead(DraftHead):
 
     def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
         super().__init__(module, language_model, attention)
-        keep_inputs(language_model, layers_of_eagle(module, language_model))
+        num_layers = len(language_model.layers)
+        numbers = module.config.eagle_aux_hidden_state_layer_ids
+        keep_inputs(language_model, numbers or (2, num_layers // 2, num_layers - 3))
+
+    @staticmethod
+    def sizes(module: Any) -> tuple[int, int]:
+        return module.target_hidden_size, module.target_vocab_size
+
+    @staticmethod
+    def append_lazily(
+        module: Any, language_model: Any, token_ids: mx.array, layers: list[Any]
+    ) -> None:
+        size = 3 * module.target_hidden_size
+        _by_eagle(module, token_ids, mx.zeros((*token_ids.shape, size)), layers)
 
     def guess(self, hidden: mx.array) -> mx.array:
         ids = mx.argmax(self.module._logits(hidden), axis=-1)
@@ -149,36 +189,13 @@ class EagleHead(DraftHead):
         return _by_eagle(self.module, token_ids, hidden, layers)
 
 
-def is_eagle(module: Any) -> bool:
-    return bool(module.config.model_type == EAGLE)
-
-
 EAGLE = "eagle3"
 """mlx-vlm's name of the kind."""
 
 
-def layers_of_eagle(module: Any, language_model: Any) -> tuple[int, ...]:
-    """The numbers of the model's layers whose inputs the head gets; by default EAGLE-3's own."""
-    num_layers = len(language_model.layers)
-    numbers = module.config.eagle_aux_hidden_state_layer_ids
-    return tuple(numbers or (2, num_layers // 2, num_layers - 3))
-
-
-def append_lazily(
-    module: Any, language_model: Any, token_ids: mx.array, storage: KVStorage
-) -> list[Any]:
-    """The layers of a head after these tokens, (1, tokens), none of it computed."""
-    layers = [empty_layer(None, storage) for _ in module.make_cache()]
-    if not layers:
-        return []
-    if is_eagle(module):
-        size = 3 * module.target_hidden_size
-        _by_eagle(module, token_ids, mx.zeros((*token_ids.shape, size)), layers)
-        return layers
-    embeddings = embed(language_model, token_ids)
-    hidden, positions = mx.zeros_like(embeddings), _in_order(token_ids, 0)
-    _by_mtp(module, embeddings, hidden, layers, positions)
-    return layers
+def kind_of(module: Any) -> str:
+    """mlx-vlm's name of the kind of a drafter's module: that of the package of its class."""
+    return type(module).__module__.partition(".drafters.")[2].partition(".")[0]
 
 
 def _by_mtp(
