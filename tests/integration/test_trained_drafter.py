@@ -41,6 +41,7 @@ from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from tests.tiny_models import cached
 from tests.tiny_models.draft_heads import (
+    CONFIG,
     EAGLE,
     WEIGHTS,
     add_head,
@@ -641,6 +642,9 @@ def test_folder_without_drafter_is_refused(tmp_path: Path):
     with pytest.raises(ModelLoadError, match="names gemma3"):
         load_model(model, drafter=str(cached("gemma3")))
     head = write_head(model, tmp_path / "head", model)
+    (tmp_path / CONFIG).write_text('{"model_type": ["qwen3"], "dflash_config": 7}')
+    with pytest.raises(ModelLoadError, match="names no model_type"):
+        load_model(model, drafter=str(tmp_path))
     (head / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="can't load the drafter"):
         load_model(model, drafter=str(head))

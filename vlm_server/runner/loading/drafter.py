@@ -99,7 +99,11 @@ def find_drafter(setting: str, folder: Path) -> DrafterFiles | None:
 
 
 def _kind_of(config: Mapping[str, Any]) -> str:
-    return get_model_type(config) or ""
+    """mlx-vlm's name of the kind of model or drafter; empty without one."""
+    try:
+        return get_model_type(dict(config)) or ""
+    except (AttributeError, TypeError, ValueError):  # of values that are no such names
+        return ""
 
 
 def _drafter_in(folder: Path) -> DrafterFiles | None:
