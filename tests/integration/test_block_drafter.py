@@ -23,11 +23,14 @@ from tests.tiny_models import cached
 from tests.tiny_models.draft_heads import CONFIG, WEIGHTS, dflash_config
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub.examination import ExaminationRequest
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.facts import examine
 from vlm_server.runner.model.block_head import BlockHead
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
+from vlm_server.settings import MemorySettings, ModelSettings
 
 __all__ = ["mute", "often"]
 
@@ -205,7 +208,12 @@ def test_answers_drafted_in_blocks_equal_plain_answers(tmp_path: Path, family: s
 def test_block_head_beside_checkpoint_is_found(tmp_path: Path):
     (tmp_path / "model").symlink_to(cached("qwen3_5"))
     write_random("dflash", cached("qwen3_5"), tmp_path / "model-dflash")
-    assert head_of(load_model(tmp_path / "model")).name == "qwen3_dflash"
+    loaded = load_model(tmp_path / "model")
+    assert head_of(loaded).name == "qwen3_dflash"
+    model = ModelSettings(path=str(tmp_path / "model"))
+    examined = examine(ExaminationRequest(model, MemorySettings()), 100)
+    assert examined.drafter == "qwen3_dflash"
+    assert examined.weight_bytes == loaded.size_bytes
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
+from vlm_server.runner.model.draft_head import kind_of
 from vlm_server.settings import CacheSettings, MemorySettings, ModelSettings
 from vlm_server.sizes import memory_size
 
@@ -139,7 +140,7 @@ def _with_weights(
         kv_bytes=state.bytes_for(fitting),
         least_kv_bytes=state.bytes_for(min_tokens),
         refusal=refusal,
-        drafter=str(opened.drafter.config.model_type) if opened.drafter else "",
+        drafter=kind_of(opened.drafter) if opened.drafter else "",
     )
 
 
