@@ -55,7 +55,7 @@ export async function load(id) {
 /** The content of the pictures of a conversation, by id. */
 export async function files(id) {
   const found = await change("readonly", (_, __, contents) => contents.index("conversation").getAll(id));
-  return new Map(found.map(({ id: name, blob }) => [name, blob]));
+  return new Map(found.map(({ id: name, data, type }) => [name, new Blob([data], { type })]));
 }
 
 /** Keeps a conversation; `isNew(medium)` of its media whose content is not kept yet. Throws a StoreError that says
@@ -67,10 +67,13 @@ export async function keep({ id, title, created, updated, turns }, isNew) {
   try {
     const others = (await summaries()).filter((one) => one.id !== id);
     if (sizeOf(others) + bytes > MAX_BYTES) throw new StoreError(FULL);
+    const contentOf = async ({ id: name, blob }) =>
+      ({ id: name, conversation: id, data: await blob.arrayBuffer(), type: blob.type }); // private windows of Safari keep no Blob
+    const added = await Promise.all(media.filter(isNew).map(contentOf));
     await change("readwrite", (kept, texts, contents) => {
       kept.put({ id, title, created, updated, bytes });
       texts.put({ id, turns: plain });
-      for (const one of media.filter(isNew)) contents.put({ id: one.id, conversation: id, blob: one.blob });
+      for (const content of added) contents.put(content);
       drop(contents, id, new Set(media.map((one) => one.id)));
     });
   } catch (error) {
