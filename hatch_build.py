@@ -1,8 +1,8 @@
 """The parts of the package's metadata that depend on where the project is published.
 
 An index shows README.md without the repository around it, so its links become absolute: to the
-tag of a release, and to the newest state for any other version. Without an address in
-pyproject.toml they stay as they are, and the package names no URLs.
+tag of a release, and to the newest state for any other version. While pyproject.toml has OWNER in
+place of an account, they stay as they are, and the package names no URLs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class PublishedMetadata(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        if repository := str(self.config["repository"]).rstrip("/"):
+        repository = str(self.config["repository"])
+        if "/OWNER/" not in repository:
             text = with_absolute_links(text, repository, metadata["version"])
             metadata["urls"] = urls(repository)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

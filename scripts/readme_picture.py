@@ -1,4 +1,4 @@
-"""Draws the picture of README.md from the answers of a running daemon with the embedded model."""
+"""Makes the pictures of README.md from a running daemon with the embedded model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from typing import Any
 
 import openai
 from PIL import Image, ImageDraw
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "works.png"
-WIDTH, HEIGHT = 1200, 560
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+AGENT, PAGE = IMAGES / "works.png", IMAGES / "page.png"
+AGENT_SIZE, PAGE_SIZE = (1200, 560), (960, 756)
+QUESTION = "Describe the picture."
 ROUNDS = 3
 WHITE = (238, 240, 246)
 Color = tuple[int, int, int]
@@ -96,8 +98,8 @@ def ask(client: openai.OpenAI, shade: Color) -> list[dict[str, Any]]:
     return turns
 
 
-def page(turns: list[dict[str, Any]]) -> str:
-    """The HTML that is photographed."""
+def agent_html(turns: list[dict[str, Any]]) -> str:
+    """The conversation beside its first screen."""
     image = base64.b64encode(screenshot(0, WHITE)).decode()
     marks = "".join(
         f'<b style="left:{turn["x"] / 10}%;top:{turn["y"] / 10}%">{number}</b>'
@@ -131,25 +133,50 @@ def _new_shade() -> Color:
     return red, green, blue
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the daemon's API")
-    arguments = parser.parse_args()
-    client = openai.OpenAI(base_url=arguments.url, api_key="none")
+def measure(client: openai.OpenAI) -> list[dict[str, Any]]:
+    """The turns of the last of several conversations, with their median times."""
     ask(client, _new_shade())  # the first pictures after a start are slower
     rounds = [ask(client, _new_shade()) for _ in range(ROUNDS)]
     turns = rounds[-1]
     for turn, *others in zip(turns, *rounds[:-1], strict=True):
         turn["s"] = statistics.median([turn["s"], *(other["s"] for other in others)])
+    return turns
+
+
+def open_view(browser: Browser, size: tuple[int, int]) -> Page:
+    """An empty tab of `size`, in pixels of CSS, each drawn as two by two."""
+    viewport: ViewportSize = {"width": size[0], "height": size[1]}
+    return browser.new_page(viewport=viewport, device_scale_factor=2, color_scheme="dark")
+
+
+def ask_on_page(view: Page, url: str) -> None:
+    """Open the daemon's page and ask about its sample picture, until the answer is complete."""
+    view.goto(url)
+    view.locator("#state[data-state=ready]").wait_for()
+    view.get_by_role("button", name=QUESTION).click()
+    view.locator(".answer[aria-busy=false] .figures").wait_for()
+    view.mouse.move(0, 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the daemon's address")
+    url = parser.parse_args().url
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    turns = measure(client)
+    client.post("/caches/clear", cast_to=object, body={})  # nobody has asked on the page yet
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox"]
         )
-        view = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=2)
-        view.set_content(page(turns))
-        view.screenshot(path=str(PICTURE))
+        view = open_view(browser, AGENT_SIZE)
+        view.set_content(agent_html(turns))
+        view.screenshot(path=AGENT)
+        view = open_view(browser, PAGE_SIZE)
+        ask_on_page(view, url)
+        view.screenshot(path=PAGE)
         browser.close()
-    print(PICTURE)
+    print(AGENT, PAGE)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A hook of mkdocs: links out of docs/ lead to the repository, whose other files are no pages.
 
-Without `repository` in pyproject.toml there is no such address, and only their text stays.
+While pyproject.toml has OWNER in place of an account, only their text stays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def on_config(config: Any) -> Any:
     """`config` with the address of the repository."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     repository = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
-    config.repo_url = repository.rstrip("/") or None
+    config.repo_url = None if "/OWNER/" in repository else repository
     return config
 
 

@@ -1,13 +1,14 @@
 """A folder in which documented commands are run as a reader would, against a real daemon.
 
-What differs from a reader's machine: the daemon's port; `serve` ends once its model is ready;
-`scripts/serve` skips the set-up; the hub is one of our own, which has the embedded model's files
-under the names that pages use.
+What differs from a reader's machine: the clone is there already; the daemon's port; `serve` ends
+once its model is ready; `scripts/serve` skips the set-up; the hub is one of our own, which has the
+embedded model's files under the names that pages use.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -28,7 +29,7 @@ _PROGRAM = """\
 
     SELF = [{python!r}, "-P", "-m", "vlm_server.cli"]
     words = {first!r} + sys.argv[1:]
-    if words[:1] in (["ask"], ["connect"], ["doctor"]):
+    if words[:1] in (["ask"], ["connect"], ["doctor"], ["ps"]):
         words[1:1] = ["--set", "server.port={port}"]
     if words[:1] != ["serve"] or "--help" in words:
         os.execv(SELF[0], SELF + words)
@@ -70,6 +71,7 @@ class Sandbox:
         return inherited | {
             "HOME": str(self.home),
             "HF_ENDPOINT": self.hub_url,
+            "HF_HUB_CACHE": str(self.folder / ".hub"),  # no page finds what another has pulled
             "PATH": os.pathsep.join([*map(str, programs), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
         }
@@ -104,6 +106,7 @@ class Sandbox:
 
     def placed(self, text: str) -> str:
         """`text` of a page, with this daemon's port and this folder's checkpoint."""
+        text = re.sub(r"(?m)^git clone \S+ && cd \w+\n", "", text)
         text = text.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
         text = text.replace("127.0.0.1:8001", f"127.0.0.1:{self.embedding_port}")
         return text.replace("/path/to/checkpoint", str(self.folder / "checkpoint"))

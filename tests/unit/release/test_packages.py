@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import vlm_server
-from hatch_build import with_absolute_links
+from hatch_build import urls, with_absolute_links
 from vlm_server.cli.main import build_parser, main
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +50,13 @@ def test_published_readme_has_no_relative_links(version: str, ref: str) -> None:
         path = re.fullmatch(rf"{at}/(?:raw|blob)/{ref}/([^#]+)(?:#.*)?", target)
         assert path is not None
         assert (ROOT / path[1]).exists()
+
+
+def test_readme_clones_published_repository() -> None:
+    repository = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"git clone (\S+)", readme) == [repository]
+    assert f"{repository}/issues" in urls(repository).values()
 
 
 def test_published_readme_keeps_other_links() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts.release.artifacts import CheckFailed
-from scripts.release.clone import EXAMPLE, IDENTITY, clone
+from scripts.release.clone import ADDRESSED, EXAMPLE, IDENTITY, clone
 
 ROOT = Path(__file__).parents[3]
 HAS_TOOLS = all(map(importlib.util.find_spec, ("build", "cyclonedx_py", "pypiserver", "twine")))
@@ -57,17 +57,18 @@ def test_release_needs_address_and_tag(tmp_path: Path) -> None:
         subprocess.run(["git", *IDENTITY, *words], cwd=root, check=True)
 
     def commit(address: str) -> None:
-        hook = f'[tool.hatch.metadata.hooks.custom]\nrepository = "{address}"\n'
-        (root / "pyproject.toml").write_text(hook, encoding="utf-8")
+        for name in ADDRESSED:
+            (root / name).write_text(address, encoding="utf-8")
         git("add", "--all")
         git("commit", "--quiet", "--message", "a state")
 
     git("init", "--quiet")
-    commit("")
-    with pytest.raises(CheckFailed, match="names no address"):
+    commit("https://git.example/OWNER/vlm_server")
+    with pytest.raises(CheckFailed, match="write the account in place"):
         clone(root, tmp_path / "without-address", None)
     rehearsed = clone(root, tmp_path / "rehearsed", "1.2.3")
-    assert EXAMPLE in (rehearsed / "pyproject.toml").read_text(encoding="utf-8")
+    for name in ADDRESSED:
+        assert EXAMPLE in (rehearsed / name).read_text(encoding="utf-8")
     commit("https://git.example/us/vlm_server")
     with pytest.raises(CheckFailed, match="has no tag"):
         clone(root, tmp_path / "without-tag", None)
