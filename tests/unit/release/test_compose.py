@@ -73,6 +73,18 @@ def test_composed_daemon_keeps_volumes_and_health_check_of_image() -> None:
     assert daemon["healthcheck"]["test"] == ["CMD", *words]
 
 
+def test_composed_daemon_is_built_from_clone() -> None:
+    build = SERVICES["vlm-server"]["build"]
+    context = (FOLDER / build["context"]).resolve()
+    assert context == ROOT
+    dockerfile = context / build["dockerfile"]
+    declared = re.findall(r"^ARG (\w+)", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
+    assert build["args"] == {"EXTRA": "cpu"}
+    assert set(build["args"]) <= set(declared)
+    ignored = dockerfile.with_name(f"{dockerfile.name}.dockerignore").read_text(encoding="utf-8")
+    assert "**/.env" in ignored.splitlines(), "the key is not sent to the builder"
+
+
 def test_composed_services_restart_and_have_all_their_mounts() -> None:
     for name, service in SERVICES.items():
         assert service["restart"] == "unless-stopped"
