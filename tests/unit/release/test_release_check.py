@@ -51,7 +51,7 @@ def test_rehearsal_leaves_packages_and_their_contents(released: Path) -> None:
 
 def test_release_needs_address_and_tag(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    root.mkdir()
+    (root / "configs").mkdir(parents=True)
 
     def git(*words: str) -> None:
         subprocess.run(["git", *IDENTITY, *words], cwd=root, check=True)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
+from tests.docs.pages import Page
 from tests.unit.api.admin.scrapes import full_scrape, labels_of
 from tests.unit.api.conftest import Connect
 from tests.unit.api.scripted_engine import ScriptedEngine
@@ -31,6 +33,7 @@ RULES = [
 SCRAPED = {"job", "instance"}
 """The labels that Prometheus adds."""
 TARGETS = [target for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+ANNOTATIONS = DASHBOARD["annotations"]["list"]
 PREFIXES = ("vlm_server_", "vllm:")
 VLLM_PANELS = """
 histogram_quantile(0.99, sum by(le) (rate(e2e_request_latency_seconds_bucket[5m])))
@@ -117,6 +120,8 @@ def test_dashboard_queries_use_existing_metrics_and_labels(
     scraped: tuple[str, dict[str, frozenset[str]]],
 ) -> None:
     prefix, labels = scraped
+    for annotation in ANNOTATIONS:
+        check(parsed(annotation["expr"], prefix), labels)
     for target in TARGETS:
         query = parsed(target["expr"], prefix)
         check(query, labels)
@@ -152,12 +157,20 @@ async def test_alert_queries_use_existing_metrics_and_labels(
         assert all(shown <= labels[selector.name] for selector in selectors(query)), rule["alert"]
 
 
-def test_every_alert_is_documented() -> None:
-    operations = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-    section = operations.partition("## Alerts")[2].partition("\n## ")[0]
+def test_every_alert_leads_to_its_runbook() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    repository = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+    runbooks = Page(ROOT / "docs/troubleshooting.md")
     alerts = [rule["alert"] for rule in RULES]
-    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == alerts
-    assert set(re.findall(r"`(VlmServer\w+)`", operations)) == set(alerts)
+    for rule, alert in zip(RULES, alerts, strict=True):
+        url, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert url == f"{repository}/blob/HEAD/{runbooks.name}"
+        assert anchor == alert.lower()
+        assert anchor in runbooks.anchors
+    text = runbooks.path.read_text(encoding="utf-8")
+    assert re.findall(r"^### (VlmServer\w+)$", text, re.MULTILINE) == alerts
+    operations = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(VlmServer\w+)`", operations)) <= set(alerts)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus' promtool")
