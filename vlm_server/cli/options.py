@@ -56,7 +56,11 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 def add_daemon_options(parser: argparse.ArgumentParser, purpose: str) -> None:
     """`--url`, `--api-key` and `--api-key-file`; `purpose` is what the daemon is for."""
     group = parser.add_argument_group("daemon")
-    group.add_argument("--url", help=f"daemon {purpose}, such as http://127.0.0.1:8000/v1")
+    group.add_argument(
+        "--url",
+        help=f"daemon {purpose}, such as http://127.0.0.1:8000 (default: that of the settings if "
+        "one answers there, else the newest that you run)",
+    )
     key = group.add_argument(
         "--api-key",
         metavar="KEY",

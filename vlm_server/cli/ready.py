@@ -14,6 +14,7 @@ import httpx
 
 from vlm_server import settings
 from vlm_server.cli import options
+from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.doctor.daemon import client
 from vlm_server.cli.main import build_parser
 
@@ -27,7 +28,8 @@ def main(pid: str = "1") -> int:
     arguments = build_parser().parse_args(words[words.index("serve") :])
     file, given = options.config_file(arguments), tuple(options.overrides(arguments))
     loaded, _ = settings.load_with_sources(file, given, os.environ)
-    with client(loaded.server) as http:
+    server = loaded.server
+    with client(server, url_of(server.host, server.port)) as http:
         try:
             return 0 if http.get("/health/ready").is_success else 1
         except httpx.HTTPError:

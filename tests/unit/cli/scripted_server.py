@@ -58,6 +58,9 @@ class ScriptedServer:
     """The header `Authorization` of each request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/health/live":
+            await self._answer(send, [], 200)
+            return
         if scope["path"] == "/v1/models":
             await self._answer(send, [(0.0, b'{"data": [{"id": "scripted"}]}')], 200)
             return

@@ -146,7 +146,11 @@ MISTAKES = [
     ("bench --start ours --model qwen-tin", WRONG, "did you mean org/Qwen-Tiny?"),
     ("bench --start ours --model org/nothere", WRONG, "vlm-server pull org/nothere"),
     ("bench --url http://127.0.0.1:9", WRONG, "NAME="),
-    ("bench --url a=http://127.0.0.1:9/v1", FAILED, "nothing listens there"),
+    (
+        "bench --url a=http://127.0.0.1:9/v1",
+        FAILED,
+        "a: no daemon answers at http://127.0.0.1:9/v1;",
+    ),
     ("bench --url a=http://127.0.0.1:9/v1 --scenarios repaet", WRONG, "did you mean repeat?"),
     ("bench --url a=http://127.0.0.1:9/v1 --json absent/x", WRONG, "--json"),
     ("service satus", WRONG, "did you mean status?"),
@@ -170,6 +174,7 @@ def folder_of_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     (snapshot / "config.json").write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # in which no daemon of a test is named
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))

@@ -15,8 +15,7 @@ from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.ask.output import AnswerScreen
 from vlm_server.cli.ask.parameters import ParameterValue
-from vlm_server.cli.client import own_daemons
-from vlm_server.cli.client.daemon import Daemon, address_of, is_local, running_daemon
+from vlm_server.cli.client.daemon import Daemon, address_of, is_local, nobody_at, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.errors import ConfigError
@@ -115,7 +114,7 @@ def ready_daemon(
             return
     _check_may_start(arguments, settings, url, models)
     if models is None:
-        text = f"{_nobody_at(url)} that stays. Starting one for now."
+        text = f"{nobody_at(url)} that stays. Starting one for now."
         print(text[0].upper() + text[1:], file=sys.stderr)
     else:
         print(f"The daemon at {url} does not serve this model: starting one.", file=sys.stderr)
@@ -154,13 +153,6 @@ def _choose_model(
     return next((model for model in models if names == {""} or model["id"] in names), None)
 
 
-def _nobody_at(url: str) -> str:
-    """What to say if no daemon answers at `url`: where others of this user do, how to start one."""
-    others = " and ".join(own_daemons.others_than(url))
-    yours = f", but yours does at {others} (--url)" if others else ""
-    return f"no daemon answers at {url}{yours}; 'vlm-server serve' starts one"
-
-
 def _check_may_start(
     arguments: argparse.Namespace,
     settings: Settings,
@@ -172,7 +164,7 @@ def _check_may_start(
     name = arguments.model
     if arguments.url or not is_local(url):
         if models is None:
-            raise CommandFailed(_nobody_at(url))
+            raise CommandFailed(nobody_at(url))
         close = did_you_mean(str(name), served)
         has = f" (it has {', '.join(served)})"
         raise CommandFailed(f"{url} has no model {name!r}{close or has}")

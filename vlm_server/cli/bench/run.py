@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from vlm_server import settings
+from vlm_server.cli import options
 from vlm_server.cli.bench import day, report, scenarios
 from vlm_server.cli.bench.command import SCENARIOS
 from vlm_server.cli.bench.day import DaySample
@@ -30,7 +30,7 @@ from vlm_server.cli.bench.servers import (
     server_kind,
     start_server,
 )
-from vlm_server.cli.client.daemon import own_key, read_key, url_of
+from vlm_server.cli.client.daemon import find_and_say, own_key, read_key
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import columns_of
 from vlm_server.errors import ConfigError
@@ -164,7 +164,7 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     key = read_key(args.api_key_file) if args.api_key_file else None
     targets = [parse_url(text, key) for text in args.url]
     if not targets and not args.start:
-        targets = [running_target(key)]
+        targets = [await asyncio.to_thread(running_target, key)]
     names = [*_number_names(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
     folder = checkpoint(args.model) if args.start else Path()
@@ -192,9 +192,9 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget
 
 
 def running_target(key: str | None) -> BenchTarget:
-    """The daemon that the settings of this machine say. Raises ConfigError."""
-    server = settings.load().server
-    return BenchTarget(_RUNNING, url_of(server.host, server.port), "", key or own_key(server))
+    """The daemon that runs here. Raises ConfigError."""
+    server = options.load_settings(options.parse_settings([])).server
+    return BenchTarget(_RUNNING, find_and_say(server), "", key or own_key(server))
 
 
 def checkpoint(text: str) -> Path:

@@ -109,10 +109,11 @@ async def find_model(target: BenchTarget) -> BenchTarget:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         if target.model and isinstance(error, httpx.HTTPStatusError):
             return target
-        reason = why_silent(error).partition("\n")[0]
-        raise ServerUnusable(
-            f"{target.name}: {target.base_url}/models does not list a model: {reason}"
-        ) from None
+        reason = (str(error) or type(error).__name__).partition("\n")[0]
+        text = f"{target.base_url}/models does not list a model: {reason}"
+        if isinstance(error, httpx.TransportError):
+            text = why_silent(target.base_url, error)
+        raise ServerUnusable(f"{target.name}: {text}") from None
 
 
 @contextlib.asynccontextmanager

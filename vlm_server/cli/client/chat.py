@@ -124,7 +124,7 @@ async def stream_chunks(
             if not reader.has_ended:
                 raise CommandFailed("the answer ended before it was complete")
     except httpx.HTTPError as error:
-        raise CommandFailed(f"no answer from {daemon.url}: {why_silent(error)}") from None
+        raise CommandFailed(why_silent(daemon.url, error)) from None
 
 
 def routing_key(messages: Sequence[dict[str, Any]]) -> str:

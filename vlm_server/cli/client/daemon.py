@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
+from vlm_server.cli.client import own_daemons
 from vlm_server.cli.client.answer import error_message
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.platform import backend
@@ -71,12 +73,6 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
-
-    def _no_answer(self, error: Exception) -> CommandFailed:
-        if isinstance(error, httpx.ConnectError):
-            advice = "'vlm-server serve' starts one, and --url names another"
-            return CommandFailed(f"no daemon answers at {self.url}: {advice}")
-        return CommandFailed(f"no answer from {self.url}: {why_silent(error)}")
 
     def is_there(self) -> bool:
         """Whether a daemon answers, even if its model is not loaded yet."""
@@ -145,7 +141,7 @@ class Daemon:
         try:
             response = self._http.post(f"{self.url}/{name}", json=body, timeout=_ANSWER_SECONDS)
         except _FAILURES as error:
-            raise self._no_answer(error) from None
+            raise CommandFailed(why_silent(self.url, error)) from None
         if not response.is_success:
             raise CommandFailed(refusal(response.status_code, response.content))
         return _object(response)
@@ -160,7 +156,7 @@ class Daemon:
         try:
             return self._http.get(url, headers=_LOOK)
         except _FAILURES as error:
-            raise self._no_answer(error) from None
+            raise CommandFailed(why_silent(self.url, error)) from None
 
 
 def url_of(host: str, port: int) -> str:
@@ -193,16 +189,23 @@ def refusal(status: int, body: bytes) -> str:
     return f"{message} (--api-key-file FILE gives one)" if status == 401 else message
 
 
-def why_silent(error: Exception) -> str:
-    """Why a server did not answer, in words where the cause is common."""
-    words = ("refused", "All connection attempts")
-    if isinstance(error, httpx.ConnectError) and any(word in str(error) for word in words):
-        return "nothing listens there; vlm-server serve starts a daemon on this machine"
+def why_silent(url: str, error: Exception) -> str:
+    """Why the server at `url` did not answer, in words where the cause is common."""
+    if isinstance(error, httpx.ConnectError):
+        return nobody_at(url)
+    reason = str(error) or type(error).__name__
     if isinstance(error, httpx.TimeoutException):
-        return "it took too long"
-    if isinstance(error, httpx.RemoteProtocolError):
-        return "it broke off; is the daemon still running?"
-    return str(error) or type(error).__name__
+        reason = "it took too long"
+    elif isinstance(error, httpx.RemoteProtocolError):
+        reason = "it broke off; is the daemon still running?"
+    return f"no answer from {url}: {reason}"
+
+
+def nobody_at(url: str) -> str:
+    """What to say if nobody answers at `url`: where daemons of this user do, how to start one."""
+    others = " and ".join(own_daemons.others_than(url))
+    yours = f", but yours does at {others} (--url)" if others else ""
+    return f"no daemon answers at {url}{yours}; 'vlm-server serve' starts one"
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
@@ -214,16 +217,38 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, str | None]:
-    """URL of the API and API key, from `options.add_daemon_options`, else the settings.
+    """URL of the API and API key, from `options.add_daemon_options`, else as `find` has them.
 
-    Raises CommandFailed or ConfigError for a key that can't be read.
+    Says on stderr which daemon it is, if not that of the settings. Raises CommandFailed or
+    ConfigError for a key that can't be read.
     """
-    url: str | None = arguments.url
-    url = api_url(url) if url else url_of(settings.server.host, settings.server.port)
+    url = api_url(arguments.url) if arguments.url else find_and_say(settings.server)
     if arguments.api_key_file is not None:
         return url, read_key(arguments.api_key_file)
     key: str | None = arguments.api_key
     return url, key or (own_key(settings.server) if is_local(url) else None)
+
+
+def find_and_say(server: Server) -> str:
+    """`find`, which says on stderr which daemon was taken if it is not that of the settings."""
+    configured, (url, *others) = url_of(server.host, server.port), find(server)
+    if url != configured:
+        rest = f", the newest; --url names others: {', '.join(others)}" if others else ""
+        text = f"No daemon answers at {configured}: taking yours at {url}{rest}."
+        print(text, file=sys.stderr)
+    return url
+
+
+def find(server: Server) -> list[str]:
+    """The URL of the daemon of the settings, or, if none answers there, of this user's others.
+
+    The newest is the first. Never empty: without any, it has the settings' URL.
+    """
+    configured = url_of(server.host, server.port)
+    with Daemon(configured) as daemon:
+        is_there = daemon.is_there()
+    others = [] if is_there else own_daemons.others_than(configured)
+    return others or [configured]
 
 
 def read_key(path: Path) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from vlm_server import __version__
 from vlm_server.api.http.access import key_file
-from vlm_server.cli.client.daemon import authorization, url_of
+from vlm_server.cli.client.daemon import authorization, find, url_of
 from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.port_owner import owner
@@ -82,18 +83,31 @@ def look_at_daemon(situation: Situation) -> list[Finding]:
     state = listener(server) if server.port else "free"
     if state == "silent":
         return [problem("daemon", "something listens and does not answer", "see `port`")]
-    if state != "ours":
+    if (url := running(situation)) is None:
         return [ok("daemon", "none runs with these settings")]
-    with client(server) as http:
-        return [version(http), health(http)]
+    configured = url_of(server.host, server.port)
+    where = "" if url == configured else f" (yours at {url}; none answers at {configured})"
+    with client(server, url) as http:
+        daemon = health(http)
+        return [version(http), replace(daemon, text=f"{daemon.text}{where}")]
 
 
-def client(server: Server) -> httpx.Client:
-    """HTTP client of the daemon of `server`, with an API key if this user may read one."""
+def running(situation: Situation) -> str | None:
+    """URL of the daemon of the settings, else of one of this user's, if none are given."""
+    server = situation.settings.server
+    configured = url_of(server.host, server.port)
+    if server.port and listener(server) == "ours":
+        return configured
+    url = configured if situation.is_given else find(server)[0]
+    return url if url != configured else None
+
+
+def client(server: Server, url: str) -> httpx.Client:
+    """HTTP client of the daemon at `url`, with an API key if this user may read one."""
     headers = httpx.Headers(host_header(server))
     headers.update(authorization(admin_key(server)))
     return httpx.Client(
-        base_url=url_of(server.host, server.port).removesuffix("/v1"),
+        base_url=url.removesuffix("/v1"),
         headers=headers,
         timeout=_ANSWER_SECONDS,
         trust_env=False,

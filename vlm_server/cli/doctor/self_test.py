@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import IO
 
 from vlm_server.cli import options
-from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
+from vlm_server.cli.client.daemon import Daemon, running_daemon
 from vlm_server.cli.client.questions import answer_to, questions_for, rankings, writes
-from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
+from vlm_server.cli.doctor.daemon import admin_key, host_header, running
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.exit_codes import CommandFailed
@@ -27,11 +27,11 @@ _TRY_OTHERS = "try others: `vlm-server models check`; small models may be wrong,
 def ask_running(situation: Situation) -> Finding:
     """The answer of the running daemon, else of the settings' model if it is on this machine."""
     server = situation.settings.server
-    if server.port and listener(server) == "ours":
+    if (url := running(situation)) is not None:
         if host_header(server):
             advice = "add 127.0.0.1 to server.allowed_hosts: `ask` needs it, too"
             return warning(CHECK, "not done: the daemon refuses 127.0.0.1 as its name", advice)
-        return _ask_daemon(url_of(server.host, server.port), admin_key(server))
+        return _ask_daemon(url, admin_key(server))
     if situation.fault:
         return ask_embedded(situation)
     path = situation.model.path

@@ -25,7 +25,8 @@ class Situation:
 
     `fault` is the reason why the given settings can't be used; `settings` are then the defaults.
     `model` is `settings.model` with the folder found; `model_fault` says why there is none.
-    `arguments` are the options of the command line, or those in the installed service's file.
+    `arguments` are the options of the command line, or those in the installed service's file;
+    `is_given` says that they name settings, so that no daemon with others is looked for.
     """
 
     arguments: argparse.Namespace
@@ -37,11 +38,13 @@ class Situation:
     fault: str = ""
     model: ModelSettings = field(default_factory=ModelSettings)
     model_fault: str = ""
+    is_given: bool = False
 
 
 def examine(arguments: argparse.Namespace) -> Situation:
     """The situation by the command line, else by the service. Never raises for settings."""
-    bare = unread(arguments, "")
+    is_given = bool(arguments.config or arguments.set)
+    bare = replace(unread(arguments, ""), is_given=is_given)
     used_arguments, origin = bare.arguments, _NO_FILE
     if used_arguments.config is not None:
         origin = str(used_arguments.config)

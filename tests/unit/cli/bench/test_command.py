@@ -29,7 +29,6 @@ from vlm_server.cli.bench.servers import (
 )
 from vlm_server.cli.main import build_parser
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Server, Settings
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -90,7 +89,7 @@ def test_bench_refuses_invalid_arguments(arguments: tuple[str, ...], message: st
 
 
 def test_bench_reports_unreachable_server():
-    with pytest.raises(ServerUnusable, match="a: http"):
+    with pytest.raises(ServerUnusable, match="a: no daemon answers at http"):
         run.run(parse(URL))
 
 
@@ -123,19 +122,22 @@ async def test_bench_prints_table_and_writes_json(
 
 
 async def test_bench_measures_running_daemon_and_prints_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Its address and key are those of the settings."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     app = ScriptedServer()
     async with listening(app) as url:
         port = url.removesuffix("/v1").rpartition(":")[2]
-        server = Server(port=int(port), api_keys=("one", "two"))
-        monkeypatch.setattr(run.settings, "load", lambda: Settings(server=server))
+        (tmp_path / "vlm-server").mkdir()
+        (tmp_path / "vlm-server/config.toml").write_text(
+            f'[server]\nport = {port}\napi_keys = ["key-number-one", "key-number-two"]\n'
+        )
         options = ["--scenarios=question", "--rounds=1", "--size=40x20", "--json=-"]
         assert await run.bench(parse(*options)) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["servers"] == {"daemon": {"url": url, "model": "scripted"}}
-    assert set(app.authorizations) == {"Bearer one"}
+    assert set(app.authorizations) == {"Bearer key-number-one"}
 
 
 async def test_bench_day_writes_samples(tmp_path: Path):

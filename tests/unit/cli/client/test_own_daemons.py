@@ -1,4 +1,4 @@
-"""`ask` learns where the user's daemons answer, and only of those that stay."""
+"""Commands find the user's daemons that answer, and only those that stay."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemons import SCRIPTED
+from tests.support.daemons import SCRIPTED, free_port
 from tests.support.daemons import running_daemon as scripted
 from vlm_server.cli.client import own_daemons
-from vlm_server.cli.client.daemon import running_daemon
+from vlm_server.cli.client.daemon import running_daemon, url_of
+from vlm_server.cli.main import main
 
 NOBODY = "http://127.0.0.1:9/v1"
 
@@ -94,3 +95,54 @@ def test_temporary_daemon_is_not_listed(folder: Path) -> None:
         assert any(folder.iterdir())
     with running_daemon([], stop_seconds=20):
         assert not any(folder.iterdir())
+
+
+@pytest.fixture
+def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The port in the settings file, at which nobody listens."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder.parents[1]))
+    port = free_port()
+    (folder.parent / "config.toml").write_text(f"server.port = {port}\n")
+    return port
+
+
+def test_every_command_finds_daemon_of_user(
+    folder: Path, configured: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nobody = url_of("127.0.0.1", configured)
+    commands = ("ps", "models list", "top --once", "connect codex --print", "ask Who?")
+    with scripted(folder.parent, program=SCRIPTED) as daemon:
+        url = f"{daemon.url}/v1"
+        for command in (*commands, "bench --scenarios repeat --rounds 1"):
+            assert main(command.split()) == 0
+            told = capsys.readouterr()
+            assert f"No daemon answers at {nobody}: taking yours at {url}.\n" in told.err
+            assert told.out
+        assert main(["ps", "--set", f"server.port={daemon.port}"]) == 0
+        assert capsys.readouterr().err == ""
+        main(["doctor", "--no-self-test"])
+        assert f"(yours at {url}; none answers at {nobody})" in capsys.readouterr().out
+        main(["doctor", "--no-self-test", "--set", f"server.port={configured}"])
+        assert "none runs with these settings" in capsys.readouterr().out
+
+
+def test_newest_of_several_daemons_is_taken(
+    folder: Path, configured: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering() as newer, answering() as older:
+        for age, (pid, url) in enumerate({os.getpid(): newer, os.getppid(): older}.items()):
+            (folder / str(pid)).write_text(url)
+            os.utime(folder / str(pid), (1000 - age, 1000 - age))
+        assert main(["ps"]) == 1, "it tells no status"
+    assert f"taking yours at {newer}, the newest; --url names others: {older}." in (
+        capsys.readouterr().err
+    )
+
+
+def test_every_command_says_alike_that_nobody_answers(
+    configured: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nobody = f"no daemon answers at {url_of('127.0.0.1', configured)}; 'vlm-server serve' starts"
+    for command in ("ps", "top", "connect codex", "bench --scenarios repeat"):
+        assert main(command.split()) == 1
+        assert nobody in capsys.readouterr().err
