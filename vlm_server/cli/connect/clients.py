@@ -23,6 +23,7 @@ class Client(NamedTuple):
     """A client with a settings file.
 
     `edits` are ours, for a file that `is_new` or not. `steps` are what remains for its user.
+    `programs` are the names of its program.
     """
 
     title: str
@@ -30,6 +31,7 @@ class Client(NamedTuple):
     file: Callable[[], Path]
     edits: Callable[[Service, bool], Sequence[Edit]]
     steps: Callable[[Service], Iterator[str]]
+    programs: Sequence[str]
 
 
 def _folder(variable: str, default: str) -> Path:
@@ -248,9 +250,13 @@ def _zed_steps(service: Service) -> Iterator[str]:
 
 
 CLIENTS = {
-    "claude-code": Client("Claude Code", jsonc, _claude_file, _claude_edits, _claude_steps),
-    "codex": Client("Codex", toml, _codex_file, _codex_edits, _codex_steps),
-    "opencode": Client("OpenCode", jsonc, _opencode_file, _opencode_edits, _opencode_steps),
-    "continue": Client("Continue", yaml, _continue_file, _continue_edits, _continue_steps),
-    "zed": Client("Zed", jsonc, _zed_file, _zed_edits, _zed_steps),
+    "claude-code": Client(
+        "Claude Code", jsonc, _claude_file, _claude_edits, _claude_steps, ("claude",)
+    ),
+    "codex": Client("Codex", toml, _codex_file, _codex_edits, _codex_steps, ("codex",)),
+    "opencode": Client(
+        "OpenCode", jsonc, _opencode_file, _opencode_edits, _opencode_steps, ("opencode",)
+    ),
+    "continue": Client("Continue", yaml, _continue_file, _continue_edits, _continue_steps, ("cn",)),
+    "zed": Client("Zed", jsonc, _zed_file, _zed_edits, _zed_steps, ("zed", "zeditor")),
 }

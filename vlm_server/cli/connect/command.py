@@ -9,6 +9,7 @@ WRITTEN = ("claude-code", "codex", "continue", "opencode", "zed")
 ENTERED = ("cline", "home-assistant", "open-webui")
 _MANUAL = Manual(
     examples=(
+        ("Which programs are here, and which are connected", "vlm-server connect"),
         ("Use the daemon on this machine in Claude Code", "vlm-server connect claude-code"),
         ("As it was before", "vlm-server connect claude-code --undo"),
         ("What to enter in Open WebUI", "vlm-server connect open-webui"),
@@ -31,11 +32,13 @@ def add_to(parser: Parser) -> None:
     parser.description = (
         "Writes the settings of a program so that it uses a running daemon: the change is shown "
         "and confirmed first. Of programs that keep their settings themselves, it prints what to "
-        "enter."
+        "enter. Without CLIENT, it lists the programs that it knows."
     )
+    parser.usage = "vlm-server connect [OPTION]... [CLIENT]"
     parser.add_argument(
         "client",
         metavar="CLIENT",
+        nargs="?",
         choices=(*WRITTEN, *ENTERED),
         help=f"written: {', '.join(WRITTEN)}; printed: {', '.join(ENTERED)}",
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import address_of, is_local
-from vlm_server.cli.connect import service, settings_file
+from vlm_server.cli.connect import listing, service, settings_file
 from vlm_server.cli.connect.change import Undone, edit, undo
 from vlm_server.cli.connect.clients import CLIENTS, Client
 from vlm_server.cli.connect.masking import masked, masked_key
@@ -23,13 +23,19 @@ from vlm_server.cli.connect.settings_file import Record, Records
 from vlm_server.cli.connect.tree import Unusable
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.text import is_confirmed, printable
+from vlm_server.errors import ConfigError
 
 _CONTEXT_LINES = 2
 _NO_CHANGE = "Nothing was changed."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Connect a client, or undo that. Raises VlmServerError, OSError."""
+    """Connect a client, undo that, or list the clients. Raises VlmServerError, OSError."""
+    if arguments.client is None:
+        if arguments.undo:
+            raise ConfigError("connect --undo needs a CLIENT: without one, connect lists them")
+        listing.show()
+        return 0
     client = CLIENTS.get(arguments.client)
     if arguments.undo:
         if client is None:
@@ -71,7 +77,7 @@ def _connect(arguments: argparse.Namespace, client: Client, served: service.Serv
         return 1
     paths = tuple(path for path, _ in edits)
     _check_unchanged(file, current)
-    records.save(Record(str(file), before, written, paths))
+    records.save(Record(str(file), before, written, paths, served.url))
     settings_file.replace(file, written)
     kept = f" The file as it was is {records.backup}." if before is not None else ""
     print(f"{client.title} uses {served.model.name} at {served.url}.{kept}")

@@ -23,12 +23,16 @@ _MAX_BYTES = 16 << 20
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Our change: `before`, None without a file, became `written`, which has ours at `paths`."""
+    """Our change: `before`, None without a file, became `written`, which has ours at `paths`.
+
+    They lead to `url`.
+    """
 
     file: str
     before: str | None
     written: str
     paths: tuple[tree.Path, ...]
+    url: str = ""
 
 
 def read(path: Path) -> str | None:

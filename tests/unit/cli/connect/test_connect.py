@@ -512,6 +512,34 @@ async def test_model_that_is_not_loaded_is_error(
     assert os.listdir(home) == []
 
 
+async def test_list_shows_installed_and_connected_clients(
+    run: Run, home: Path, daemon_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(home / "bin"))
+
+    async def rows() -> dict[str, str]:
+        ended = await run()
+        assert ended.code == 0
+        table, hints = ended.out.split("\n\n")
+        assert "vlm-server connect CLIENT" in hints
+        assert all(name in hints for name in ENTERED_CLIENTS)
+        return {line.split()[0]: " ".join(line.split()[1:]) for line in table.splitlines()[1:]}
+
+    assert await rows() == dict.fromkeys(CLIENTS, "no no")
+    (home / "bin").mkdir()
+    (home / "bin/zed").touch(mode=0o700)
+    file = file_of("codex", home, FILES["codex"][1])
+    assert await rows() == dict.fromkeys(CLIENTS, "no no") | {"zed": "yes no", "codex": "yes no"}
+    await run("codex", "--yes")
+    file.write_text(file.read_text() + "\n[mine]\n")
+    assert (await rows())["codex"] == f"yes {daemon_url}"
+    file.write_text(FILES["codex"][1])
+    assert (await rows())["codex"] == "yes no"
+    file.write_text("[broken")
+    assert (await rows())["codex"].startswith("yes its settings can't be changed")
+    assert "needs a CLIENT" in (await run("--undo")).err
+
+
 def test_misspelt_client_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["connect", "claudecode"])
