@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import mimetypes
+import shlex
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,18 +31,26 @@ _KINDS = {
 }
 """MIME types by the formats that files begin like; videos in MP4's container have several."""
 _UNKNOWN = "application/octet-stream"
+_TEXT_BYTES = 4096
+"""By which text is recognized."""
 
 
 def split(words: Sequence[str]) -> tuple[Sequence[str], str | None]:
-    """Files, and the question: the last word unless it is a file or named like one, else None.
+    """Files, and the question: the last word unless it is a file, named like one, or a URL.
 
     Raises ConfigError if two words are `-`, standard input.
     """
     if words.count(STDIN) > 1:
         raise ConfigError("standard input (-) can be one picture or the question, not both")
-    if not words or list(words) == [STDIN] or (words[-1] != STDIN and is_media_file(words[-1])):
+    if not words or list(words) == [STDIN]:
+        return words, None
+    if words[-1] != STDIN and (is_media_file(words[-1]) or _is_url(words[-1])):
         return words, None
     return words[:-1], words[-1]
+
+
+def _is_url(word: str) -> bool:
+    return word.startswith(("http://", "https://")) and not any(map(str.isspace, word))
 
 
 def is_media_file(word: str) -> bool:
@@ -103,6 +113,9 @@ class Medium:
 def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) -> Medium:
     """The medium in a file or stdin. Raises CommandFailed if the daemon would refuse it."""
     name = "standard input" if word == STDIN else word
+    if _is_url(word):
+        advice = f"download it first, such as by curl -LO {shlex.quote(word)}"
+        raise CommandFailed(f"{word} is a URL, and ask takes files: {advice}")
     try:
         data = (stdin or _stdin)() if word == STDIN else Path(word).read_bytes()
     except (OSError, ValueError) as error:
@@ -123,10 +136,32 @@ def checked(medium: Medium, limits: Limits) -> Medium:
         elif medium.is_video:
             video_header.read(data, name)
         else:
+            _check_kind(medium)
             image_header.read(data, name, limits.max_image_pixels)
     except InvalidRequest as error:
         raise CommandFailed(f"{name}: {error.message}") from None
     return medium
+
+
+def _check_kind(medium: Medium) -> None:
+    """Raises CommandFailed if `medium`, which is no video or PDF, is no picture either."""
+    format_name = guess_format(medium.data)
+    if format_name in (*image_header.READABLE, "HEIC"):
+        return
+    if format_name != "SVG" and _is_text(medium.data):
+        kinds = "pictures, videos and PDFs: put its text into the question"
+        raise CommandFailed(f"{medium.name} is text, and ask takes {kinds}")
+    looks = f"looks like {format_name}" if format_name else "is of another kind"
+    kinds = f"pictures ({', '.join(image_header.READABLE)}), videos and PDFs"
+    raise CommandFailed(f"{medium.name} {looks}, and ask takes {kinds}: convert it first")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        text = getincrementaldecoder("utf-8")().decode(data[:_TEXT_BYTES])
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character.isspace() for character in text)
 
 
 def from_clipboard(limits: Limits) -> list[Medium]:
