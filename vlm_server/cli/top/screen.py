@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vlm_server.cli.client.answer import STATE_WORDS
 from vlm_server.cli.text import printable
+from vlm_server.cli.top.fitting import Column, fitted_table, fitting
 from vlm_server.cli.top.frame import LATENCIES, Frame, LiveFrame, ModelFrame
 from vlm_server.sizes import memory_size
 
@@ -37,6 +38,44 @@ _LATENCY_WORDS = dict(
     zip(LATENCIES, ("first token", "between tokens", "in the queue", "whole answer"), strict=True)
 )
 _PERCENTILES = ("p50", "p90", "p99", "max")
+_MODEL_COLUMNS = (
+    Column("MODEL", shortest=12),
+    Column("STATE", shortest=9),
+    Column("", 5),
+    Column("MEMORY", 1),
+    Column("WRITTEN/S", 2, is_right=True),
+    Column("READ/S", 4, is_right=True),
+    Column("REQUESTS", 3, is_right=True),
+    Column("CACHED", 4, is_right=True),
+)
+_LIVE_COLUMNS = (
+    Column("NOW", shortest=12),
+    Column("WHO", 5, shortest=6),
+    Column("MODEL", 3, shortest=10),
+    Column("", 7),
+    Column("TOKENS", 1, is_right=True),
+    Column("RATE", 4, is_right=True),
+    Column("WITH", 6, shortest=10),
+    Column("AGE", 2, is_right=True),
+)
+_TIME_COLUMNS = (
+    Column("TIMES", shortest=14),
+    *(
+        Column(one.upper(), rank, is_right=True)
+        for one, rank in zip(_PERCENTILES, (0, 3, 2, 1), strict=True)
+    ),
+    Column("OF", 4, is_right=True),
+)
+_ENDED_COLUMNS = (
+    Column("ENDED"),
+    Column("WHO", 5, shortest=6),
+    Column("MODEL", 3, shortest=10),
+    Column("READ", 6, is_right=True),
+    Column("WRITTEN", 2, is_right=True),
+    Column("FIRST TOKEN", 4, is_right=True),
+    Column("WHOLE", 1, is_right=True),
+    Column("END", shortest=10),
+)
 
 
 class Screen:
@@ -53,7 +92,8 @@ class Screen:
 
     def draw(self, frame: Frame, columns: int, rows: int | None = None) -> RenderableType:
         """The frame; in `rows`, if that is known: the times are left out first."""
-        parts: list[RenderableType] = [self._head(frame), Text(), _models(frame.models, columns)]
+        head, models = self._head(frame, columns), _models(frame.models, columns)
+        parts: list[RenderableType] = [head, Text(), models]
         loaded = [model for model in frame.models if model.latencies]
         num_live, num_ended = max(1, len(frame.live)), len(frame.ended)
         if rows is not None:
@@ -64,42 +104,45 @@ class Screen:
                 loaded = []
             times = _HEAD_ROWS + len(_LATENCY_WORDS) if loaded else 0
             num_ended = max(1, room - times)
-        parts += [Text(), _live(frame.live, num_live)]
+        parts += [Text(), _live(frame.live, num_live, columns)]
         if loaded:
-            parts += [Text(), _latencies(loaded[self.shown % len(loaded)], len(loaded) > 1)]
-        parts += [Text(), _ended(frame.ended[:num_ended], frame.time)]
-        return Group(*parts, *(() if rows is None else (Text(), self._foot())))
+            model = loaded[self.shown % len(loaded)]
+            parts += [Text(), _latencies(model, len(loaded) > 1, columns)]
+        parts += [Text(), _ended(frame.ended[:num_ended], frame.time, columns)]
+        return Group(*parts, *(() if rows is None else (Text(), self._foot(columns))))
 
-    def _head(self, frame: Frame) -> Text:
-        head = Text(no_wrap=True, overflow="ellipsis")
-        head.append(frame.url.removesuffix("/v1"), "bold")
-        head.append(f"   {frame.in_flight} of {frame.limit} requests")
-        head.append(f", {frame.waiting} waiting", "yellow" if frame.waiting else "")
-        rates = map(_number, (frame.tokens_per_second, frame.read_per_second))
-        head.append("   {} tokens/s written, {} read  ".format(*rates))
-        head.append(_course(self._rates), "green")
-        return head
+    def _head(self, frame: Frame, columns: int) -> Text:
+        written, read = map(_number, (frame.tokens_per_second, frame.read_per_second))
+        parts = (
+            (frame.url.removesuffix("/v1"), "bold", 0),
+            (f"   {frame.in_flight} of {frame.limit} requests", "", 1),
+            (f", {frame.waiting} waiting", "yellow" if frame.waiting else "", 3),
+            (f"   {written} tokens/s", "", 2),
+            (" written", "", 4),
+            (f", {read} read", "", 5),
+            (f"  {_course(self._rates)}", "green", 6),
+        )
+        widths, ranks = [len(text) for text, _, _ in parts], [rank for _, _, rank in parts]
+        shown = (parts[place][:2] for place in fitting(widths, ranks, columns))
+        return Text.assemble(*shown, no_wrap=True, overflow="ellipsis")
 
-    def _foot(self) -> Text:
+    def _foot(self, columns: int) -> Text:
         if self.note:
-            return Text(self.note, "bold red")
+            return Text(self.note, "bold red", no_wrap=True, overflow="ellipsis")
         foot = Text(_KEYS, "dim", no_wrap=True, overflow="ellipsis")
-        for noun, style in _MEMORY.values():
+        for noun, style in _MEMORY.values() if columns >= _WIDE_COLUMNS else ():
             foot.append("   \u2588 ", style).append(noun, "dim")
         return foot
 
 
 def _models(models: Sequence[ModelFrame], columns: int) -> Table:
-    figures = (">WRITTEN/S", ">READ/S", ">REQUESTS", ">CACHED")
-    table = _table("MODEL", "STATE", "", "MEMORY", *figures)
+    rows = []
     for model in models:
         part = model.memory_bytes / model.limit_bytes if model.limit_bytes else None
         of = f"{memory_size(model.memory_bytes)} of {memory_size(model.limit_bytes)}"
-        progress = model.progress
-        stage = f" ({progress['stage']} {progress['fraction']:.0%})" if progress else ""
-        table.add_row(
-            _plain(model.name),
-            _state(model.state, stage),
+        row = (
+            _name(model.name),
+            _state(model),
             Text() if part is None or columns < _WIDE_COLUMNS else _memory_bar(model, part),
             of if part is not None else "",
             _number(model.written_per_second),
@@ -107,72 +150,63 @@ def _models(models: Sequence[ModelFrame], columns: int) -> Table:
             f"{model.requests}" + (f" ({model.waiting} wait)" if model.waiting else ""),
             "-" if model.cached_share is None else f"{model.cached_share:.0%}",
         )
-    return table
+        rows.append(row)
+    return fitted_table(_MODEL_COLUMNS, rows, columns)
 
 
-def _live(live: Sequence[LiveFrame], rows: int) -> Table:
-    table = _table("NOW", "WHO", "MODEL", "", ">TOKENS", ">RATE", "WITH", ">AGE")
-    shown = live if len(live) <= rows else live[: rows - 1]
+def _live(live: Sequence[LiveFrame], num_rows: int, columns: int) -> Table:
+    rows: list[Sequence[str | Text]] = []
+    shown = live if len(live) <= num_rows else live[: num_rows - 1]
     for one in shown:
-        tokens = f"{one.done:,} of {one.total:,}" if one.total else ""
-        table.add_row(
+        row = (
             Text(STATE_WORDS.get(one.state, one.state), _style_of(one.state)),
             _plain(one.key or "-"),
-            _plain(one.model or "-"),
+            _name(one.model or "-"),
             _bar(one.done / one.total) if one.total else Text(),
-            tokens,
+            f"{one.done:,} of {one.total:,}" if one.total else "",
             "" if one.tokens_per_second is None else f"{_number(one.tokens_per_second)}/s",
             _media(one.images, one.videos, one.pages),
             _seconds(one.seconds),
         )
+        rows.append(row)
     if len(shown) < len(live):
-        table.add_row(Text(f"and {len(live) - len(shown)} more", "dim"))
+        rows.append((Text(f"and {len(live) - len(shown)} more", "dim"),))
     if not live:
-        table.add_row(Text("nothing is asked", "dim"))
-    return table
+        rows.append((Text("nothing is asked", "dim"),))
+    return fitted_table(_LIVE_COLUMNS, rows, columns)
 
 
-def _latencies(model: ModelFrame, are_several: bool) -> Table:
-    name = f"TIMES OF {model.name}" if are_several else "TIMES"
-    table = _table(name, *(f">{one.upper()}" for one in _PERCENTILES), ">OF")
+def _latencies(model: ModelFrame, are_several: bool, columns: int) -> Table:
+    rows = []
     for key, words in _LATENCY_WORDS.items():
         if told := model.latencies.get(key):
             values = [_seconds(told.get(one)) for one in _PERCENTILES]
-            table.add_row(words, *values, f"{told.get('count', 0):,.0f}")
-    return table
+            rows.append((words, *values, f"{told.get('count', 0):,.0f}"))
+    first, *others = _TIME_COLUMNS
+    if are_several:
+        first = first._replace(head=f"TIMES OF {_name(model.name)}")
+    return fitted_table((first, *others), rows, columns)
 
 
-def _ended(ended: Sequence[dict[str, Any]], now: float) -> Table:
-    table = _table("ENDED", "WHO", "MODEL", ">READ", ">WRITTEN", ">FIRST TOKEN", ">WHOLE", "END")
+def _ended(ended: Sequence[dict[str, Any]], now: float, columns: int) -> Table:
+    rows: list[Sequence[str | Text]] = []
     for one in ended:
         end = one["error"] or one["finish"] or str(one["status"])
         is_good = not one["error"] and one["status"] < 400
-        table.add_row(
+        row = (
             f"{_seconds(float(max(1, round(now - one['ended_at']))), decimals=0)} ago",
             _plain(one["key"] or "-"),
-            _plain(one["model"] or "-"),
+            _name(one["model"] or "-"),
             f"{one['prompt_tokens']:,}",
             f"{one['tokens']:,}",
             _seconds(one["first_token_seconds"]),
             _seconds(one["seconds"]),
             Text(printable(end), "" if is_good else "red"),
         )
+        rows.append(row)
     if not ended:
-        table.add_row(Text("none yet", "dim"))
-    return table
-
-
-def _table(*heads: str) -> Table:
-    """A table without lines; a column whose head begins with `>` is aligned to the right."""
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(
-            Text(head.removeprefix(">"), "bold"),
-            justify="right" if head.startswith(">") else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    return table
+        rows.append((Text("none yet", "dim"),))
+    return fitted_table(_ENDED_COLUMNS, rows, columns)
 
 
 def _bar(part: float) -> Text:
@@ -200,9 +234,16 @@ def _course(rates: Sequence[float]) -> str:
     return "".join(_BLOCKS[round(rate / highest * (len(_BLOCKS) - 1))] for rate in rates)
 
 
-def _state(state: str, stage: str) -> Text:
-    style = {"ready": "green", "unloaded": "dim"}.get(state, "yellow")
-    return Text(f"{state}{stage}", style if "fail" not in state else "red")
+def _state(model: ModelFrame) -> Text:
+    style = {"ready": "green", "unloaded": "dim"}.get(model.state, "yellow")
+    progress = model.progress
+    text = f"{progress['fraction']:.0%} {progress['stage']}" if progress else model.state
+    return Text(text, style if "fail" not in model.state else "red")
+
+
+def _name(model: str) -> Text:
+    """A model's name without its organization."""
+    return _plain(model.rpartition("/")[2])
 
 
 def _style_of(state: str) -> str:

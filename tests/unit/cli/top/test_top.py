@@ -141,6 +141,34 @@ def test_screen_fits_terminal(rows: int) -> None:
     assert "q leaves" in shown
 
 
+@pytest.mark.parametrize("columns", [40, 60, 72, 80, 120])
+def test_narrow_screen_leaves_out_least_important_columns(columns: int) -> None:
+    long = {"model": "mlx-community/Qwen3-VL-4B-Instruct-4bit", "key": "a-long-name-of-a-key"}
+    waiting = {**REQUEST, "id": "other", "state": "waiting_for_memory"}
+    now = status(1002.0, 500, {**REQUEST, **long, "total": 123_456}, waiting)
+    now["models"] += [
+        {**now["models"][0], "name": long["model"], "progress": {"stage": "s" * 99, "fraction": 1}}
+    ]
+    now["requests"]["ended"] = [{**ENDED, **long, "error": "context_length_exceeded"}]
+    lines = drawn(frame(status(1000.0, 400, {**REQUEST, "done": 60}), now), columns, 40).split("\n")
+    assert max(map(len, lines)) <= columns
+    shown = {
+        line.split()[0]: line for line in lines if line.startswith(("MODEL", "NOW", "TIMES", "END"))
+    }
+    assert "…" not in "".join(shown.values()), "heads are whole"
+    for line, head, least in (
+        ("MODEL", "MEMORY", 60),
+        ("MODEL", "REQUESTS", 72),
+        ("NOW", "TOKENS", 40),
+        ("NOW", "MODEL", 60),
+        ("NOW", "WITH", 80),
+        ("ENDED", "WHOLE", 40),
+        ("ENDED", "READ", 80),
+    ):
+        assert (head in shown[line]) == (columns >= least), (line, head)
+    assert ("q leaves", "█ weights" in lines[-2]) == (lines[-2][:8], columns >= 100)
+
+
 def test_hostile_names_cannot_control_terminal() -> None:
     hostile = {**REQUEST, "key": "[red]\x1b]0;x\x07", "model": "m\x9b1m"}
     shown = drawn(frame(status(1000.0, 1, hostile)))
