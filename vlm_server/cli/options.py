@@ -295,7 +295,7 @@ def check_memory_limit(settings: Settings) -> None:
     from vlm_server.errors import ModelLoadError
     from vlm_server.hub import layout
     from vlm_server.models import EMBEDDED
-    from vlm_server.sizes import memory_size
+    from vlm_server.sizes import file_size, memory_size
 
     limit_bytes = settings.memory.known_limit_bytes
     pinned = [model for _, model in settings.checkpoints() if model.pinned]
@@ -307,7 +307,7 @@ def check_memory_limit(settings: Settings) -> None:
         if needed_bytes > limit_bytes:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
-                f"{memory_size(stored_bytes)} in their files, and {memory_size(limit_bytes)} are "
+                f"{file_size(stored_bytes)} in their files, and {memory_size(limit_bytes)} are "
                 "allowed: raise memory.max_bytes, or serve a smaller or a quantized checkpoint"
             )
 

@@ -42,7 +42,7 @@ _NUM_THREADS = 4
 _TICK_SECONDS = 0.5
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _MAX_JSON_BYTES = 8 << 20
-_SPARE_BYTES = 1 << 30
+_SPARE_BYTES = 10**9
 """Left free on the disk."""
 
 

@@ -184,9 +184,9 @@ def test_commands_refuse_folder_without_config_json(
 def test_commands_refuse_memory_limit_below_weights(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The embedded model takes 15 MiB, which is found without starting an engine."""
+    """The embedded model takes 15 MB, which is found without starting an engine."""
     assert main([*command.split(), "--set", "memory.max_bytes=11MB"]) == 3
-    assert "take 15 MiB in their files, and 10 MiB are allowed" in capsys.readouterr().err
+    assert "take 15 MB in their files, and 10 MiB are allowed" in capsys.readouterr().err
     folder = copytree(EMBEDDED, tmp_path / "model")
     settings = (
         *("memory.max_bytes=11MB", "model.dtype=float16"),
@@ -196,7 +196,7 @@ def test_commands_refuse_memory_limit_below_weights(
         main([*command.split(), *(word for setting in settings for word in ("--set", setting))])
         == 3
     )
-    assert f"those of {folder} take 15 MiB" in capsys.readouterr().err
+    assert f"those of {folder} take 15 MB" in capsys.readouterr().err
 
 
 def test_check_config_names_gguf_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

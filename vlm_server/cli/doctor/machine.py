@@ -21,7 +21,7 @@ from vlm_server.sizes import file_size, memory_size
 
 _MIN_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
-_MODEL_BYTES = 5 << 30
+_MODEL_BYTES = 5 * 10**9
 _STATE_BYTES = 64 * MIB
 
 

@@ -12,7 +12,7 @@ from vlm_server.hub.layout import read_weight_files
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.loading.checkpoint.files import check_weights
-from vlm_server.sizes import memory_size
+from vlm_server.sizes import file_size, memory_size
 
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 _SIZES |= {"I16": 2, "U16": 2}
@@ -76,7 +76,7 @@ def check_fits(
 def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> str:
     """The figures and what to change, in one message."""
     stored_size = (
-        f" ({memory_size(stored_bytes)} in its files)" if stored_bytes < 0.9 * size_bytes else ""
+        f" ({file_size(stored_bytes)} in its files)" if stored_bytes < 0.9 * size_bytes else ""
     )
     cast = "" if dtype == "auto" else f" as {dtype}"
     device = budget.device
