@@ -20,12 +20,16 @@ from vlm_server.errors import ModelLoadError, ModelMissing, NotAvailable
 from vlm_server.hub.examination import ExaminationRequest, examine
 from vlm_server.hub.names import to_download
 from vlm_server.nearest import did_you_mean
+from vlm_server.platform.machine import memory_bytes
+from vlm_server.platform.private_folder import caches_folder
 from vlm_server.settings import ListedModel, Settings, Sources
 from vlm_server.settings.descriptions import DEFAULT, describe_settings, descriptions
 from vlm_server.settings.faults import Places
-from vlm_server.settings.quantities import shown
+from vlm_server.settings.paths import expand_home
+from vlm_server.settings.quantities import shown, unit_of
 from vlm_server.settings.topics import is_fuse
 from vlm_server.settings.tree import hints_of
+from vlm_server.sizes import memory_size
 
 _WIDTH = 88
 _MODEL_SECTIONS = 2
@@ -35,6 +39,11 @@ _HEADING = """\
 # ~/.config/vlm-server/config.toml, or FILE of vlm-server serve --config FILE.
 # A name ends with the unit of a plain number; see docs/configuration.md.
 """
+_ON_DISK = {
+    *("cache.max_disk_bytes", "files.max_bytes", "files.max_file_bytes"),
+    "batches.max_output_bytes",
+}
+"""Limits of what is on a disk; all other sizes are of memory."""
 _FUSES = "Bounds that only mistakes and attacks meet: docs/limits.md."
 
 
@@ -59,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     settings, places, faults = options.read_settings(arguments)
     absent = [fault for fault in faults if isinstance(fault, ModelMissing | NotAvailable)]
-    for text in (*map(str, absent), *not_here(settings, places)):
+    warnings = (*not_here(settings, places), *beyond_machine(settings, places))
+    for text in (*map(str, absent), *warnings):
         print(printable(f"warning: {text}"), file=sys.stderr)
     options.raise_all([fault for fault in faults if fault not in absent])
     if unusable := list(unusable_models(settings)):
@@ -85,6 +95,43 @@ def not_here(settings: Settings, places: Places) -> Iterator[str]:
     for full, path in absent:
         hint = did_you_mean(path, names) or ", and is downloaded when it is needed"
         yield f"{places.of(full)}`{full}`: {path} is not on this machine{hint}"
+
+
+def beyond_machine(settings: Settings, places: Places) -> Iterator[str]:
+    """What there is to say about each limit that is above what this machine has."""
+    from vlm_server.cli.doctor import machine  # slow to import
+
+    if settings.cache.max_disk_bytes:
+        found = machine.room_for_cache(settings.cache, caches_folder(expand_home("~")))
+        if found.level != "ok":
+            full = "cache.max_disk_bytes"
+            yield f"{places.of(full)}`{full}`: {found.text}: {found.advice}"
+    given = {
+        full: getattr(section, key)
+        for name, section in settings.sections()
+        for key in section.__struct_fields__
+        if (full := f"{name}.{key}") in places.sources.keys() - _ON_DISK
+    }
+    limits = {full: value for full, value in given.items() if unit_of(full) == "bytes"}
+    device_bytes = _device_bytes(settings) if limits else 0
+    for full, limit_bytes in limits.items():
+        here_bytes = device_bytes
+        if not full.startswith("memory."):
+            here_bytes = max(device_bytes, memory_bytes())
+        if isinstance(limit_bytes, int) and limit_bytes > here_bytes:
+            yield (
+                f"{places.of(full)}`{full}`: {memory_size(limit_bytes)} is more than this machine "
+                f"has ({memory_size(here_bytes)}) and bounds nothing: lower it, or leave it out"
+            )
+
+
+def _device_bytes(settings: Settings) -> int:
+    """The memory of the device that models run on, as far as it can be known."""
+    from vlm_server.cli.doctor import device  # slow to import
+
+    if device.nvidia_driver() is None:
+        return memory_bytes()
+    return device.try_device(settings.engine).memory_bytes or memory_bytes()
 
 
 def describe_changed(settings: Settings, sources: Sources) -> str:

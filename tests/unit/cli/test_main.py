@@ -92,6 +92,30 @@ def test_settings_file_may_be_pipe(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"{pipe}, line 4: there is no setting `server.a`" in err
 
 
+def test_check_config_warns_of_limits_above_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(
+        '[memory]\nmax_bytes = "900 TiB"\n'
+        '[cache]\nmax_pixel_bytes = "900 TiB"\nmax_grammar_bytes = "1 MiB"\n'
+        f'max_disk_bytes = "900 TB"\ndisk_folder = "{tmp_path}/cache"\n'
+        '[files]\nmax_bytes = "900 TB"\n'
+    )
+    assert main(["check-config", "--config", str(config)]) == 0
+    disk, *memory = capsys.readouterr().err.splitlines()
+    start = f"warning: {config}, line"
+    assert disk.startswith(f"{start} 6: `cache.max_disk_bytes`: {tmp_path}/cache, ")
+    assert " free, less than 900 TB: free some, or set cache.max_disk_bytes" in disk
+    assert [line.partition(" is more than")[0] for line in memory] == [
+        f"{start} 4: `cache.max_pixel_bytes`: 900 TiB",
+        f"{start} 2: `memory.max_bytes`: 900 TiB",
+    ]
+    share = ("memory.max_bytes=75%", "cache.max_disk_bytes=1MB", "cache.max_pixel_bytes=1MiB")
+    assert main(["check-config", *(word for one in share for word in ("--set", one))]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_check_config_warns_of_models_that_are_not_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

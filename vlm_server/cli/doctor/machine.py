@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.platform import machine
 from vlm_server.platform.private_folder import caches_folder
-from vlm_server.settings import MIB
+from vlm_server.settings import MIB, CacheSettings
 from vlm_server.settings.paths import expand_home
 from vlm_server.sizes import file_size, memory_size
 
@@ -76,22 +77,29 @@ def available_bytes(root: Path) -> int | None:
 def look_at_disks(situation: Situation) -> list[Finding]:
     """Checks of room for models, state, temporary files, and the disk cache if there is one."""
     caches = caches_folder(situation.home)
-    cache = situation.settings.cache
     for_models = "a 4-bit model takes 3 GB and more: free some, or set HF_HOME to another disk"
     findings = [
         room("disk for models", expand_home(constants.HF_HUB_CACHE), _MODEL_BYTES, for_models),
         room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
         room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
     ]
-    if cache.max_disk_bytes:
-        folder = expand_home(cache.disk_folder) if cache.disk_folder else caches / "vlm-server"
-        used_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        wanted_bytes = max(0, cache.max_disk_bytes - used_bytes)
-        advice = (
-            "free some, or set cache.max_disk_bytes or cache.disk_folder: less is stored until then"
-        )
-        findings.append(room("disk for caches", folder, wanted_bytes, advice))
+    if situation.settings.cache.max_disk_bytes:
+        findings.append(room_for_cache(situation.settings.cache, caches))
     return findings
+
+
+def room_for_cache(cache: CacheSettings, caches: Path) -> Finding:
+    """Whether the disk cache, in its own folder or in `caches`, has the room that it may take."""
+    folder = expand_home(cache.disk_folder) if cache.disk_folder else caches / "vlm-server"
+    used_bytes = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # a daemon removes files meanwhile
+            used_bytes += path.stat().st_size if path.is_file() else 0
+    wanted_bytes = max(0, cache.max_disk_bytes - used_bytes)
+    advice = (
+        "free some, or set cache.max_disk_bytes or cache.disk_folder: less is stored until then"
+    )
+    return room("disk for caches", folder, wanted_bytes, advice)
 
 
 def room(check: str, folder: Path, wanted_bytes: int, advice: str) -> Finding:
