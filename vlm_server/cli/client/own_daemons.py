@@ -58,6 +58,11 @@ def others_than(url: str) -> list[str]:
     return [other for other in urls if other != url and other in answering]
 
 
+def is_live(response: httpx.Response) -> bool:
+    """Whether a daemon answered this to `/health/live`, not another program. Raises ValueError."""
+    return response.is_success and bool(response.json() == {"status": "live"})
+
+
 def _folder() -> Path:
     return state_folder() / "daemons"
 
@@ -89,7 +94,7 @@ def _answering(urls: Sequence[str]) -> set[str]:
     def ask(url: str) -> None:
         with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError):
             live = f"{url.removesuffix('/v1')}/health/live"
-            if httpx.get(live, timeout=_ANSWER_SECONDS, trust_env=False).is_success:
+            if is_live(httpx.get(live, timeout=_ANSWER_SECONDS, trust_env=False)):
                 answering.add(url)
 
     threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vlm_server import __version__
 from vlm_server.api.http.access import key_file
 from vlm_server.cli.client.daemon import authorization, find, url_of
+from vlm_server.cli.client.own_daemons import is_live
 from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.port_owner import owner
@@ -52,7 +53,7 @@ def listener(server: Server) -> str:
         response = httpx.get(
             f"{root}/health/live", headers=headers, timeout=_ANSWER_SECONDS, trust_env=False
         )
-        is_ours = response.is_success and response.json() == {"status": "live"}
+        is_ours = is_live(response)
     except httpx.ConnectError:
         return "free"
     except httpx.TimeoutException:

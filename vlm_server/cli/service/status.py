@@ -87,7 +87,7 @@ def _health(url: str | None) -> str:
 
 def _readiness(daemon: Daemon) -> Readiness:
     try:
-        return daemon.readiness()
+        return daemon.readiness() if daemon.is_there() else Readiness("")
     except CommandFailed:
         return Readiness("")
 

@@ -24,17 +24,21 @@ NOBODY = "http://127.0.0.1:9/v1"
 
 
 class Handler(BaseHTTPRequestHandler):
+    answer: bytes
+
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(self.answer)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
 @contextmanager
-def answering() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+def answering(answer: bytes = b'{"status": "live"}') -> Iterator[str]:
+    handler = type("Answering", (Handler,), {"answer": answer})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -77,6 +81,17 @@ def test_file_goes_once_neither_process_nor_address_is_there(folder: Path) -> No
         assert own_daemons.others_than(NOBODY) == [url]
         assert file.exists()
     assert own_daemons.others_than(NOBODY) == []
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"{}", b'["live"]'])
+def test_other_program_at_address_of_killed_daemon_is_no_daemon(
+    folder: Path, answer: bytes
+) -> None:
+    file = folder / dead_pid()
+    with answering(answer) as url:
+        file.write_text(url)
+        assert own_daemons.others_than(NOBODY) == []
     assert not file.exists()
 
 
