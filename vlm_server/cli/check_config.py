@@ -106,18 +106,17 @@ def beyond_machine(settings: Settings, places: Places) -> Iterator[str]:
         if found.level != "ok":
             full = "cache.max_disk_bytes"
             yield f"{places.of(full)}`{full}`: {found.text}: {found.advice}"
-    given = {
+    limits = {
         full: getattr(section, key)
         for name, section in settings.sections()
         for key in section.__struct_fields__
-        if (full := f"{name}.{key}") in places.sources.keys() - _ON_DISK
+        if (full := f"{name}.{key}") in places.sources and full not in _ON_DISK
+        if key.startswith("max_") and unit_of(key) == "bytes"
     }
-    limits = {full: value for full, value in given.items() if unit_of(full) == "bytes"}
     device_bytes = _device_bytes(settings) if limits else 0
+    host_bytes = max(device_bytes, memory_bytes())
     for full, limit_bytes in limits.items():
-        here_bytes = device_bytes
-        if not full.startswith("memory."):
-            here_bytes = max(device_bytes, memory_bytes())
+        here_bytes = device_bytes if full.startswith("memory.") else host_bytes
         if isinstance(limit_bytes, int) and limit_bytes > here_bytes:
             yield (
                 f"{places.of(full)}`{full}`: {memory_size(limit_bytes)} is more than this machine "

@@ -148,7 +148,8 @@ def _check_kind(medium: Medium) -> None:
     format_name = guess_format(medium.data)
     if format_name in (*image_header.READABLE, "HEIC"):
         return
-    if format_name != "SVG" and _is_text(medium.data):
+    is_drawing = format_name == "SVG" or medium.kind.startswith("image/")
+    if not is_drawing and _is_text(medium.data):
         kinds = "pictures, videos and PDFs: put its text into the question"
         raise CommandFailed(f"{medium.name} is text, and ask takes {kinds}")
     looks = f"looks like {format_name}" if format_name else "is of another kind"

@@ -238,7 +238,7 @@ def _state(model: ModelFrame) -> Text:
     style = {"ready": "green", "unloaded": "dim"}.get(model.state, "yellow")
     progress = model.progress
     text = f"{progress['fraction']:.0%} {progress['stage']}" if progress else model.state
-    return Text(text, style if "fail" not in model.state else "red")
+    return Text(printable(text), style if "fail" not in model.state else "red")
 
 
 def _name(model: str) -> Text:
