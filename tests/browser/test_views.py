@@ -17,7 +17,7 @@ from tests.browser.files import TWO_FRAMES, ask, attach
 from tests.browser.test_ask import SQUARE
 from tests.support.daemons import Daemon
 
-VIEWS = ("ask", "watch", "now", "models", "settings")
+VIEWS = ("ask", "watch", "now", "models", "connect", "settings")
 OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)")].filter((one) => {
   const inner = one.getBoundingClientRect();
   const outer = one.closest(".card").getBoundingClientRect();

@@ -11,6 +11,7 @@ const VIEWS = {
   watch: ["./watch.js", ({ showWatch }) => showWatch(models)],
   now: ["./now.js", ({ showNow }) => showNow()],
   models: ["./models.js", ({ showModels }) => showModels()],
+  connect: ["./connect.js", ({ showConnect }) => showConnect(models)],
   settings: ["./settings.js", ({ showSettings }) => showSettings()],
 };
 const LOAD_MS = 300; // after the first view is there, the others are loaded
@@ -72,7 +73,8 @@ async function readModels() {
     const { data } = await get("v1/models");
     models = data;
     setModels(data);
-    if (document.body.dataset.view === "watch") show("watch");
+    const view = document.body.dataset.view;
+    if (view === "watch" || view === "connect") show(view); // they name models
     const name = data.length > 1 ? `${data.length} models` : data[0].id;
     $("model-name").textContent = name;
     document.title = `${name} – vlm_server`;
