@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -112,6 +113,24 @@ def test_page_serves_local_checkpoint(models_daemon: ModelsDaemon, open_page: Op
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
+def test_checkpoint_that_fails_to_load_says_why_and_is_tried_again(
+    models_daemon: ModelsDaemon, open_page: Open
+) -> None:
+    name = f"org/{'very' * 12}damaged"
+    tokenizer = models_daemon.copy_of_model(name) / "tokenizer.json"
+    whole = tokenizer.read_text()
+    tokenizer.write_text("{")
+    page = open_page(models_daemon.daemon, "#models", device="phone")
+    press(page, "Serve", name)
+    wait_for_state(page, name, "Failed")
+    model_card(page, name).locator(".error", has_text="tokenizer.json").wait_for()
+    check_that_it_fits(page)
+    tokenizer.write_text(whole)
+    press(page, "Try again", name)
+    wait_for_state(page, name, "Ready")
+    press(page, "Unload", name)
+
+
 def test_checkpoint_over_memory_is_shown_as_too_large(
     models_daemon: ModelsDaemon, open_page: Open
 ) -> None:
@@ -148,13 +167,40 @@ def test_failed_download_shows_its_error(models_daemon: ModelsDaemon, open_page:
     page.get_by_label("Its name on the hub").fill("no name of the hub")
     page.get_by_role("button", name="Download", exact=True).click()
     assert page.locator("#pulls li").count() == 0, "the field says what is wrong"
-    page.get_by_label("Its name on the hub").fill("org/none")
+    page.get_by_label("Its name on the hub").fill("org/later")
     page.get_by_role("button", name="Download", exact=True).click()
-    failed = list_row(page, "pulls", "org/none")
-    failed.get_by_role("alert").wait_for()
-    assert "org/none" in failed.get_by_role("alert").inner_text()
-    press(page, "Close", "org/none")
+    alert = list_row(page, "pulls", "org/later").get_by_role("alert")
+    alert.filter(has_text="org/later").wait_for()
+    press(page, "Close", "org/later")
     page.locator("#pulls li").wait_for(state="detached")
+
+
+def test_failed_download_is_tried_again(models_daemon: ModelsDaemon, open_page: Open) -> None:
+    page = open_page(models_daemon.daemon, "#models", device="phone")
+    page.get_by_label("Its name on the hub").fill("org/late")
+    page.get_by_role("button", name="Download", exact=True).click()
+    list_row(page, "pulls", "org/late").get_by_role("alert").wait_for()
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+    add(models_daemon.hub, "org/late", demo_files())
+    press(page, "Try again", "org/late")
+    list_row(page, "local", "org/late").get_by_text("hub cache · fits").wait_for(timeout=LOAD_MS)
+    assert page.locator("#pulls li").count() == 0
+
+
+def test_failed_download_says_what_is_kept(models_daemon: ModelsDaemon, open_page: Open) -> None:
+    page = open_page(models_daemon.daemon, "#models")
+    lines = (
+        {"state": "downloading", "bytes": 1_500_000_000, "total_bytes": 3_110_000_000},
+        {"state": "failed", "error": "the disk is full"},
+    )
+    body = "".join(f"{json.dumps(line)}\n" for line in lines)
+    page.route("**/v1/models/pull", lambda route: route.fulfill(body=body))
+    page.get_by_label("Its name on the hub").fill("org/cut")
+    page.get_by_role("button", name="Download", exact=True).click()
+    row = list_row(page, "pulls", "org/cut")
+    row.get_by_role("alert").filter(has_text="the disk is full").wait_for()
+    row.get_by_text("1.4 GiB of 2.9 GiB are here, and are kept").wait_for()
 
 
 def test_search_finds_models_of_hub_and_downloads_one(

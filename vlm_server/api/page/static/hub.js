@@ -88,7 +88,7 @@ function checkpoint({ name, place, complete, bytes: size, needed_bytes: needed, 
       problem && h("p.problem", { role: "alert" }, problem),
     ),
     complete
-      ? button("serve", "Serve", name, () => view.change(name, "v1/models/load"), { waits: view.asked.has(name) })
+      ? button("serve", problem ? "Try again" : "Serve", name, () => view.change(name, "v1/models/load"), { waits: view.asked.has(name) })
       : resumes && button("resume", "Resume", name, () => watchPull(name)),
   );
 }
@@ -204,7 +204,7 @@ function offer({ name, fits, here, downloads, is_gated: gated, parameters }, siz
 async function watchPull(name) {
   if (pulls.get(name)?.state === "downloading") return;
   const tell = (news) => {
-    pulls.set(name, { ...news, model: name });
+    pulls.set(name, { ...pulls.get(name), error: null, ...news, model: name }); // the end of one that fails has no bytes
     drawHub();
   };
   tell({ state: "downloading" });
@@ -224,6 +224,17 @@ function pullRow({ model, state, error, bytes: done = 0, total_bytes: total, byt
     drawHub();
   };
   const cancel = () => ask("v1/models/pull/cancel", { body: { model } }).catch(() => null);
+  if (state === "failed")
+    return h(
+      "li",
+      h(
+        "div",
+        h("b", model),
+        h("p.problem", { role: "alert" }, error),
+        done > 0 && h("p.muted.small", `${bytes(done)} of ${bytes(total)} are here, and are kept`),
+      ),
+      h("div.actions", button("retry", "Try again", model, () => watchPull(model)), button("close", "Close", model, close)),
+    );
   const progress = {
     stage: total ? "downloading" : "asking the hub",
     fraction: total ? done / total : 0,
@@ -231,9 +242,5 @@ function pullRow({ model, state, error, bytes: done = 0, total_bytes: total, byt
     total_bytes: total,
     bytes_per_second: rate,
   };
-  return h(
-    "li",
-    h("div", h("b", model), state === "failed" ? h("p.problem", { role: "alert" }, error) : progressBar(progress)),
-    state === "failed" ? button("close", "Close", model, close) : button("cancel", "Cancel", model, cancel),
-  );
+  return h("li", h("div", h("b", model), progressBar(progress)), button("cancel", "Cancel", model, cancel));
 }
