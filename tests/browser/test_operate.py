@@ -14,8 +14,9 @@ import openai
 import pytest
 
 from tests.browser.conftest import Open
-from tests.browser.test_views import accessibility_problems
+from tests.browser.test_views import accessibility_problems, check_that_it_fits
 from tests.support.daemons import Daemon
+from vlm_server.settings.topics import COMMON
 
 MANY_TOKENS = 4000
 
@@ -121,10 +122,12 @@ def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     page.locator("#settings .changed", has_text="api_key_file").wait_for()
     assert page.locator("#settings .changed", has_text="Set on the command line").count() >= 2
     cards = page.locator("#settings .card h2").all_inner_texts()
-    assert cards == ["Changed", "Can be changed now", "Chosen for this machine"]
-    chosen = page.locator("#settings .card", has_text="Chosen for this machine")
-    room = chosen.locator(".settings > div", has_text="memory.max_bytes").locator(".value")
-    assert re.fullmatch(r"[\d.]+ (M|G)iB\s*from auto", room.inner_text())
+    assert cards == ["Most used", "Changed"]
+    most_used = page.locator("#settings .card", has_text="Most used")
+    names = [name.replace("\u200b", "") for name in most_used.locator("dt").all_inner_texts()]
+    assert tuple(names) == COMMON
+    room = most_used.locator(".settings > div", has_text="memory.max_bytes").locator(".value")
+    assert re.fullmatch(r"[\d.]+ (M|G)iB\s*Change\s*from auto", room.inner_text())
     assert page.locator("dt", has_text="body_timeout_seconds").count() == 0, "it has its default"
     page.locator("summary", has_text="Limits and deadlines").click()
     page.locator("dt", has_text="limits.body_timeout_seconds").wait_for()
@@ -143,22 +146,36 @@ def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     page.get_by_text("No setting is called that.").wait_for()
 
 
-def test_settings_without_live_or_automatic_ones_have_two_cards_less(key_page: Any) -> None:
+def test_setting_that_needs_restart_is_copied_for_settings_file(key_page: Any) -> None:
     page = key_page
-
-    def answer(route: Any) -> None:
-        told = route.fetch().json()
-        for section in told["sections"]:
-            for one in section["settings"]:
-                one |= {"live": False, "effective": None}
-        route.fulfill(json=told)
-
-    page.route("**/v1/settings", answer)
     page.locator("nav a[href='#settings']").click()
-    page.locator("#settings .changed").first.wait_for()
-    assert page.locator("#settings .card h2").all_inner_texts() == ["Changed"]
-    texts = "list => [...list.childNodes].filter((one) => one.nodeType === Node.TEXT_NODE).length"
-    assert page.locator("#settings-list").evaluate(texts) == 0
+    page.get_by_text("goes into the settings file, ~/.config/vlm-server/config.toml").wait_for()
+    page.get_by_role("button", name="Change cache.max_disk_bytes").first.click()
+    page.get_by_label("New value of cache.max_disk_bytes").fill("20 GB")
+    page.get_by_text("It can’t change while the server runs").wait_for()
+    assert accessibility_problems(page) == []
+    check_that_it_fits(page)
+    assert copied_settings(page) == {"cache": {"max_disk_bytes": "20 GB"}}
+    page.get_by_role("button", name="Change urls.https_hosts").first.click()
+    page.get_by_label("New value of cache.max_disk_bytes").wait_for(state="detached")
+    page.get_by_label("New value of urls.https_hosts").fill("example.org, *.example.com")
+    hosts = {"urls": {"https_hosts": ["example.org", "*.example.com"]}}
+    assert copied_settings(page) == hosts
+    page.get_by_role("button", name="Change limits.max_requests").first.click()
+    page.get_by_label("New value of limits.max_requests").fill("8")
+    assert copied_settings(page) == {"limits": {"max_requests": 8}}
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert focused == "Change limits.max_requests"
+    page.get_by_role("button", name="Change model.path").first.click()
+    page.get_by_text("What the command line says wins over the file").wait_for()
+
+
+def copied_settings(page: Any) -> Any:
+    """What the open form copies, as the daemon reads it."""
+    page.locator("#settings form").get_by_role("button", name="Copy as TOML").click()
+    page.locator("#settings form").get_by_text("Copied").wait_for()
+    return tomllib.loads(page.evaluate("navigator.clipboard.readText()"))
 
 
 def test_setting_is_changed_while_daemon_runs(tiny_daemon: Daemon, key_page: Any) -> None:
@@ -173,7 +190,7 @@ def test_setting_is_changed_while_daemon_runs(tiny_daemon: Daemon, key_page: Any
     assert accessibility_problems(page) == []
     field.fill("50m")
     page.keyboard.press("Enter")
-    page.locator(".changed", has_text="changed while running; default 60 min").wait_for()
+    page.locator(".changed", has_text="changed while running; default 1 h").wait_for()
     settings = tiny_daemon.get("/v1/settings")[1]["sections"]
     (deadlines,) = (one["settings"] for one in settings if one["name"] == "deadlines")
     assert {one["name"]: one["value"] for one in deadlines}["total_timeout_seconds"] == 3000

@@ -15,6 +15,8 @@ from vlm_server.api.http.generation import Generation
 from vlm_server.errors import ConfigError, InvalidRequest
 from vlm_server.protocol import Stats
 from vlm_server.settings import Settings, Sources, describe_settings, load
+from vlm_server.settings.quantities import shown
+from vlm_server.settings.topics import COMMON
 
 _LIVE_SECTIONS = ("deadlines",)
 _LIVE = ("log.level", "server.unknown_fields")
@@ -32,8 +34,8 @@ class CurrentSettings:
         self._sources = dict(sources)
 
     async def show(self, _: Request) -> Response:
-        """All settings, with their sources."""
-        return JSONResponse({"sections": self._sections()})
+        """All settings, with their sources, and the names of those that matter to most people."""
+        return JSONResponse(self._json())
 
     async def change(self, request: Request) -> Response:
         """Change settings, given as `{"section.name": value}`; all of them, or none.
@@ -49,9 +51,9 @@ class CurrentSettings:
         if "log.level" in fields:
             logging.getLogger().setLevel(changed.log.level.upper())
         self._sources |= dict.fromkeys(fields, _SOURCE)
-        return JSONResponse({"sections": self._sections()})
+        return JSONResponse(self._json())
 
-    def _sections(self) -> list[dict[str, Any]]:
+    def _json(self) -> dict[str, Any]:
         effective = self._effective()
         sections = describe_settings(self._settings, self._sources)
         for section in sections:
@@ -59,7 +61,9 @@ class CurrentSettings:
                 name = f"{section['name']}.{setting['name']}"
                 setting["effective"] = effective.get(name)
                 setting["live"] = _is_live(name)
-        return sections
+                for key in ("value", "default"):
+                    setting[f"{key}_written"] = shown(setting["name"], setting[key], None)
+        return {"common": COMMON, "sections": sections}
 
     def _effective(self) -> dict[str, int]:
         """What automatic settings came to, as far as engines have told; the default model's."""

@@ -14,6 +14,8 @@ from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, never
 from vlm_server.api.admin.current_settings import effective_in
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
+from vlm_server.settings import Settings, load
+from vlm_server.settings.topics import COMMON
 
 STATS = Stats(
     {},
@@ -54,6 +56,24 @@ async def test_settings_show_values_of_automatic_ones(
     assert shown["scheduler.max_num_seqs"]["effective"] == 12
     assert shown["cache.max_prefix_bytes"]["effective"] == 50
     assert effective_in(STATS).keys() <= shown.keys()
+
+
+async def test_settings_name_common_ones_and_are_written_as_in_file(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.get("/v1/settings")
+    shown = by_name(answer)
+    assert tuple(answer.json()["common"]) == COMMON
+    assert set(COMMON) <= shown.keys()
+    assert shown["deadlines.total_timeout_seconds"]["value_written"] == "1 h"
+    assert shown["memory.max_bytes"]["default_written"] == "auto"
+    assert shown["urls.https_hosts"]["value_written"] == []
+    overrides = [
+        f"{name}={','.join(value) if isinstance(value, list) else value}"
+        for name, setting in shown.items()
+        if (value := setting["value_written"]) not in ([], "") and name != "server.api_keys"
+    ]
+    assert load(None, tuple(overrides)) == Settings(), "what is written is read"
 
 
 async def test_changed_deadline_is_for_next_requests(

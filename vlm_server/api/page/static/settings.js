@@ -1,20 +1,21 @@
 // The settings in force: what differs from the defaults, the values that automatic settings came to, and changes.
 
 import { adminProblem, ask, get } from "./api.js";
-import { $, bytes, copy, count, empty, h, seconds } from "./dom.js";
+import { $, bytes, copy, count, empty, h } from "./dom.js";
 import { inline } from "./rich.js";
 
 const SECRET = "api_keys";
+const USUAL_FILE = "~/.config/vlm-server/config.toml";
 
-let sections = [];
-/** The full name of the setting that is being changed, and why the last try failed. */
-let editing = null;
-let problem = "";
+/** What `/v1/settings` says: {common, sections}. */
+let told = null;
+/** Ends the change of a setting that is under way. */
+let close = null;
 
 export async function showSettings() {
-  if (editing) return;
+  if (close) return;
   try {
-    sections = (await get("v1/settings")).sections;
+    told = await get("v1/settings");
     if (!$("settings-body").querySelector(".filter")) frame();
     update();
   } catch (error) {
@@ -39,6 +40,9 @@ function frame() {
 const isChanged = ({ source, value, default: usual }) =>
   source !== "default" && JSON.stringify(value) !== JSON.stringify(usual);
 const cameTo = ({ effective, value }) => effective !== null && effective !== value;
+const fullName = ({ section, name }) => `${section}.${name}`;
+/** The settings file in use, or the one that would be. */
+const file = (all) => all.find(({ source }) => source[0] === "/")?.source ?? USUAL_FILE;
 
 /** The sections in the order in which a person looks for them: what is served, with what, to whom, how much. */
 const GROUPS = [
@@ -59,12 +63,15 @@ function groups() {
   const of = new Map([...GROUPS.map(([title]) => title), OTHERS].map((title) => [title, []]));
   const titleOf = (part) => GROUPS.find(([, parts]) => parts.includes(part.split(".")[0].replace("models", "model")))?.[0] ?? OTHERS;
   const order = (part) => GROUPS.flatMap(([, parts]) => parts).indexOf(part);
-  for (const { name: section, settings } of sections.toSorted((a, b) => order(a.name) - order(b.name)))
+  for (const { name: section, settings } of told.sections.toSorted((a, b) => order(a.name) - order(b.name)))
     of.get(titleOf(section)).push(...settings.map((one) => ({ ...one, section })));
   return [...of].map(([title, settings]) => ({ title, settings })).filter(({ settings }) => settings.length);
 }
 
+const every = () => groups().flatMap(({ settings }) => settings);
+
 function update() {
+  close = null;
   const wanted = $("find-setting").value.trim().toLowerCase();
   const all = groups();
   if (wanted) {
@@ -73,25 +80,24 @@ function update() {
     $("settings-found").textContent = $("settings-list").children.length ? "" : "No setting is called that.";
     return;
   }
-  const every = all.flatMap(({ settings }) => settings);
-  const changed = every.filter(isChanged);
-  const rest = every.filter((one) => !isChanged(one));
+  const isCommon = (one) => told.common.includes(fullName(one));
+  const common = told.common.map((name) => every().find((one) => fullName(one) === name));
+  const changed = every().filter(isChanged);
   const cards = [
-    card("Changed", "What differs from the defaults", changed) ?? h("section.card", empty("Every setting has its default")),
-    card("Can be changed now", "Others need a restart", rest.filter(({ live }) => live)),
-    card("Chosen for this machine", "The values that automatic settings came to", rest.filter(cameTo)),
+    card("Most used", changed.length ? "" : "Every setting has its default", common),
+    card("Changed", "What else differs from the defaults", changed.filter((one) => !isCommon(one))),
     h("header.sub-head.all", h("h2", "All settings"), h("button.link", { type: "button", onclick: () => foldAll(all) }, foldWord())),
     ...all.map(fold),
   ];
   $("settings-list").replaceChildren(...cards.filter(Boolean));
-  $("settings-found").textContent = "";
+  $("settings-found").textContent = `What can change while the server runs is changed here. All else goes into the settings file, ${file(every())}, and holds from the next start.`;
 }
 
-const textOf = (one) => `${one.section}.${one.name} ${one.description}`.toLowerCase();
+const textOf = (one) => `${fullName(one)} ${one.description}`.toLowerCase();
 
 /** A card of `settings`; null if there is none. */
 const card = (title, about, settings) =>
-  settings.length ? h("section.card", h("header", h("h2", title), h("p", about)), h("dl.settings", settings.map((one) => setting(one, true)))) : null;
+  settings.length ? h("section.card", h("header", h("h2", title), h("p", about)), h("dl.settings", settings.map(setting))) : null;
 
 const foldWord = () => (unfolded.size ? "Fold all" : "Unfold all");
 
@@ -102,11 +108,11 @@ function foldAll(all) {
   document.querySelector(".all .link").focus();
 }
 
-/** A group, folded until it is asked for. What can be changed in it is so in the cards above. */
+/** A group, folded until it is asked for. */
 function fold({ title, settings }) {
   const changed = settings.filter(isChanged).length;
   const list = h("dl.settings");
-  const fill = () => list.children.length || list.append(...settings.map((one) => setting(one, false)));
+  const fill = () => list.children.length || list.append(...settings.map(setting));
   const element = h(
     "details.card",
     {
@@ -124,52 +130,67 @@ function fold({ title, settings }) {
   return element;
 }
 
-function setting(one, mayEdit) {
-  const { section: part, name, value, default: usual, source, effective, description, live } = one;
-  const full = `${part}.${name}`;
-  const from = source === "command line" ? "Set on the command line" : source[0] === "/" || source.startsWith("VLM_") ? `Set in ${source}` : source;
+function setting(one) {
+  const { section: part, name, source, effective, description, live } = one;
+  const from = source === "command line" ? "Set on the command line" : isNamed(source) ? `Set in ${source}` : source;
   const notes = [
-    cameTo(one) && `from ${show(name, value)}`,
-    isChanged(one) && `${from}; default ${show(name, usual)}`,
+    cameTo(one) && `from ${show(one.value_written)}`,
+    isChanged(one) && `${from}; default ${show(one.default_written)}`,
   ];
-  return h(
+  const button = h("button.link.small", { "aria-label": `Change ${fullName(one)}`, onclick: () => edit(one, row, button) }, "Change");
+  const row = h(
     "div",
     { class: isChanged(one) ? "changed" : null },
     h("dt", h("code", h("span.muted", `${part}.`), name.split(/(?<=_)/).flatMap((word) => [h("wbr"), word]))),
     h(
       "dd.value",
-      h("code", { title: String(value) }, show(name, cameTo(one) ? effective : value)),
+      h("code", { title: String(one.value) }, cameTo(one) ? came(one) : show(one.value_written)),
+      name !== SECRET && button,
       notes.filter(Boolean).map((note) => h("span.source", note)),
-      live && mayEdit && editing !== full && h("button.link.small", { "aria-label": `Change ${full}`, onclick: () => edit(full) }, "Change"),
     ),
     h("dd.about", inline(description), live || !isChanged(one) ? "" : h("span.source", "A change needs a restart.")),
-    mayEdit && editing === full && h("dd.edit", form(full, one)),
   );
+  return row;
 }
 
-function edit(full) {
-  editing = full;
-  problem = "";
-  update();
-  $("new-value")?.focus();
-}
+/** Whether a source is a file, or a variable of the environment. */
+const isNamed = (source) => source[0] === "/" || source.startsWith("VLM_");
+const show = (written) => (written === "" || written?.length === 0 ? "none" : Array.isArray(written) ? written.join(", ") : typeof written === "object" ? JSON.stringify(written) : String(written));
+const came = ({ name, effective }) => (name.endsWith("_bytes") ? bytes(effective) : count(effective));
 
-function form(full, { name, value }) {
-  const field = h("input", { id: "new-value", value: String(value), autocomplete: "off", spellcheck: "false", "aria-label": `New value of ${full}`, "aria-describedby": "value-problem" });
-  const close = () => {
-    editing = null;
-    update();
-    document.querySelector(`[aria-label="Change ${CSS.escape(full)}"]`)?.focus();
+/** Opens the form in which a setting is changed, in its `row`; one at a time. */
+function edit(one, row, button) {
+  close?.();
+  const box = h("dd.edit", one.live ? liveForm(one) : fileForm(one));
+  close = () => {
+    box.remove();
+    button.hidden = false;
+    close = null;
   };
+  button.hidden = true;
+  row.append(box);
+  box.querySelector("input").select();
+  box.addEventListener("reset", () => {
+    close();
+    button.focus();
+  });
+}
+
+const newValue = (one, more) =>
+  h("input", { value: show(one.value_written), autocomplete: "off", spellcheck: "false", "aria-label": `New value of ${fullName(one)}`, ...more });
+
+function liveForm(one) {
+  const field = newValue(one, { "aria-describedby": "value-problem" });
+  const problem = h("p.problem", { id: "value-problem", role: "alert" });
   const send = async (event) => {
     event.preventDefault();
     try {
-      const body = { [full]: field.value.trim() };
-      sections = (await (await ask("v1/settings", { method: "PATCH", body })).json()).sections;
-      close();
+      const body = { [fullName(one)]: field.value.trim() };
+      told = await (await ask("v1/settings", { method: "PATCH", body })).json();
+      update();
+      document.querySelector(`[aria-label="Change ${CSS.escape(fullName(one))}"]`)?.focus();
     } catch (error) {
-      problem = error.message;
-      $("value-problem").textContent = problem;
+      problem.textContent = error.message;
       field.setAttribute("aria-invalid", "true");
       field.focus();
     }
@@ -177,32 +198,43 @@ function form(full, { name, value }) {
   return h(
     "form",
     { onsubmit: send },
-    h("p.row.wraps", field, h("button.primary.small", "Save"), h("button.quiet.small", { type: "button", onclick: close }, "Cancel")),
-    h("p.problem", { id: "value-problem", role: "alert" }, problem),
-    h("p.muted.small", name.endsWith("_seconds") ? "A time, as 90s or 5m. " : "", "Until the server ends: to keep it, copy it as TOML into its settings file."),
+    h("p.row.wraps", field, h("button.primary.small", "Save"), cancel()),
+    problem,
+    h("p.muted.small", "It holds at once, until the server ends: to keep it, copy it as TOML into the settings file."),
   );
 }
 
-/** What differs from the defaults, as a settings file has it; keys are left out. */
-function toml() {
-  const parts = sections.flatMap(({ name, settings }) => {
-    const lines = settings.filter((one) => isChanged(one) && one.name !== SECRET).map((one) => `${one.name} = ${literal(one.value)}`);
-    return lines.length ? [`[${name.startsWith("models.") ? `models.${JSON.stringify(name.slice(7))}` : name}]\n${lines.join("\n")}\n`] : [];
-  });
-  return parts.join("\n") || "# Every setting has its default.\n";
+/** What to put into the settings file: the server reads it when it starts. */
+function fileForm(one) {
+  const field = newValue(one, { oninput: () => (snippet.textContent = text()) });
+  const text = () => table(one.section, [[one.name, typed(field.value.trim(), one.default)]]);
+  const snippet = h("code", text());
+  const wins = one.source === "command line" ? "the command line" : one.source.startsWith("VLM_") && one.source;
+  const button = h("button.primary.small", { type: "button", onclick: () => copy(button, text()) }, "Copy as TOML");
+  return h(
+    "form",
+    { onsubmit: (event) => event.preventDefault() },
+    h("p.row.wraps", field, button, cancel()),
+    h("pre", { tabindex: "0", "aria-label": "For the settings file" }, snippet),
+    h("p.muted.small", `It can’t change while the server runs: put this into ${file(every())}, and start the server again.`, wins && ` What ${wins} says wins over the file.`),
+  );
+}
+
+const cancel = () => h("button.quiet.small", { type: "reset" }, "Cancel");
+
+/** What was typed as TOML has it: lists by their commas, numbers and booleans; all else is text. */
+function typed(text, usual) {
+  if (Array.isArray(usual)) return text === "none" ? [] : text.split(",").map((each) => each.trim()).filter(Boolean);
+  return /^(true|false|-?\d+(\.\d+)?)$/.test(text) ? JSON.parse(text) : text;
 }
 
 // TOML's strings, numbers, booleans and lists of these are those of JSON, but for tables
-const literal = (value) => JSON.stringify(value);
+const table = (name, settings) =>
+  `[${name.startsWith("models.") ? `models.${JSON.stringify(name.slice(7))}` : name}]\n${settings.map(([key, value]) => `${key} = ${JSON.stringify(value)}\n`).join("")}`;
 
-const UNITS = { _tokens: "tokens", _pixels: "pixels", _chars: "characters" };
-
-function show(name, value) {
-  if (value === "" || value === null || value?.length === 0) return "none";
-  if (Array.isArray(value)) return value.join(", ");
-  if (typeof value !== "number") return typeof value === "object" ? JSON.stringify(value) : String(value);
-  if (name.endsWith("_bytes")) return value > 1023 ? bytes(value) : `${value} B`;
-  if (name.endsWith("_seconds")) return value ? seconds(value) : "0 s";
-  const unit = UNITS[name.slice(name.lastIndexOf("_"))];
-  return unit ? `${count(value)} ${unit}` : String(value);
+/** What differs from the defaults, as a settings file has it; keys are left out. */
+function toml() {
+  const parts = told.sections.map(({ name, settings }) => [name, settings.filter((one) => isChanged(one) && one.name !== SECRET)]);
+  const tables = parts.filter(([, settings]) => settings.length).map(([name, settings]) => table(name, settings.map((one) => [one.name, one.value_written])));
+  return tables.join("\n") || "# Every setting has its default.\n";
 }
