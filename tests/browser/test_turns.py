@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser.conftest import Open
 from tests.browser.files import ask, attach, wait_until_answered
-from tests.browser.test_ask import SQUARE
+from tests.browser.test_ask import SQUARE, text_of
 from tests.browser.test_views import accessibility_problems, check_that_it_fits
 from tests.support.daemons import Daemon
 
@@ -279,3 +279,24 @@ def test_actions_are_seen_and_large_enough_for_fingers(daemon: Daemon, open_page
         assert box is not None
         assert min(box["width"], box["height"]) >= 36
         assert action.evaluate("one => getComputedStyle(one).opacity") == "1"
+
+
+def test_actions_are_icons_with_names_and_tooltips(page: Any) -> None:
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Longest answer").fill("3")
+    answer = ask(page, f"say 0.01 {LETTERS}")
+    answer.get_by_text("Cut off at the longest answer allowed").wait_for()
+    assert page.locator(".asked .copies button:has(svg)").all_inner_texts() == ["Edit", "Copy"]
+    names = ["Continue", "Again", "Copy", "Copy as curl", "Copy as Python", "Details"]
+    actions = answer.locator(".copies button:has(svg)")
+    assert actions.all_inner_texts() == names
+    assert all(action.get_attribute("title") for action in actions.all())
+    copy = answer.get_by_role("button", name="Copy", exact=True)
+    copy.focus()
+    page.keyboard.press("Enter")
+    done = answer.get_by_role("button", name="Copied", exact=True)
+    assert done.locator("use").get_attribute("href") == "#i-done"
+    assert page.evaluate("navigator.clipboard.readText()") == text_of(answer)
+    copy.wait_for()
+    assert copy.locator("use").get_attribute("href") == "#i-copy"
+    assert accessibility_problems(page) == []

@@ -2,7 +2,7 @@
 
 import { canContinue } from "./conversation.js";
 import { codeBlock } from "./code.js";
-import { copy, count, h, pairs, percent, seconds } from "./dom.js";
+import { copy, count, h, iconButton, pairs, percent, seconds } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 import { marked } from "./marked.js";
 import { isJson } from "./markup.js";
@@ -115,24 +115,23 @@ export class AnswerView {
 
   footer() {
     const { answer, actions } = this;
-    const button = (label, act, title) => h("button", { type: "button", class: "link", title, onclick: act }, label);
-    const copied = (label, make) =>
-      button(label, async ({ currentTarget }) => copy(currentTarget, await make()));
+    const copied = (image, name, make) => iconButton(image, name, async ({ currentTarget }) => copy(currentTarget, await make()));
     const names = this.media.map(({ name }) => name);
     const figures = pairs("figures", this.measured());
-    const explain = ({ currentTarget }) => currentTarget.setAttribute("aria-expanded", String(figures.classList.toggle("explained")));
+    const details = iconButton("info", "Details", () => details.setAttribute("aria-expanded", String(figures.classList.toggle("explained"))), "What the figures mean");
+    details.setAttribute("aria-expanded", "false");
     return h(
       "footer",
       figures,
       h(
         "p.copies",
-        canContinue(answer) && button("Continue", actions.goOn, "Go on where it ended"),
-        actions.again && !answer.error && button("Again", actions.again, "Ask for another answer"),
-        actions.choose && button("Go on with this one", actions.choose),
-        answer.text && copied("Copy", () => answer.text),
-        copied("Copy as curl", () => asCurl(actions.body(), names)),
-        copied("Copy as Python", () => asPython(actions.body(), names)),
-        figures.querySelector(".why") && h("button.link", { type: "button", "aria-expanded": "false", onclick: explain }, "Details"),
+        actions.choose && h("button.link", { type: "button", onclick: actions.choose }, "Go on with this one"),
+        canContinue(answer) && iconButton("continue", "Continue", actions.goOn, "Continue where it ended"),
+        actions.again && !answer.error && iconButton("again", "Again", actions.again, "Again: ask for another answer"),
+        answer.text && copied("copy", "Copy", () => answer.text),
+        copied("shell", "Copy as curl", () => asCurl(actions.body(), names)),
+        copied("code", "Copy as Python", () => asPython(actions.body(), names)),
+        figures.querySelector(".why") && details,
       ),
     );
   }

@@ -85,12 +85,22 @@ export const words = (name) => name.replaceAll("_", " ");
 
 const digits = (value) => (value >= 100 ? Math.round(value) : +value.toPrecision(value >= 10 ? 3 : 2));
 
-/** Copies `text` and says so on `button` for a moment. */
+/** A button that is an icon, with a name; a mouse that rests on it is told `tip`. */
+export const iconButton = (image, name, onclick, tip = name) =>
+  h("button.icon.act", { type: "button", title: tip, onclick }, icon(image), h("span.hidden", name));
+
+/** Copies `text` and says so on `button`, which may be an icon, for a moment. */
 export async function copy(button, text) {
-  const label = (button.label ??= button.textContent);
-  button.textContent = (await toClipboard(text)) ? "Copied" : "Could not copy";
+  const name = button.querySelector(".hidden") ?? button;
+  const image = button.querySelector("use");
+  const usual = (button.usual ??= [name.textContent, image?.getAttribute("href")]);
+  const show = (label, href) => {
+    name.textContent = label;
+    image?.setAttribute("href", href);
+  };
+  (await toClipboard(text)) ? show("Copied", "#i-done") : show("Could not copy", "#i-close");
   clearTimeout(button.timer);
-  button.timer = setTimeout(() => (button.textContent = label), 1600);
+  button.timer = setTimeout(show, 1600, ...usual);
 }
 
 /** Whether `text` is on the clipboard now. Pages at other addresses than localhost have no `clipboard`. */

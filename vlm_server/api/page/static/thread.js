@@ -3,7 +3,7 @@
 import { AnswerView } from "./answer.js";
 import { preview } from "./attachments.js";
 import { requestBody } from "./conversation.js";
-import { copy, h, icon } from "./dom.js";
+import { copy, h, icon, iconButton } from "./dom.js";
 import { enlarge } from "./marked.js";
 
 /**
@@ -23,15 +23,14 @@ export class TurnView {
 
   showQuestion() {
     const { text, media } = this.turn;
-    const button = (label, act) => h("button", { type: "button", class: "link", onclick: act }, label);
     this.asked.replaceChildren(
       h("h2.hidden", "Question"),
       ...(media.length ? [h("div", { class: media.length > 1 ? "media several" : "media" }, media.map(shown))] : []),
       ...(text ? [h("p.said", text)] : []),
       h(
         "p.copies.asides",
-        button("Edit", () => this.edit()),
-        text && button("Copy", ({ currentTarget }) => copy(currentTarget, text)),
+        iconButton("edit", "Edit", () => this.edit()),
+        text && iconButton("copy", "Copy", ({ currentTarget }) => copy(currentTarget, text)),
       ),
     );
   }
@@ -54,7 +53,7 @@ export class TurnView {
           if (event.key === "Escape") {
             event.stopPropagation();
             end();
-            this.asked.querySelector("button.link")?.focus();
+            this.asked.querySelector(".act")?.focus();
           } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
             event.preventDefault();
             form.requestSubmit();
