@@ -203,3 +203,50 @@ def test_back_leads_to_first_view(daemon: Daemon, open_page: Open) -> None:
     page.go_back()
     page.locator("#question").wait_for()
     assert page.locator("nav a[aria-current=page]").inner_text() == "Ask"
+
+
+THEME_AT_FIRST_PAINT = """() => new MutationObserver((_, observer) => {
+  if (!document.body) return;
+  window.first = getComputedStyle(document.documentElement).backgroundColor;
+  observer.disconnect();
+}).observe(document, {childList: true, subtree: true})"""
+BACKGROUND = "getComputedStyle(document.documentElement).backgroundColor"
+BARS = """() => [...document.querySelectorAll("meta[name=theme-color]")]
+  .filter(({media}) => matchMedia(media).matches).map(({content}) => content)"""
+LIGHT, DARK = "rgb(245, 245, 247)", "rgb(16, 16, 18)"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_chosen_appearance_is_kept_and_there_before_first_paint(
+    daemon: Daemon, open_page: Open, scheme: str
+) -> None:
+    page = open_page(daemon, "#settings", scheme=scheme)
+    usual, other = (LIGHT, DARK) if scheme == "light" else (DARK, LIGHT)
+    assert page.evaluate(BACKGROUND) == usual
+    page.add_init_script(f"({THEME_AT_FIRST_PAINT})()")
+    page.get_by_label("Appearance").select_option("Dark" if scheme == "light" else "Light")
+    assert page.evaluate(BACKGROUND) == other
+    assert page.evaluate(BARS) == ["#101012" if scheme == "light" else "#f5f5f7"]
+    assert accessibility_problems(page) == []
+    page.reload()
+    page.locator("#state[data-state=ready]").wait_for()
+    assert page.evaluate("[window.first, " + BACKGROUND + "]") == [other, other]
+    tab = page.context.new_page()
+    tab.goto(page.url)
+    tab.get_by_label("Appearance").select_option("As the system")
+    page.wait_for_function(f"{BACKGROUND} === '{usual}'")
+    assert page.get_by_label("Appearance").input_value() == ""
+    assert len(page.evaluate(BARS)) == 1
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_appearance_changes_where_browser_keeps_nothing(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no'); }})"
+    )
+    page.reload()
+    page.locator("#state[data-state=ready]").wait_for()
+    page.locator("nav a[href='#settings']").click()
+    page.get_by_label("Appearance").select_option("Dark")
+    assert page.evaluate(BACKGROUND) == DARK

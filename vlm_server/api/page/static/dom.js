@@ -120,6 +120,24 @@ async function toClipboard(text) {
   }
 }
 
+/** What this browser keeps under `key`; null if there is nothing, or it keeps nothing for this page. */
+export function kept(key) {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+/** Keeps `value` in this browser; null or "" forgets it. */
+export function keep(key, value) {
+  try {
+    value ? localStorage.setItem(key, value) : localStorage.removeItem(key);
+  } catch {
+    // it holds until the page is left
+  }
+}
+
 /** Gives the reader a file. */
 export function save(name, blob) {
   const url = URL.createObjectURL(blob);

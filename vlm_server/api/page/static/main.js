@@ -2,7 +2,7 @@
 
 import { get, later, load } from "./api.js";
 import { setModels, startAsk } from "./ask.js";
-import { $ } from "./dom.js";
+import { $, keep } from "./dom.js";
 import { isBusy, stateWords } from "./serving.js";
 
 /** The module of each view, and what shows it. */
@@ -89,6 +89,10 @@ setTimeout(() => Object.values(VIEWS).forEach(([file]) => load(file).catch(() =>
 document.querySelector("nav").addEventListener("click", ({ target }) => target.closest("a")?.hash === location.hash && route()); // tried again
 $("reload").addEventListener("click", () => location.reload());
 addEventListener("trouble", watch);
+$("theme").addEventListener("change", ({ target: { value } }) => {
+  keep("vlm_server theme", value);
+  dispatchEvent(new CustomEvent("theme", { detail: value }));
+});
 startAsk();
 route();
 watch();

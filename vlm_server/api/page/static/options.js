@@ -2,7 +2,7 @@
 // Options that differ from the defaults are kept in this browser.
 
 import { later } from "./api.js";
-import { $, count } from "./dom.js";
+import { $, count, keep, kept } from "./dom.js";
 import { schemaProblem, toolsProblem } from "./schema.js";
 import { offer } from "./serving.js";
 
@@ -93,14 +93,9 @@ function insert(id, value) {
 }
 
 function changed() {
-  const kept = Object.fromEntries(FIELDS.map((id) => [id, $(id).value]).filter(([, value]) => value !== ""));
-  if ($("think").checked) kept.think = true;
-  try {
-    if (Object.keys(kept).length) localStorage.setItem(KEPT, JSON.stringify(kept));
-    else localStorage.removeItem(KEPT);
-  } catch {
-    // a browser that keeps nothing: the options hold until the page is closed
-  }
+  const set = Object.fromEntries(FIELDS.map((id) => [id, $(id).value]).filter(([, value]) => value !== ""));
+  if ($("think").checked) set.think = true;
+  keep(KEPT, Object.keys(set).length ? JSON.stringify(set) : "");
   offerComparisons();
   showChecks();
   dispatchEvent(new Event("options"));
@@ -108,9 +103,9 @@ function changed() {
 
 function recall() {
   try {
-    const kept = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
-    for (const id of FIELDS) if (typeof kept[id] === "string") $(id).value = kept[id];
-    $("think").checked = Boolean(kept.think);
+    const set = JSON.parse(kept(KEPT) ?? "{}");
+    for (const id of FIELDS) if (typeof set[id] === "string") $(id).value = set[id];
+    $("think").checked = Boolean(set.think);
   } catch {
     // nothing that can be read
   }

@@ -2,7 +2,7 @@
 // answer, and a hint that this model is a toy.
 
 import { later } from "./api.js";
-import { $, h } from "./dom.js";
+import { $, h, keep, kept } from "./dom.js";
 
 const PICTURE = new URL("./sample.png", import.meta.url).pathname;
 const QUESTIONS = ["Describe the picture.", "How many blue squares are there?", "Where is the circle?", "What colour is the star?"];
@@ -33,20 +33,12 @@ export function hintAtToy(models) {
 }
 
 export function startHint() {
-  try {
-    isDismissed = localStorage.getItem(DISMISSED) !== null;
-  } catch {
-    // a browser that keeps nothing
-  }
+  isDismissed = kept(DISMISSED) !== null;
   $("toy-models").addEventListener("click", () => later("./models.js").then((module) => module?.showCatalog()));
   $("toy-close").addEventListener("click", () => {
     isDismissed = true;
     $("toy").hidden = true;
     $("question").focus();
-    try {
-      localStorage.setItem(DISMISSED, "yes");
-    } catch {
-      // it stays away until the page is closed
-    }
+    keep(DISMISSED, "yes");
   });
 }

@@ -1,7 +1,7 @@
 // The conversations that this browser keeps: found, opened, renamed, exported, deleted.
 
 import { later } from "./api.js";
-import { $, bytes, h, icon, refill } from "./dom.js";
+import { $, bytes, h, icon, keep, kept, refill } from "./dom.js";
 import * as session from "./session.js";
 import * as store from "./store.js";
 
@@ -23,8 +23,9 @@ export function startHistory({ startAnew }) {
   $("history").addEventListener("focusout", closeMenus);
   document.addEventListener("click", (event) => closeMenus({ relatedTarget: event.target }));
   for (const name of ["kept", "opened", "run"]) addEventListener(name, refresh);
-  setOpen(WIDE.matches && localStorage.getItem(HIDDEN) === null, false);
-  WIDE.addEventListener("change", () => setOpen(WIDE.matches && localStorage.getItem(HIDDEN) === null, false));
+  const begin = () => setOpen(WIDE.matches && kept(HIDDEN) === null, false);
+  begin();
+  WIDE.addEventListener("change", begin);
   refresh();
 }
 
@@ -38,7 +39,7 @@ function setOpen(open, isWish = true) {
   document.body.classList.toggle("with-history", open);
   $("show-history").setAttribute("aria-expanded", String(open));
   if (!isWish) return;
-  if (WIDE.matches) open ? localStorage.removeItem(HIDDEN) : localStorage.setItem(HIDDEN, "yes");
+  if (WIDE.matches) keep(HIDDEN, open ? "" : "yes");
   (open ? $("find") : $("show-history")).focus();
 }
 
