@@ -20,7 +20,7 @@ from tests.hub.server import add
 from tests.support.daemons import Daemon
 
 LOAD_MS = 60_000
-MIB = 1 << 20
+TOO_LARGE = re.compile(r"too large: needs about 2\.\d\d GiB")
 
 
 def model_card(page: Any, name: str) -> Any:
@@ -102,7 +102,7 @@ def test_user_key_sees_models_and_has_no_buttons(tiny_daemon: Daemon, open_page:
 def test_page_serves_local_checkpoint(models_daemon: ModelsDaemon, open_page: Open) -> None:
     models_daemon.copy_of_model("spare")
     page = open_page(models_daemon.daemon, "#models")
-    list_row(page, "local", "spare").get_by_text("14.8 MiB · search path · fits").wait_for()
+    list_row(page, "local", "spare").get_by_text("15 MB · search path · fits").wait_for()
     press(page, "Serve", "spare")
     wait_for_state(page, "spare", "Ready")
     list_row(page, "local", "spare").wait_for(state="detached")
@@ -138,7 +138,7 @@ def test_checkpoint_over_memory_is_shown_as_too_large(
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(2_000_000_000)
     page = open_page(models_daemon.daemon, "#models")
-    list_row(page, "local", "org/giant").get_by_text("too large: needs about 2.1 GiB").wait_for()
+    list_row(page, "local", "org/giant").get_by_text(TOO_LARGE).wait_for()
 
 
 def test_download_survives_reload_and_can_be_cancelled(
@@ -149,10 +149,10 @@ def test_download_survives_reload_and_can_be_cancelled(
     page = open_page(models_daemon.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("org/one")
     page.get_by_role("button", name="Download", exact=True).click()
-    list_row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for(timeout=LOAD_MS)
+    list_row(page, "pulls", "org/one").get_by_text(" of 16 MB").wait_for(timeout=LOAD_MS)
     assert accessibility_problems(page) == []
     page.reload()
-    list_row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for()
+    list_row(page, "pulls", "org/one").get_by_text(" of 16 MB").wait_for()
     press(page, "Cancel", "org/one")
     page.locator("#pulls li").wait_for(state="detached")
     models_daemon.hub.seconds_per_mib = 0.0
@@ -200,7 +200,7 @@ def test_failed_download_says_what_is_kept(models_daemon: ModelsDaemon, open_pag
     page.get_by_role("button", name="Download", exact=True).click()
     row = list_row(page, "pulls", "org/cut")
     row.get_by_role("alert").filter(has_text="the disk is full").wait_for()
-    row.get_by_text("1.4 GiB of 2.9 GiB are here, and are kept").wait_for()
+    row.get_by_text("1.50 GB of 3.11 GB are here, and are kept").wait_for()
 
 
 def test_search_finds_models_of_hub_and_downloads_one(
@@ -213,7 +213,7 @@ def test_search_finds_models_of_hub_and_downloads_one(
     page.get_by_label("Its name on the hub").fill("wanted")
     page.keyboard.press("Enter")
     small = list_row(page, "found", "org/wanted-small")
-    small.get_by_text("13.4 MiB · fits · 1.2 k downloads · qwen3_vl").wait_for()
+    small.get_by_text("14 MB · fits · 1.2 k downloads · qwen3_vl").wait_for()
     huge = list_row(page, "found", "org/wanted-huge")
     assert "too large for this machine" in huge.inner_text()
     assert "gated" in huge.inner_text()

@@ -348,7 +348,7 @@ class Supervisor:
                 self._watchdog.record_end(event.request_id)
                 self._in_flight.deliver(event)
             case Stats():
-                self._memory.add(event.memory)
+                self._memory.add(event.memory, event.generated_tokens)
                 self._set(stats=event)
             case Loading(stage, fraction):
                 self._set(progress=(stage, fraction))

@@ -1,4 +1,4 @@
-"""The history of engines: memory over the last hour, ends, failed starts.
+"""The history of engines: memory and tokens over the last hour, ends, failed starts.
 
 Needs no timer: an idle engine reports nothing, and its memory stays as last reported.
 """
@@ -27,6 +27,8 @@ class MemorySample(msgspec.Struct, frozen=True):
     active_bytes: int
     pool_bytes: int
     footprint_bytes: int
+    generated_tokens: int
+    """Since the engine's start: what it grew by since the sample before was written meanwhile."""
 
 
 class EngineEnd(msgspec.Struct, frozen=True):
@@ -46,9 +48,10 @@ class MemoryHistory:
         self._clock = clock
         self._samples: deque[MemorySample] = deque(maxlen=HISTORY_SECONDS // SAMPLE_SECONDS)
 
-    def add(self, memory: MemoryStats) -> None:
+    def add(self, memory: MemoryStats, generated_tokens: int) -> None:
         at = int(self._clock()) // SAMPLE_SECONDS * SAMPLE_SECONDS
-        sample = MemorySample(at, memory.active_bytes, memory.pool_bytes, memory.footprint_bytes)
+        sizes = (memory.active_bytes, memory.pool_bytes, memory.footprint_bytes)
+        sample = MemorySample(at, *sizes, generated_tokens)
         if self._samples and self._samples[-1].at == at:
             last_values = msgspec.structs.astuple(self._samples.pop())
             sample = MemorySample(*map(max, last_values, msgspec.structs.astuple(sample)))

@@ -125,12 +125,12 @@ async def test_status_shows_memory_samples_and_engine_ends(
 ) -> None:
     engine.status = replace(
         engine.status,
-        memory_samples=[MemorySample(100, 1, 2, 3)],
+        memory_samples=[MemorySample(100, 1, 2, 3, 4)],
         ends=(EngineEnd(5.5, "was ended by SIGKILL"),),
     )
     engine_status = (await status(client))["engine"]
     assert engine_status["memory_samples"] == [
-        {"at": 100, "active_bytes": 1, "pool_bytes": 2, "footprint_bytes": 3}
+        {"at": 100, "active_bytes": 1, "pool_bytes": 2, "footprint_bytes": 3, "generated_tokens": 4}
     ]
     assert engine_status["ends"] == [{"at": 5.5, "reason": "was ended by SIGKILL"}]
 

@@ -22,12 +22,15 @@ def reading(active: int, pool: int = 0, footprint: int = 0) -> MemoryStats:
 def test_memory_sample_is_maximum_of_its_interval() -> None:
     clock = Clock(10_000.0)
     history = MemoryHistory(clock)
-    history.add(reading(5, 9, 1))
+    history.add(reading(5, 9, 1), 10)
     clock.now += SAMPLE_SECONDS - 1
-    history.add(reading(7, 2, 3))
+    history.add(reading(7, 2, 3), 30)
     clock.now += 1
-    history.add(reading(1))
-    samples = [MemorySample(10_000, 7, 9, 3), MemorySample(10_000 + SAMPLE_SECONDS, 1, 0, 0)]
+    history.add(reading(1), 40)
+    samples = [
+        MemorySample(10_000, 7, 9, 3, 30),
+        MemorySample(10_000 + SAMPLE_SECONDS, 1, 0, 0, 40),
+    ]
     assert list(history.samples) == samples
 
 
@@ -36,7 +39,7 @@ def test_memory_history_keeps_one_hour_and_last_sample() -> None:
     history = MemoryHistory(clock)
     for i in range(3 * HISTORY_SECONDS // SAMPLE_SECONDS):
         clock.now = 10_000 + i * SAMPLE_SECONDS
-        history.add(reading(i))
+        history.add(reading(i), i)
     assert len(history.samples) == HISTORY_SECONDS // SAMPLE_SECONDS
     last = history.samples[-1]
     clock.now += 2 * HISTORY_SECONDS  # idle: nothing is told, and memory is as it was

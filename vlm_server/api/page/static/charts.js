@@ -1,6 +1,6 @@
 // Small charts, each with a name that says what it shows.
 
-import { bytes, h, svg } from "./dom.js";
+import { h, memorySize, svg } from "./dom.js";
 
 const WIDTH = 600;
 const HEIGHT = 150;
@@ -40,10 +40,10 @@ export function memoryChart(samples, { now, span, series, limit, label, ticks })
         paths,
         isNear && bar("limit", limit),
       ),
-      marks.map((value) => placed("span.scale", y(value), bytes(value))),
-      isNear && placed("span.scale.bound", y(limit), `Limit ${bytes(limit)}`),
+      marks.map((value) => placed("span.scale", y(value), memorySize(value))),
+      isNear && placed("span.scale.bound", y(limit), `Limit ${memorySize(limit)}`),
     ),
-    ticksElement(limit && !isNear ? [ticks[0], `Limit ${bytes(limit)}, far above`, ticks[1]] : ticks),
+    ticksElement(limit && !isNear ? [ticks[0], `Limit ${memorySize(limit)}, far above`, ticks[1]] : ticks),
   );
 }
 
@@ -68,6 +68,22 @@ const ticksElement = (ticks) =>
     { "aria-hidden": "true" },
     ticks.map((each) => h("span", each)),
   );
+
+/** A small line of `values`, which are evenly spaced, and what it shows in words. */
+export function sparkline(values, label, ticks) {
+  const y = (value) => (HEIGHT * (1 - value / Math.max(1, ...values))).toFixed(1);
+  const line = values.map((value, index) => `${index ? "L" : "M"}${(WIDTH * index) / (values.length - 1)} ${y(value)}`).join("");
+  return h(
+    "div.chart.spark",
+    svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
+      svg("path", { class: "active area", d: `${line}V${HEIGHT}H0Z` }),
+      svg("path", { class: "active line", d: line }),
+    ),
+    ticksElement(ticks),
+  );
+}
 
 /** A bar of `share` from 0 to 1. */
 export function meter(share, label) {

@@ -53,14 +53,15 @@ export function short(value) {
   return String(value);
 }
 
-export function bytes(value) {
-  for (const [size, unit] of [
-    [2 ** 30, "GiB"],
-    [2 ** 20, "MiB"],
-    [2 ** 10, "KiB"],
-  ])
-    if (value >= size) return `${digits(value / size)} ${unit}`;
-  return `${value} B`;
+/** Sizes as vlm_server/sizes.py has them: memory, and limits that settings have in GiB; and files, as hubs count them. */
+export const memorySize = (value) => size(value, 1024, ["bytes", "KiB", "MiB", "GiB", "TiB"]);
+export const fileSize = (value) => size(value, 1000, ["bytes", "kB", "MB", "GB", "TB"]);
+
+function size(value, base, units) {
+  let power = 0;
+  for (; value >= base && power < units.length - 1; power++) value /= base;
+  const places = power < 3 ? 0 : Math.max(0, 3 - value.toFixed(0).length);
+  return `${value.toFixed(places)} ${units[power]}`;
 }
 
 export function seconds(value) {

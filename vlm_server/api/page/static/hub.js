@@ -1,7 +1,7 @@
 // Models to get: from this machine, from the catalog, from a search of the hub; and downloads.
 
 import { ask, get, jsonLines } from "./api.js";
-import { $, button, bytes, h, refill, short } from "./dom.js";
+import { $, button, fileSize, h, memorySize, refill, short } from "./dom.js";
 import { progressBar } from "./serving.js";
 
 const NAME = /^[^\s/@]+\/[^\s/@]+(@\S+)?$/;
@@ -76,8 +76,8 @@ export function drawHub(names = served) {
 
 function checkpoint({ name, place, complete, bytes: size, needed_bytes: needed, fits }) {
   const resumes = !complete && place === "hub cache";
-  const fit = { true: "fits", false: `too large: needs about ${bytes(needed)}` }[fits];
-  const about = [size && bytes(size), place, complete ? fit : "not complete"];
+  const fit = { true: "fits", false: `too large: needs about ${memorySize(needed)}` }[fits];
+  const about = [size && fileSize(size), place, complete ? fit : "not complete"];
   const problem = view.problems.get(name);
   return h(
     "li",
@@ -155,7 +155,7 @@ function searched() {
       button("found", "Back to the suggestions", query, close),
     ),
     h("p", { role: "status", class: problem ? "problem" : "muted small" }, models ? none || "" : "Searching"),
-    models && h("ul.rows", models.map((one) => offer(one, one.weight_bytes ? bytes(one.weight_bytes) : "", one.model_type))),
+    models && h("ul.rows", models.map((one) => offer(one, one.weight_bytes ? fileSize(one.weight_bytes) : "", one.model_type))),
   ];
 }
 
@@ -172,7 +172,7 @@ function offered() {
   return [
     h("header.sub-head", h("h3", "Tested families, by size"), hidden > 0 && button("all", label, "suggestions", toggle)),
     shown.length
-      ? h("ul.rows", shown.map((one) => offer(one, `about ${bytes(one.about_bytes)}`, one.about)))
+      ? h("ul.rows", shown.map((one) => offer(one, `about ${fileSize(one.about_bytes)}`, one.about)))
       : h("p.muted.small", "None of them fits beside the pinned models."),
     h("p.muted.small", catalog.every(({ fits }) => fits === null)
         ? "Whether they fit is known once a model has been loaded. Sizes are computed."
@@ -231,7 +231,7 @@ function pullRow({ model, state, error, bytes: done = 0, total_bytes: total, byt
         "div",
         h("b", model),
         h("p.problem", { role: "alert" }, error),
-        done > 0 && h("p.muted.small", `${bytes(done)} of ${bytes(total)} are here, and are kept`),
+        done > 0 && h("p.muted.small", `${fileSize(done)} of ${fileSize(total)} are here, and are kept`),
       ),
       h("div.actions", button("retry", "Try again", model, () => watchPull(model)), button("close", "Close", model, close)),
     );

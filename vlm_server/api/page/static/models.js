@@ -2,7 +2,7 @@
 
 import { ask, get } from "./api.js";
 import { meter } from "./charts.js";
-import { $, button, bytes, count, empty, h, pairs, refill, seconds, short, whileSeen, words } from "./dom.js";
+import { $, button, count, empty, h, memorySize, pairs, refill, seconds, short, whileSeen, words } from "./dom.js";
 import { drawHub, forgetLocal, hubCards, readLocal } from "./hub.js";
 import { isBusy, progressBar, stateWords } from "./serving.js";
 
@@ -52,7 +52,7 @@ function draw(data, models) {
     );
   const sum = (field) => models.reduce((total, model) => total + (model[field] ?? 0), 0);
   if (models.length > 1 && sum("limit_bytes") && !models.some(({ state }) => isBusy(state)))
-    $("models-held").textContent = `${bytes(sum("memory_bytes"))} of ${bytes(sum("limit_bytes"))} held`;
+    $("models-held").textContent = `${memorySize(sum("memory_bytes"))} of ${memorySize(sum("limit_bytes"))} held`;
   for (const told of models) {
     const model = data.find(({ id }) => id === told.name) ?? {};
     const card =
@@ -78,7 +78,7 @@ function newCard(name) {
 function headOf(told) {
   const { name, state, progress, memory_bytes: held, limit_bytes: limit, expires_at: end } = told;
   const error = told.error ?? problems.get(name);
-  const memory = held && `${bytes(held)} of ${bytes(limit)}`;
+  const memory = held && `${memorySize(held)} of ${memorySize(limit)}`;
   const about = [
     memory,
     end && `unloads in ${seconds(Math.max(1, Math.round(end - Date.now() / 1000)))} if unused`,
@@ -183,7 +183,7 @@ function facts({
     ["Context", `${count(context)} tokens`],
     ["Coordinates", POINTS[coordinates] ?? "see its model card"],
     ["Pictures in a request", `up to ${count(limits.max_images)}`],
-    ["A picture’s file", `up to ${bytes(limits.max_image_bytes)}`],
+    ["A picture’s file", `up to ${memorySize(limits.max_image_bytes)}`],
     ["A picture’s size", `up to ${count(limits.max_image_pixels / 1e6)} megapixels`],
   ];
   const { seen } = limits;

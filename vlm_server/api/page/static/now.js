@@ -1,15 +1,19 @@
 // What the server does now, from /v1/status: asked once a second while somebody looks.
 
 import { adminProblem, ask, get } from "./api.js";
-import { $, bytes, count, empty, h, percent, refill, whileSeen } from "./dom.js";
+import { $, count, empty, h, memorySize, percent, refill, whileSeen } from "./dom.js";
 import { ended } from "./ended.js";
 import { followLog, logCard } from "./log.js";
-import { caches, engine, memory, requests, times } from "./panels.js";
+import { caches, engine, memory, requests, speed, times } from "./panels.js";
 import { offer, stateWords } from "./serving.js";
 
 const EVERY_MS = 1000;
 
+const RATE_SECONDS = 5;
+
 const cancelled = new Set();
+/** {model, pid, at, written, read} of the last seconds: the counters of one engine. */
+let counts = [];
 
 export const showNow = whileSeen("now", refresh);
 
@@ -33,7 +37,7 @@ function draw(status) {
     root.replaceChildren(
       h(
         "div.cards",
-        ["requests", "memory", "last", "delays", "caches", "engine"].map((name) =>
+        ["requests", "speed", "memory", "last", "delays", "caches", "engine"].map((name) =>
           h("section", { class: `card ${name}` }),
         ),
         logCard(),
@@ -50,7 +54,8 @@ function draw(status) {
     `${status.requests.in_flight} of ${status.requests.limit} places`,
     requests(status.requests.list, cancelled, cancel, status.models.length > 1),
   );
-  put("memory", "Memory", stats ? `${bytes(stats.memory.active_bytes)} in use` : "", memory(status, stats));
+  put("speed", "Speed", "At this moment", speed(status, rates(status, stats)));
+  put("memory", "Memory", stats ? `${memorySize(stats.memory.active_bytes)} in use` : "", memory(status, stats));
   put("last", "Last requests", "", ended(status.requests.ended));
   const answers = status.latencies.e2e_request_latency_seconds.percentiles;
   put("delays", "Times", answers ? (answers.count === 1 ? "one answer" : `the last ${count(answers.count)} answers`) : "", times(status.latencies));
@@ -61,6 +66,15 @@ function draw(status) {
     caches(stats),
   );
   put("engine", "Engine", stateWords(status.engine.state), engine(status, stats));
+}
+
+/** Tokens per second over the last seconds, {written, read}; null before the engine was looked at twice. */
+function rates({ model, time: at, engine: { pid } }, stats) {
+  const count = { model, pid, at, written: stats?.generated_tokens ?? 0, read: stats?.prompt_tokens ?? 0 };
+  counts = [...counts.filter((one) => one.model === model && one.pid === pid && at - one.at < RATE_SECONDS && one.at < at), count];
+  const [first] = counts;
+  const rate = (field) => (first === count ? null : (count[field] - first[field]) / (at - first.at));
+  return { written: rate("written"), read: rate("read") };
 }
 
 function put(name, title, aside, content) {

@@ -1,7 +1,7 @@
 // What the cards of Now show: {elements}, and a {key} that changes with them where they seldom do.
 
-import { memoryChart, meter, stack } from "./charts.js";
-import { bytes, count, empty, h, pairs, percent, seconds, short, words } from "./dom.js";
+import { memoryChart, meter, sparkline, stack } from "./charts.js";
+import { count, empty, fileSize, h, memorySize, pairs, percent, seconds, short, words } from "./dom.js";
 import { progressBar } from "./serving.js";
 
 const HOUR = 3600;
@@ -85,6 +85,38 @@ function request(told, isCancelled, cancel, areSeveral) {
   );
 }
 
+const SAMPLE = 10; // seconds
+const NUM_SAMPLES = 60;
+
+/** Tokens per second: `rates` of this moment, {written, read}, null if not known yet; and a line of the last ten minutes. */
+export function speed({ time, engine }, rates) {
+  const shown = (rate) => (rate === null ? "–" : `${rate < 10 ? +rate.toFixed(1) : count(rate)} tokens/s`);
+  const values = writtenPerSecond(engine.memory_samples, time);
+  const highest = `highest ${count(Math.max(...values))} tokens/s`;
+  const figures = [["Answers", shown(rates.written)], ["Prompts", shown(rates.read)]];
+  return {
+    elements: [
+      h(
+        "div.speeds",
+        pairs("figures", figures),
+        sparkline(values, `Tokens of answers over the last ten minutes: ${highest}`, ["10 min ago", highest, "now"]),
+      ),
+    ],
+  };
+}
+
+/** Tokens of answers per second in each ten seconds up to `now`. An engine that was restarted counts anew. */
+function writtenPerSecond(samples, now) {
+  const end = Math.floor(now / SAMPLE) * SAMPLE;
+  const values = Array(NUM_SAMPLES).fill(0);
+  samples.forEach(({ at, generated_tokens: tokens }, index) => {
+    const before = samples[index - 1]?.generated_tokens ?? tokens;
+    const place = NUM_SAMPLES - 1 - (end - at) / SAMPLE;
+    if (place in values) values[place] = (tokens - (before > tokens ? 0 : before)) / (at === end ? Math.max(1, now - at) : SAMPLE);
+  });
+  return values;
+}
+
 export function memory(status, stats) {
   if (!stats)
     return { key: "none", elements: [empty("No figures yet", "The engine tells them once it runs.")] };
@@ -101,8 +133,8 @@ export function memory(status, stats) {
       ["active_bytes", "active"],
     ],
     label:
-      `Memory over the last ${seconds(span)}: ${bytes(now.active_bytes)} in use by arrays, ` +
-      `${bytes(now.footprint_bytes)} for the whole process, ${bytes(now.limit_bytes)} allowed`,
+      `Memory over the last ${seconds(span)}: ${memorySize(now.active_bytes)} in use by arrays, ` +
+      `${memorySize(now.footprint_bytes)} for the whole process, ${memorySize(now.limit_bytes)} allowed`,
     ticks: [`${seconds(span)} ago`, "now"],
   });
   const figures = [
@@ -118,7 +150,7 @@ export function memory(status, stats) {
       chart,
       pairs(
         "grid",
-        figures.map(([name, value]) => [name, bytes(value)]),
+        figures.map(([name, value]) => [name, memorySize(value)]),
       ),
       clears(now),
     ],
@@ -172,10 +204,10 @@ const USES = {
 function use({ name, memory }) {
   const parts = Object.entries(USES).map(([part, text]) => {
     const value = memory[`${part}_bytes`];
-    return [part, value, `${text}: ${bytes(value)}`];
+    return [part, value, `${text}: ${memorySize(value)}`];
   });
   const held = parts.reduce((sum, [, value]) => sum + value, 0);
-  const text = `${bytes(held)} of ${bytes(memory.limit_bytes)}`;
+  const text = `${memorySize(held)} of ${memorySize(memory.limit_bytes)}`;
   const label = `${text}: ${parts.map(([, , title]) => title).join(", ")}`;
   return h(
     "li",
@@ -232,6 +264,7 @@ export function caches(stats) {
   if (!stats) return { key: "none", elements: [empty("No figures yet")] };
   const rows = stats.caches.map(({ name, hits, misses, size_bytes: size, limit_bytes: limit, entries }) => {
     const all = hits + misses;
+    const shown = name === "disk" ? fileSize : memorySize;
     return h(
       "tr",
       h("th", { scope: "row" }, CACHES[name] ?? words(name)),
@@ -240,8 +273,8 @@ export function caches(stats) {
       h(
         "td",
         { title: `${count(entries)} entries` },
-        bytes(size),
-        limit > 0 && h("span.limit-of", ` of ${bytes(limit)}`),
+        shown(size),
+        limit > 0 && h("span.limit-of", ` of ${shown(limit)}`),
       ),
     );
   });

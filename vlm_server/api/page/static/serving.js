@@ -1,7 +1,7 @@
 // What a model is at, in words, and how one of several is picked.
 
 import { meter } from "./charts.js";
-import { bytes, h, percent, seconds, words } from "./dom.js";
+import { fileSize, h, percent, seconds, words } from "./dom.js";
 
 const STATES = {
   ready: "Ready",
@@ -19,8 +19,8 @@ export const isBusy = (state) => BUSY.includes(state);
 
 /** A line and a bar on how far a load or a download is. The line seldom changes but for its hidden end. */
 export function progressBar({ stage, fraction, bytes: done, total_bytes: total, bytes_per_second: rate }) {
-  const amount = total ? `${bytes(done ?? 0)} of ${bytes(total)}` : fraction ? percent(fraction, 1) : "";
-  const pace = rate && [`${bytes(rate)}/s`, `${seconds((total - done) / rate)} left`];
+  const amount = total ? `${fileSize(done ?? 0)} of ${fileSize(total)}` : fraction ? percent(fraction, 1) : "";
+  const pace = rate && [`${fileSize(rate)}/s`, `${seconds((total - done) / rate)} left`];
   return h(
     "div.progress",
     h("p", capital(stage), amount && h("span", { "aria-hidden": "true" }, [amount, ...(pace || [])].join(" · "))),

@@ -1,7 +1,7 @@
 // The settings in force: what differs from the defaults, the values that automatic settings came to, and changes.
 
 import { adminProblem, ask, get } from "./api.js";
-import { $, bytes, copy, count, empty, h } from "./dom.js";
+import { $, copy, count, empty, h, memorySize } from "./dom.js";
 import { inline } from "./rich.js";
 
 const SECRET = "api_keys";
@@ -156,7 +156,7 @@ function setting(one) {
 /** Whether a source is a file, or a variable of the environment. */
 const isNamed = (source) => source[0] === "/" || source.startsWith("VLM_");
 const show = (written) => (written === "" || written?.length === 0 ? "none" : Array.isArray(written) ? written.join(", ") : typeof written === "object" ? JSON.stringify(written) : String(written));
-const came = ({ name, effective }) => (name.endsWith("_bytes") ? bytes(effective) : count(effective));
+const came = ({ name, effective }) => (name.endsWith("_bytes") ? memorySize(effective) : count(effective));
 
 /** Opens the form in which a setting is changed, in its `row`; one at a time. */
 function edit(one, row, button) {

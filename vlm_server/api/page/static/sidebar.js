@@ -1,7 +1,7 @@
 // The conversations that this browser keeps: found, opened, renamed, exported, deleted.
 
 import { later } from "./api.js";
-import { $, bytes, h, icon, keep, kept, refill } from "./dom.js";
+import { $, h, icon, keep, kept, memorySize, refill } from "./dom.js";
 import * as session from "./session.js";
 import * as store from "./store.js";
 
@@ -85,7 +85,7 @@ function show() {
   const shown = found ? list.filter(({ id }) => found.has(id)) : list;
   if ($("history-list").querySelector("details[open], input")) return; // not below somebody's hand
   refill($("history-list"), shown.length ? shown.map(item) : [h("li.none", found ? "Nothing found." : "Conversations are kept here, in this browser.")]);
-  $("history-size").textContent = list.length ? `${bytes(store.sizeOf(list))} of ${bytes(store.MAX_BYTES)}` : "";
+  $("history-size").textContent = list.length ? `${memorySize(store.sizeOf(list))} of ${memorySize(store.MAX_BYTES)}` : "";
   $("history-end").hidden = !list.length;
 }
 
