@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.speculative.drafters import load_drafter
 from mlx_vlm.utils import get_model_and_args
+from msgspec import structs
 
-from tests.integration.harness import load_model
+from tests.integration.harness import ask, load_model, new_preparer
+from tests.integration.test_prefill_together import new_engine_of
 from tests.integration.test_trained_drafter import engine_of, mute, often, run_all
 from tests.support.whole_run import few_of
 from tests.tiny_models import cached
@@ -24,6 +27,7 @@ from tests.tiny_models.draft_heads import CONFIG, WEIGHTS, dflash_config
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.examination import ExaminationRequest
+from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.loaded import LoadedModel
@@ -216,25 +220,90 @@ def test_block_head_beside_checkpoint_is_found(tmp_path: Path):
     assert examined.weight_bytes == loaded.size_bytes
 
 
-@pytest.mark.parametrize(
-    ("variant", "change", "reason"),
-    [
-        ("dflash", {"hidden_size": 32}, "its hidden_size is 32, and the model's 64"),
-        ("dflash", {"vocab_size": 7}, "its vocab_size is 7"),
-        ("dflash", {IN_BLOCK: {"target_layer_ids": [0, 3]}}, "asks for layers"),
-        ("dspark", {"num_target_layers": 9}, "target layer-count mismatch"),
-    ],
-)
-def test_block_head_that_does_not_fit_is_refused(
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    ("dflash", {"hidden_size": 32}, "its hidden_size is 32, and the model's 64"),
+    ("dflash", {"vocab_size": 7}, "its vocab_size is 7"),
+    ("dflash", {IN_BLOCK: {"target_layer_ids": [0, 3]}}, "asks for layers"),
+    ("dflash", {IN_BLOCK: {"target_layer_ids": ["0", "2"]}}, "does not fit"),
+    ("dflash", {IN_BLOCK: {"mask_token_id": 1000}}, "no token 1000 for masks"),
+    ("dflash", {IN_BLOCK: {"draft_window_size": "wide"}}, "does not fit"),
+    ("dflash", {"block_size": 1}, "guesses nothing"),
+    ("dflash", {"block_size": "8"}, "does not fit"),
+    ("dflash", SLIDING | {"sliding_window": None}, "does not fit"),
+    ("dflash", {"num_key_value_heads": 3}, "does not fit"),
+]
+"""A kind, what its `config.json` says otherwise, and the reason that it is refused."""
+
+
+@pytest.mark.parametrize(("variant", "change", "reason"), few_of(BROKEN, BROKEN[:5]))
+def test_block_head_that_does_not_fit_is_refused_or_left_out(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     variant: str,
     change: dict[str, Any],
     reason: str,
 ):
+    (tmp_path / "model").symlink_to(cached("qwen3_5"))
     changed = VARIANTS[variant] | change
     changed[IN_BLOCK] = VARIANTS[variant].get(IN_BLOCK, {}) | change.get(IN_BLOCK, {})
-    monkeypatch.setitem(VARIANTS, variant, changed)
-    head = write_random(variant, cached("qwen3_5"), tmp_path / "head")
+    fitting = {"target_layer_ids": [0, 2]} if "target_layer_ids" in changed[IN_BLOCK] else {}
+    weights_of = changed | {IN_BLOCK: changed[IN_BLOCK] | fitting}
+    weights_of |= {"sliding_window": WINDOW} if "layer_types" in changed else {}
+    monkeypatch.setitem(VARIANTS, variant, weights_of)
+    head = write_random(variant, tmp_path / "model", tmp_path / "model-dflash")
+    config = json.loads((head / CONFIG).read_text())
+    config |= changed | {IN_BLOCK: config[IN_BLOCK] | changed[IN_BLOCK]}
+    (head / CONFIG).write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=reason):
-        load_model(cached("qwen3_5"), drafter=str(head))
+        load_model(tmp_path / "model", drafter=str(head))
+    loaded, plain = (load_model(tmp_path / "model", drafter=name) for name in ("auto", "off"))
+    assert loaded.draft_head is None
+    assert loaded.size_bytes == plain.size_bytes
+    assert reason in caplog.text
+    examine(ExaminationRequest(ModelSettings(path=str(tmp_path / "model")), MemorySettings()), 100)
+
+
+def test_block_head_with_impossible_numbers_is_none(tmp_path: Path):
+    (tmp_path / "model").symlink_to(cached("qwen3_5"))
+    head = tmp_path / "model-dflash"
+    head.mkdir()
+    text = json.dumps({"model_type": "qwen3", IN_BLOCK: {"markov_rank": math.inf}})
+    (head / CONFIG).write_text(text)
+    assert load_model(tmp_path / "model").draft_head is None
+
+
+def test_found_head_is_left_out_where_memory_is_short(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "model").symlink_to(cached("qwen3_5"))
+    head = write_random("dflash", tmp_path / "model", tmp_path / "model-dflash")
+    sizes = [load_model(tmp_path / "model", drafter=name).size_bytes for name in ("auto", "off")]
+    limit = sum(sizes) // 2
+    assert load_model(tmp_path / "model", limit).draft_head is None
+    assert "is not used" in caplog.text
+    with pytest.raises(ModelLoadError):
+        load_model(tmp_path / "model", limit, drafter=str(head))
+
+
+@pytest.mark.usefixtures("mute")
+@pytest.mark.parametrize("variant", ["dspark", "dflash2"])
+def test_block_head_of_model_that_appends_drafts(tmp_path: Path, variant: str):
+    """Its prompts are prefilled together, into packed KV."""
+    model = cached("qwen3_vl")
+    head = write_random(variant, model, tmp_path / "head")
+    storage = KVStorage(8, of_running=True)
+    loaded, plain = (
+        replace(load_model(model, drafter=name), kv_storage=storage) for name in (str(head), "off")
+    )
+    engine = engine_of(loaded, num_draft_tokens=7, max_prompts_per_prefill=8)
+    assert run_all(engine) == run_all(engine_of(plain))
+    assert engine.scheduler.stats().spec_trained_draft_tokens > 20
+    together = new_engine_of((loaded, new_preparer(loaded)), num_draft_tokens=7)
+    short = SamplingParams(max_tokens=1, temperature=0.0)
+    for number in range(8):
+        sampling = structs.replace(short, max_tokens=12) if number else short
+        together.add(ask(f"q{number}", f"{number} Yes", sampling=sampling))
+    together.run()
+    assert not [end for end in together.ends.values() if isinstance(end, Failed)]
+    assert max(together.runner.prompts_at_once) > 1

@@ -244,6 +244,7 @@ def test_compiled_steps_and_head_change_no_answer(pair: Pair, mixed_step_tokens:
     drafting = EngineHarness(engine.loaded, served[1], chunk_tokens=16, num_draft_tokens=3)
     assert run_all(drafting, 3) == wanted
     assert num_accepted(drafting) > 5
+    assert model.can_compile
 
 
 @pytest.mark.usefixtures("mute")

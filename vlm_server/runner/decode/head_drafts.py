@@ -31,9 +31,9 @@ _MAX_PENDING = 128
 class HeadDrafts:
     """The pending hidden states of a batch, whose layers are given in each call.
 
-    A row with n of them lacks its last n - 1 tokens in the head's layers, and the state for its
-    newest token, which the model's layers do not have yet, is the last one. Without a head, nothing
-    is pending, and no call does anything.
+    A row with n of them lacks its last n - 1 tokens in the head's layers, if there are any, and the
+    state for its newest token, which the model's layers do not have yet, is the last one. Without a
+    head, nothing is pending, and no call does anything.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vlm_server.runner.families.corrections import gemma4
 from vlm_server.runner.families.corrections.text import (
     count_positions_of_rows,
     group_masks,
@@ -17,7 +18,7 @@ _PLAIN = (
     "afmoe", "apertus", "baichuan_m1", "bailing_moe", "bailing_moe_linear", "cohere", "cohere2",
     "cohere2_moe", "dbrx", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
     "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon_h1", "gemma",
-    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2",
+    "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2",
     "gpt_neox", "gpt_oss", "granitemoehybrid", "helium", "hunyuan", "hunyuan_v1_dense",
     "iquestloopcoder", "jamba", "k2_horizon", "kimi_linear", "klear", "kolibri1", "laguna", "lfm2",
     "lfm2_moe", "lille_130m", "llama", "longcat_flash", "longcat_flash_sparse", "mamba", "mamba2",
@@ -31,6 +32,7 @@ _PLAIN = (
 TEXT_ROWS = (
     *(Family(name, reads_images=False) for name in _PLAIN),
     Family("gemma2", reads_images=False, fix=group_masks),
+    Family("gemma4_text", reads_images=False, fix=gemma4.correct),
     Family("gpt_bigcode", reads_images=False, fix=count_positions_of_rows),
     *(
         Family(name, reads_images=False, fix=scale_all_embeddings)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from vlm_server.runner.families.corrections import (
     features,
+    gemma4,
     glm5,
     idefics2,
     jina,
@@ -59,8 +60,8 @@ VISION_LANGUAGE_ROWS = (
     Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
     Family("gemma3", is_shardable=True, spelling=_SINCE_4_52, stacks_images=True),
     Family("gemma3n", fix=features.embed_as_trained, stacks_images=True),
-    Family("gemma4", stacks_images=True),
-    Family("gemma4_unified", fix=processors.read_settings, stacks_images=True),
+    Family("gemma4", fix=gemma4.correct, stacks_images=True),
+    Family("gemma4_unified", fix=gemma4.correct_unified, stacks_images=True),
     Family("glm5_next", fix=glm5.correct),
     _glm("glm4v"),
     _glm("glm4v_moe"),

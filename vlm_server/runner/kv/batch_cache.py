@@ -17,7 +17,7 @@ from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.runner.backends.rows import Run, arrange
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.layers import can_batch, empty_layer, storage_of
-from vlm_server.runner.kv.packed_cache import keep_plain, packs, unpacks
+from vlm_server.runner.kv.packed_cache import Plain, packs, plain_of, unpacks
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 SequenceLayer: TypeAlias = KVCache | WindowKVCache
@@ -169,7 +169,9 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         ends: list[int],
         max_size: int | None = None,
         storage: KVStorage = EXACT,
+        plain: Plain | None = None,
     ) -> None:
+        self.plain = plain
         self.keys, self.values, self.max_size = keys, values, max_size
         self.storage = storage
         self._right_padding = None
@@ -181,9 +183,8 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """The arrays of `cache` as one row."""
         [(start, end)] = bounds_of(cache)
         max_size = getattr(cache, "max_size", None)
-        rows = cls(cache.keys, cache.values, [start], [end], max_size, storage_of(cache))
-        keep_plain(cache, rows)
-        return rows
+        storage, plain = storage_of(cache), plain_of(cache)
+        return cls(cache.keys, cache.values, [start], [end], max_size, storage, plain)
 
     @classmethod
     def copies(cls, cache: SequenceLayer, count: int) -> RowsKVCache:
@@ -325,7 +326,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         cache.offset = end - self.paddings[idx]
         if isinstance(cache, WindowKVCache):
             cache.num_dropped = start - self.paddings[idx]
-        keep_plain(self, cache)
+        cache.plain = self.plain
         runs = [Run(idx, 1, start, end - start)]
         cache.keys, cache.values = arrange([(self.keys, self.values)], runs, end - start)
         return cache

@@ -67,10 +67,17 @@ def unpacks(fetch: Callable[[Any], Sides]) -> Callable[[Any], Sides]:
     return state
 
 
-def keep_plain(layer: Any, other: Any) -> None:
-    """Let `other`, which gets the arrays of `layer`, know their unpacked form if that does."""
-    if (plain := getattr(layer, "plain", None)) is not None:
-        other.plain = plain
+def plain_of(layer: Any) -> Plain | None:
+    """The unpacked form of a layer; None if it holds keys and values exactly, or none yet."""
+    plain: Plain | None = getattr(layer, "plain", None)
+    return plain
+
+
+def columns_of(layer: Any, rows: slice, columns: slice) -> Sides:
+    """Some rows and columns of a layer, unpacked: (rows, heads, columns, head size)."""
+    sides = layer.keys[rows, :, columns], layer.values[rows, :, columns]
+    plain = plain_of(layer)
+    return sides if plain is None else plain.unpack(sides, layer.storage)
 
 
 class PackedKVCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mlx.core as mx
 from mlx_vlm.speculative.drafters.mtp_split import MTPSplitter, get_mtp_splitter
 from mlx_vlm.utils import (
     get_model_and_args,
@@ -17,9 +18,11 @@ from mlx_vlm.utils import (
     load_model_weights,
 )
 
+from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import CONFIG, read_object
 from vlm_server.runner.families.family import Family
+from vlm_server.runner.kv.layers import empty_layer
 from vlm_server.runner.loaded import language_model_of
 from vlm_server.runner.loading.checkpoint.files import reason_of
 from vlm_server.runner.loading.checkpoint.view import no_code_of
@@ -61,12 +64,6 @@ class DrafterFiles:
     folder: Path
     splitter: MTPSplitter | None = None
 
-    @property
-    def kind(self) -> str:
-        if self.splitter is not None:
-            return str(self.splitter.output_model_type)
-        return _kind_of(read_object(self.folder / CONFIG))
-
     def load(self) -> Any:
         """mlx-vlm's module, whose weights may be lazy. Raises any exception."""
         if self.splitter is None:
@@ -102,7 +99,7 @@ def _kind_of(config: Mapping[str, Any]) -> str:
     """mlx-vlm's name of the kind of model or drafter; empty without one."""
     try:
         return get_model_type(dict(config)) or ""
-    except (AttributeError, TypeError, ValueError):  # of values that are no such names
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # of values that are no names
         return ""
 
 
@@ -187,3 +184,16 @@ def _check_fits(module: Any, language_model: Any, folder: Path) -> None:
                 f"the drafter in {folder} is one of another model: its {name} is {own}, and the "
                 f"model's {wanted}"
             )
+    try:
+        layers_of(module, language_model, mx.zeros((1, 2), mx.int32), EXACT)
+    except Exception as error:  # of mlx-vlm's classes, whose configurations check little
+        raise ModelLoadError(f"the drafter in {folder} does not fit the model: {error}") from error
+
+
+def layers_of(
+    module: Any, language_model: Any, token_ids: mx.array, storage: KVStorage
+) -> list[Any]:
+    """The layers of a drafter's module after these tokens, (1, tokens), none of it computed."""
+    layers = [empty_layer(None, storage) for _ in module.make_cache()]
+    head_class(module).append_lazily(module, language_model, token_ids, layers)
+    return layers

@@ -112,9 +112,14 @@ def load(
     generation = read_json(folder / "generation_config.json")
     language_model = language_model_of(model)
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
-    head = _draft_head(settings, opened.drafter, language_model, attention)
+    head, size_bytes = (
+        _draft_head(settings, opened.drafter, language_model, attention),
+        opened.size_bytes,
+    )
     if opened.drafter is not None:
         forget_positions(language_model)
+        if head is None:
+            size_bytes -= opened.drafter_bytes
     text = _text_model(opened, device, attention, positions, keeps_hidden=head is not None)
     writes = family.tower is None and keeps_positions(language_model)  # while it encodes
     return LoadedModel(
@@ -124,7 +129,7 @@ def load(
         spec=spec,
         checkpoint=checkpoint,
         parameters=parameters,
-        size_bytes=opened.size_bytes,
+        size_bytes=size_bytes,
         device=device,
         decode_positions=positions,
         attention=attention,
@@ -178,7 +183,12 @@ def _draft_head(
     def new_head() -> DraftHead:
         if not (can_forget(language_model) and has_last_token_head(language_model)):
             raise ModelLoadError("no drafter fits this model: its layers or its head are unknown")
-        return head_class(module)(module, language_model, attention.attention)
+        try:
+            return head_class(module)(module, language_model, attention.attention)
+        except ModelLoadError:
+            raise
+        except Exception as error:  # of mlx-vlm's classes, whose configurations check little
+            raise ModelLoadError(f"the drafter does not fit this model: {error}") from error
 
     return None if module is None else or_none(settings.drafter, new_head)
 
@@ -196,6 +206,7 @@ class OpenedModel:
     adapters: tuple[Adapter, ...] = ()
     drafter: Any | None = None
     """mlx-vlm's module."""
+    drafter_bytes: int = 0
 
 
 @contextmanager
@@ -240,14 +251,29 @@ def open_lazily(
             ranks.shard(model, family.name, is_shardable=family.is_shardable)
         adapters = read_adapters(adapter_folders, family, model)
         _correct(family, model, processor, folder)
-        drafter = open_drafter(settings, family, model, is_split=ranks is not None)
-        if drafter is not None and dtype != "auto":
-            drafter.set_dtype(getattr(mx, dtype))
-        further = [array for adapter in adapters for array in adapter.arrays] + arrays_of(drafter)
-        size_bytes = sum(array.nbytes for array in [*arrays_of(model), *further])
+        further = [array for adapter in adapters for array in adapter.arrays]
+        size_bytes = _bytes_of(model) + sum(array.nbytes for array in further)
         check_fits(tensors, dtype, budget, size_bytes)
+
+        def fitting_drafter() -> Any | None:
+            drafter = open_drafter(settings, family, model, is_split=ranks is not None)
+            if drafter is not None:
+                if dtype != "auto":
+                    drafter.set_dtype(getattr(mx, dtype))
+                check_fits(tensors, dtype, budget, size_bytes + _bytes_of(drafter))
+            return drafter
+
+        drafter = or_none(settings.drafter, fitting_drafter)
+        drafter_bytes = _bytes_of(drafter)
+        size_bytes += drafter_bytes
         check_finite(adapters)
-        yield OpenedModel(config, family, model, processor, size_bytes, adapters, drafter)
+        yield OpenedModel(
+            config, family, model, processor, size_bytes, adapters, drafter, drafter_bytes
+        )
+
+
+def _bytes_of(module: Any) -> int:
+    return sum(array.nbytes for array in arrays_of(module))
 
 
 def as_processors(config: dict[str, Any], row: Family | None) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.families.corrections.processors import drop_tokenizer_options
 from vlm_server.runner.families.family import Family, MRopeRule
 from vlm_server.runner.families.table import WRITE_PROMPTS
-from vlm_server.runner.kv.layers import empty_layer, new_layers
+from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.segments import StateSize
-from vlm_server.runner.loading.drafter import head_class
+from vlm_server.runner.loading.drafter import layers_of
 from vlm_server.runner.model.mrope import forget_positions
 from vlm_server.runner.vision.towers import fast_tower_of
 
@@ -66,9 +66,7 @@ def planned_state_size(
     language_model(token_ids, cache=layers)
     forget_positions(language_model)
     if drafter is not None:
-        head_layers = [empty_layer(None, storage) for _ in drafter.make_cache()]
-        head_class(drafter).append_lazily(drafter, language_model, token_ids, head_layers)
-        layers += head_layers
+        layers += layers_of(drafter, language_model, token_ids, storage)
     return StateSize(layers, _PROBE_TOKENS)
 
 

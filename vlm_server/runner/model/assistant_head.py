@@ -14,7 +14,8 @@ import mlx.core as mx
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends.interface import Attention
 from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer, bounds_of
-from vlm_server.runner.kv.layers import new_layers, storage_of
+from vlm_server.runner.kv.layers import new_layers
+from vlm_server.runner.kv.packed_cache import columns_of
 from vlm_server.runner.model.draft_head import StepwiseHead
 
 
@@ -30,6 +31,10 @@ class AssistantHead(StepwiseHead):
         """The number of the model's layer of each type whose KV it attends to: the last one."""
         if missing := {layer.layer_type for layer in module.model.layers} - self._places.keys():
             raise ModelLoadError(f"the drafter needs layers that the model lacks: {missing}")
+        if (ordered := module.masked_embedding) is not None:
+            token_ids = ordered.token_ordering
+            if token_ids.min().item() < 0 or token_ids.max().item() >= self.sizes(module)[1]:
+                raise ModelLoadError("the drafter orders tokens that are none")
         self._try(language_model)
 
     @staticmethod
@@ -40,28 +45,33 @@ class AssistantHead(StepwiseHead):
     def append_lazily(
         module: Any, language_model: Any, token_ids: mx.array, layers: list[Any]
     ) -> None:
-        pass
+        """It has none."""
 
     def layers_of(self, layers: list[Any]) -> list[Any]:
         return [layers[place] for place in self._places.values()]
 
     def guess(self, hidden: mx.array) -> mx.array:
         states = hidden[..., self._size :]
-        ordered, table = self.module.masked_embedding, self.module.model.embed_tokens
-        if ordered is None:
-            return mx.argmax(self.module._lm_head_fn(states), axis=-1)
-        token_ids: mx.array = ordered.argmax(states, table.weight)
-        return token_ids
+        if self.module.masked_embedding is not None:
+            return self._guess_in_groups(states)
+        return mx.argmax(self.module._lm_head_fn(states), axis=-1)
+
+    def _guess_in_groups(self, states: mx.array) -> mx.array:
+        """The likeliest tokens of the likeliest groups, by rows of embeddings of any kind."""
+        ordered, count = self.module.masked_embedding, self.module.masked_embedding.top_k
+        groups = mx.argpartition(ordered.centroids(states), -count, axis=-1)[..., -count:]
+        tokens = ordered.token_ordering.reshape(ordered.num_centroids, -1)[groups]
+        tokens = tokens.reshape(*states.shape[:-1], -1)
+        embeddings = self.module.model.embed_tokens(tokens)
+        scores = (embeddings @ states[..., None]).squeeze(-1)
+        return mx.take_along_axis(tokens, mx.argmax(scores, axis=-1, keepdims=True), -1)[..., 0]
 
     def _try(self, language_model: Any) -> None:
-        """Guess once, lazily. Raises ModelLoadError if the model's KV does not fit."""
+        """Guess once, lazily. Raises any exception if the model's KV does not fit."""
         layers, token_ids = new_layers(language_model), mx.zeros((1, 1), mx.int32)
         language_model(token_ids, cache=layers)
-        try:
-            hidden = mx.zeros((1, 1, self._size))
-            self.guess(self.append_text(token_ids, hidden, self.layers_of(layers), [0]))
-        except Exception as error:
-            raise ModelLoadError(f"the drafter does not fit the model's KV: {error}") from error
+        hidden = mx.zeros((1, 1, self._size))
+        self.guess(self.append_text(token_ids, hidden, self.layers_of(layers), [0]))
 
     @property
     def _size(self) -> int:
@@ -103,9 +113,7 @@ def _seen_kv(layer: SequenceLayer | RowsKVCache) -> _SeenKV:
     bounds, window = bounds_of(layer), getattr(layer, "max_size", None)
     starts = [max(start, 0 if window is None else end - window + 1) for start, end in bounds]
     first, last = max(min(starts), 0), max(end for _, end in bounds)
-    sides = layer.keys[..., first:last, :], layer.values[..., first:last, :]
-    if not (storage := storage_of(layer)).is_exact:
-        sides = layer.plain.unpack(sides, storage)
+    sides = columns_of(layer, slice(None), slice(first, last))
     ends = [end for _, end in bounds]
     mask = None
     if max(starts) > first or min(ends) < last:

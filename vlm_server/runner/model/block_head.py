@@ -11,13 +11,18 @@ from typing import Any
 
 import mlx.core as mx
 
+from vlm_server.cache.kv_storage import EXACT
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends.interface import Attention
 from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer, bounds_of
-from vlm_server.runner.kv.layers import storage_of
+from vlm_server.runner.kv.layers import empty_layer
+from vlm_server.runner.kv.packed_cache import columns_of
 from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.hidden_states import keep_inputs
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
+
+_MIN_BLOCK = 2
+"""The newest token, and one guess."""
 
 
 class BlockHead(DraftHead):
@@ -28,12 +33,26 @@ class BlockHead(DraftHead):
 
     def __init__(self, module: Any, language_model: Any, attention: Attention) -> None:
         super().__init__(module, language_model, attention)
-        keep_inputs(language_model, [number + 1 for number in module.config.target_layer_ids])
-        try:
-            module.bind(language_model)
-        except (AttributeError, ValueError) as error:
-            raise ModelLoadError(f"the drafter does not fit the model: {error}") from error
-        module._project_context_kv = lambda _: None  # else it copies the weights of all layers
+        config = module.config
+        if not 0 <= config.mask_token_id < config.vocab_size:
+            raise ModelLoadError(f"the drafter has no token {config.mask_token_id} for masks")
+        if config.block_size < _MIN_BLOCK:
+            raise ModelLoadError(f"the drafter guesses nothing: its blocks are {config.block_size}")
+        module.validate_target_compatibility = lambda _: None  # it asks for methods not needed here
+        module._project_context_kv = lambda _: None  # copies weights, and fails for Gemma 4's
+        module.bind(language_model)
+        self._try()
+        keep_inputs(language_model, [number + 1 for number in config.target_layer_ids])
+
+    def _try(self) -> None:
+        """Draft once, lazily. Raises any exception if that is not possible."""
+        layers = [empty_layer(None, EXACT) for _ in range(self.num_layers)]
+        token_ids, config = mx.zeros((1, 2), mx.int32), self.module.config
+        self.append_lazily(self.module, self._language_model, token_ids, layers)
+        hidden = mx.zeros((1, 1, len(config.target_layer_ids) * config.hidden_size))
+        for count in {1, config.block_size - 1}:
+            with logits_of(self._language_model, WantedLogits(count)):
+                self._draft_row(0, hidden, layers, 0, count)
 
     @staticmethod
     def sizes(module: Any) -> tuple[int, int]:
@@ -54,11 +73,11 @@ class BlockHead(DraftHead):
         hidden: the states before the newest, which `layers` lack, (rows, 1, hidden).
         """
         count = min(count, self.module.config.block_size - 1)
+        rows = []
         with logits_of(self._language_model, WantedLogits(count)):
-            rows = [
-                self._draft_row(token, hidden[row : row + 1], layers, row, count)
-                for row, token in enumerate(newest)
-            ]
+            for row, token in enumerate(newest):
+                rows.append(self._draft_row(token, hidden[row : row + 1], layers, row, count))
+                mx.eval(rows[-1])  # each copies its layers' keys and values
         return mx.concatenate(rows)
 
     def _draft_row(
@@ -73,10 +92,9 @@ class BlockHead(DraftHead):
 
     def _window(self, attention: Any) -> int | None:
         """The number of hidden states that a layer attends to; None for all."""
-        window: int | None = self.module.config.draft_window_size
-        if window is None and attention.is_sliding:
-            return int(attention.sliding_window) - 1
-        return window or None
+        if (window := int(self.module.config.draft_window_size or 0)) > 0:
+            return window
+        return int(attention.sliding_window) - 1 if attention.is_sliding else None
 
     def _text_inputs(self, token_ids: mx.array, positions: Sequence[int]) -> dict[str, Any]:
         return {}
@@ -112,9 +130,7 @@ class _SeenLayer:
         first = start + 1  # the first column has no hidden state
         if window is not None:
             first = max(first, end - window + 1)
-        sides = (side[row : row + 1, :, first:end] for side in (layer.keys, layer.values))
-        storage = storage_of(layer)
-        self._sides = sides if storage.is_exact else layer.plain.unpack(tuple(sides), storage)
+        self._sides = columns_of(layer, slice(row, row + 1), slice(first, end))
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Those seen, and (1, heads, 1, head size) after them."""

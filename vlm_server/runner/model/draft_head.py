@@ -32,16 +32,13 @@ class DraftHead(ABC):
         self.module = module
         self._language_model = language_model
         self._attention = ModelAttention(module, attention)
+        self.num_layers = len(module.make_cache())
+        """The number of its layers that have KV; without any, it needs the newest states alone."""
 
     @property
     def name(self) -> str:
         """mlx-vlm's name of its kind, such as `qwen3_5_mtp`."""
         return kind_of(self.module)
-
-    @property
-    def num_layers(self) -> int:
-        """The number of its layers that have KV; without any, it needs the newest states alone."""
-        return len(self.module.make_cache())
 
     def layers_of(self, layers: list[Any]) -> list[Any]:
         """The part of `LoadedModel.new_layers` that it appends to or attends to."""
@@ -95,7 +92,7 @@ class DraftHead(ABC):
     def append_lazily(
         module: Any, language_model: Any, token_ids: mx.array, layers: list[Any]
     ) -> None:
-        """Append tokens, (1, tokens), to empty layers, in order to know their arrays."""
+        """Append tokens, (1, tokens), to its empty layers, in order to know their arrays."""
 
     @abstractmethod
     def _text_inputs(self, token_ids: mx.array, positions: Sequence[int]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.layers import buffers_of, new_layers, only_append
+from vlm_server.runner.kv.packed_cache import plain_of
 from vlm_server.runner.kv.prompt_kv import PromptKV
 from vlm_server.runner.kv.segments import restore
 from vlm_server.runner.kv.window_cache import buffer_capacity
@@ -56,7 +57,14 @@ def launch_batched(
     last_hidden = _launch_head(loaded, states, token_ids, arguments, cache, places)
     logits: mx.array = output.logits[:, -1]
     layers = [
-        RowsKVCache(layer.keys, layer.values, [0] * len(ends), ends, storage=loaded.kv_storage)
+        RowsKVCache(
+            layer.keys,
+            layer.values,
+            [0] * len(ends),
+            ends,
+            storage=loaded.kv_storage,
+            plain=plain_of(layer),
+        )
         for layer in cache
     ]
     mx.async_eval(logits, buffers_of(layers))  # type: ignore[no-untyped-call]
