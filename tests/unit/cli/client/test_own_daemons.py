@@ -18,7 +18,9 @@ from tests.support.daemons import SCRIPTED, free_port
 from tests.support.daemons import running_daemon as scripted
 from vlm_server.cli.client import own_daemons
 from vlm_server.cli.client.daemon import running_daemon, url_of
-from vlm_server.cli.main import main
+from vlm_server.cli.doctor import situation
+from vlm_server.cli.doctor.daemon import look_at_daemon
+from vlm_server.cli.main import build_parser, main
 
 NOBODY = "http://127.0.0.1:9/v1"
 
@@ -85,9 +87,7 @@ def test_file_goes_once_neither_process_nor_address_is_there(folder: Path) -> No
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"{}", b'["live"]'])
-def test_other_program_at_address_of_killed_daemon_is_no_daemon(
-    folder: Path, answer: bytes
-) -> None:
+def test_file_of_killed_daemon_goes_if_other_program_answers(folder: Path, answer: bytes) -> None:
     file = folder / dead_pid()
     with answering(answer) as url:
         file.write_text(url)
@@ -121,6 +121,12 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return port
 
 
+def doctor_on_daemon(*words: str) -> str:
+    """The doctor's text; the whole command would turn this process's logging off."""
+    arguments = build_parser(["doctor"]).parse_args(["doctor", *words])
+    return look_at_daemon(situation.examine(arguments))[-1].text
+
+
 def test_every_command_finds_daemon_of_user(
     folder: Path, configured: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,10 +141,9 @@ def test_every_command_finds_daemon_of_user(
             assert told.out
         assert main(["ps", "--set", f"server.port={daemon.port}"]) == 0
         assert capsys.readouterr().err == ""
-        main(["doctor", "--no-self-test"])
-        assert f"(yours at {url}; none answers at {nobody})" in capsys.readouterr().out
-        main(["doctor", "--no-self-test", "--set", f"server.port={configured}"])
-        assert "none runs with these settings" in capsys.readouterr().out
+        assert f"(yours at {url}; none answers at {nobody})" in doctor_on_daemon()
+        given = doctor_on_daemon("--set", f"server.port={configured}")
+        assert given == "none runs with these settings"
 
 
 def test_newest_of_several_daemons_is_taken(
