@@ -76,7 +76,6 @@ def test_ps_and_models_list_report_absent_daemon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     port = free_port()
     address = f"127.0.0.1:{port}"
     for words in (["ps", "--url", address], ["models", "list", "--url", address]):

@@ -134,11 +134,10 @@ def test_ctrl_c_stops_answer_and_keeps_conversation(
         assert "Traceback" not in ask.shown
 
 
-def test_ctrl_c_ends_daemon_started_by_ask(tmp_path: Path) -> None:
+def test_ctrl_c_ends_daemon_started_by_ask() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    state = {"XDG_STATE_HOME": str(tmp_path)}
-    with session("ask", "--set", f"server.port={port}", "What?", **state) as ask:
+    with session("ask", "--set", f"server.port={port}", "What?") as ask:
         ask.wait_for("Starting one for now")
         ask.wait_for("loading the weights")
         children = children_of(ask.process.pid)

@@ -172,7 +172,7 @@ def running_daemon(
     api_key: str = "none",
     program: str = PROGRAM,
 ) -> Iterator[Daemon]:
-    """A daemon that has its own log in `folder`, and is gone afterwards.
+    """A daemon that has its own log and state in `folder`, and is gone afterwards.
 
     It is started in the working folder `cwd`; `environment` is added to ours. `api_key` is what we
     ask it with. With the `program` SCRIPTED its engines are scripted: see `scripted_daemon`.
@@ -186,7 +186,7 @@ def running_daemon(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=cwd,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "XDG_STATE_HOME": str(folder), **(environment or {})},
         )
     daemon = Daemon(process, port, log, api_key)
     try:

@@ -186,7 +186,6 @@ def folder_of_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     (snapshot / "config.json").write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # in which no daemon of a test is named
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))

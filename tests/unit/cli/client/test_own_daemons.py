@@ -106,7 +106,7 @@ def test_silent_daemons_hold_nobody_up(folder: Path) -> None:
 
 
 def test_temporary_daemon_is_not_listed(folder: Path) -> None:
-    with scripted(folder.parent, program=SCRIPTED):
+    with scripted(folder.parents[1], program=SCRIPTED):
         assert any(folder.iterdir())
     with running_daemon([], stop_seconds=20):
         assert not any(folder.iterdir())
@@ -132,7 +132,7 @@ def test_every_command_finds_daemon_of_user(
 ) -> None:
     nobody = url_of("127.0.0.1", configured)
     commands = ("ps", "models list", "top --once", "connect codex --print", "ask Who?")
-    with scripted(folder.parent, program=SCRIPTED) as daemon:
+    with scripted(folder.parents[1], program=SCRIPTED) as daemon:
         url = f"{daemon.url}/v1"
         for command in (*commands, "bench --scenarios repeat --rounds 1"):
             assert main(command.split()) == 0
