@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.browser.conftest import ModelsDaemon, Open
+from tests.browser.files import TWO_FRAMES
 from tests.browser.test_operate import enter_key
 from tests.browser.test_views import accessibility_problems, check_that_it_fits
 from tests.support.daemons import Daemon
@@ -62,8 +63,15 @@ def test_connect_names_key_and_never_shows_it(tiny_daemon: Daemon, open_page: Op
 
 def test_connect_names_every_model(models_daemon: ModelsDaemon, open_page: Open) -> None:
     page = open_page(models_daemon.daemon, "#connect", device="phone")
-    page.get_by_role("button", name="Copy: Model").nth(3).wait_for()
+    buttons = page.get_by_role("button", name="Copy: Model")
+    buttons.nth(3).wait_for()
     check_that_it_fits(page)
+    buttons.nth(3).focus()
+    with page.expect_response("**/v1/models"):
+        page.evaluate("dispatchEvent(new Event('trouble'))")
+    page.evaluate(TWO_FRAMES)
+    focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert focused == "Copy: Model", "looks for news leave what is read as it is"
 
 
 def test_connect_lists_programs_of_command(daemon: Daemon, open_page: Open) -> None:

@@ -152,7 +152,7 @@ def test_setting_that_needs_restart_is_copied_for_settings_file(key_page: Any) -
     page.get_by_text("goes into the settings file, ~/.config/vlm-server/config.toml").wait_for()
     page.get_by_role("button", name="Change cache.max_disk_bytes").first.click()
     page.get_by_label("New value of cache.max_disk_bytes").fill("20 GB")
-    page.get_by_text("change while the server runs").wait_for()
+    page.get_by_text("change while the server runs: put this into").wait_for()
     assert accessibility_problems(page) == []
     check_that_it_fits(page)
     assert copied_settings(page) == {"cache": {"max_disk_bytes": "20 GB"}}

@@ -2,7 +2,7 @@
 
 import { hasKey } from "./api.js";
 import { codeBlock } from "./code.js";
-import { $, copy, h, refill } from "./dom.js";
+import { $, copy, h } from "./dom.js";
 
 /** Programs whose settings `vlm-server connect` writes. */
 export const WRITTEN = {
@@ -23,18 +23,22 @@ const LOOPBACK = ["127.0.0.1", "localhost", "[::1]"];
 
 /** `models` are what `/v1/models` says of them; none if they are not known yet. */
 export function showConnect(models) {
+  const names = models.map(({ id }) => id);
+  const known = JSON.stringify([names, hasKey()]);
+  if ($("connect-body").dataset.known === known) return; // a button that was pressed says so
+  $("connect-body").dataset.known = known;
   const root = new URL(".", document.baseURI).href.replace(/\/$/, "");
   const isHere = LOOPBACK.includes(location.hostname);
   const address = isHere && location.port === USUAL_PORT ? "" : ` --url ${root}/v1`;
-  refill($("connect-body"), [
+  $("connect-body").replaceChildren(
     card(
       "This server",
       "What programs ask for",
       [
         row("Base URL", `${root}/v1`, "OpenAI’s API, which most programs speak"),
         row("Without /v1", root, "Anthropic’s and Ollama’s APIs"),
-        ...models.map(({ id }) => row("Model", id)),
-        models.length && keyRow(),
+        ...names.map((name) => row("Model", name)),
+        names.length && keyRow(),
       ],
       isHere && "Only programs on this machine reach it: for others, set server.host and API keys.",
     ),
@@ -42,7 +46,7 @@ export function showConnect(models) {
       "By one command",
       "In a terminal where the program runs",
       Object.entries(WRITTEN).map(([name, title]) => row(title, `vlm-server connect ${name}${address}`)),
-      "It shows the change of the program’s settings and asks before it writes; --undo takes the change back. In a clone that is not installed, vlm-server is .venv/bin/vlm-server.",
+      "It shows the change of the program’s settings and asks before it writes; --undo takes the change back. In a clone that was not installed, the command is .venv/bin/vlm-server.",
     ),
     card(
       "By hand",
@@ -50,7 +54,7 @@ export function showConnect(models) {
       Object.values(ENTERED).map(([title, where, isOpenAi]) => row(title, isOpenAi ? `${root}/v1` : root, where)),
     ),
     h("section.card", h("header", h("h2", "In your own programs"), h("p", "OpenAI’s libraries read these")), codeBlock(variables(root), "bash", true)),
-  ]);
+  );
 }
 
 const card = (title, about, rows, more) =>

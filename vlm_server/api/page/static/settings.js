@@ -68,7 +68,7 @@ function groups() {
   return [...of].map(([title, settings]) => ({ title, settings })).filter(({ settings }) => settings.length);
 }
 
-const every = () => groups().flatMap(({ settings }) => settings);
+const settingsOf = (all) => all.flatMap(({ settings }) => settings);
 
 function update() {
   close = null;
@@ -80,17 +80,17 @@ function update() {
     $("settings-found").textContent = $("settings-list").children.length ? "" : "No setting is called that.";
     return;
   }
-  const isCommon = (one) => told.common.includes(fullName(one));
-  const common = told.common.map((name) => every().find((one) => fullName(one) === name));
-  const changed = every().filter(isChanged);
+  const every = settingsOf(all);
+  const common = told.common.map((name) => every.find((one) => fullName(one) === name));
+  const changed = every.filter(isChanged);
   const cards = [
     card("Most used", changed.length ? "" : "Every setting has its default", common),
-    card("Changed", "What else differs from the defaults", changed.filter((one) => !isCommon(one))),
+    card("Changed", "What else differs from the defaults", changed.filter((one) => !common.includes(one))),
     h("header.sub-head.all", h("h2", "All settings"), h("button.link", { type: "button", onclick: () => foldAll(all) }, foldWord())),
     ...all.map(fold),
   ];
   $("settings-list").replaceChildren(...cards.filter(Boolean));
-  $("settings-found").textContent = `What can change while the server runs is changed here. All else goes into the settings file, ${file(every())}, and holds from the next start.`;
+  $("settings-found").textContent = `What can change while the server runs is changed here. All else goes into the settings file, ${file(every)}, and holds from the next start.`;
 }
 
 const textOf = (one) => `${fullName(one)} ${one.description}`.toLowerCase();
@@ -131,7 +131,7 @@ function fold({ title, settings }) {
 }
 
 function setting(one) {
-  const { section: part, name, source, effective, description, live } = one;
+  const { section: part, name, source, description, live } = one;
   const from = source === "command line" ? "Set on the command line" : isNamed(source) ? `Set in ${source}` : source;
   const notes = [
     cameTo(one) && `from ${show(one.value_written)}`,
@@ -155,7 +155,7 @@ function setting(one) {
 
 /** Whether a source is a file, or a variable of the environment. */
 const isNamed = (source) => source[0] === "/" || source.startsWith("VLM_");
-const show = (written) => (written === "" || written?.length === 0 ? "none" : Array.isArray(written) ? written.join(", ") : typeof written === "object" ? JSON.stringify(written) : String(written));
+const show = (written) => (Array.isArray(written) ? written.join(", ") : String(written)) || "none";
 const came = ({ name, effective }) => (name.endsWith("_bytes") ? memorySize(effective) : count(effective));
 
 /** Opens the form in which a setting is changed, in its `row`; one at a time. */
@@ -216,7 +216,7 @@ function fileForm(one) {
     { onsubmit: (event) => event.preventDefault() },
     h("p.row.wraps", field, button, cancel()),
     h("pre", { tabindex: "0", "aria-label": "For the settings file" }, snippet),
-    h("p.muted.small", `It can’t change while the server runs: put this into ${file(every())}, and start the server again.`, wins && ` What ${wins} says wins over the file.`),
+    h("p.muted.small", `It can’t change while the server runs: put this into ${file(settingsOf(groups()))}, and start the server again.`, wins && ` What ${wins} says wins over the file.`),
   );
 }
 
