@@ -149,10 +149,10 @@ def test_download_survives_reload_and_can_be_cancelled(
     page = open_page(models_daemon.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("org/one")
     page.get_by_role("button", name="Download", exact=True).click()
-    list_row(page, "pulls", "org/one").get_by_text(" of 16 MB").wait_for(timeout=LOAD_MS)
+    list_row(page, "pulls", "org/one").get_by_text(" of 15 MB").wait_for(timeout=LOAD_MS)
     assert accessibility_problems(page) == []
     page.reload()
-    list_row(page, "pulls", "org/one").get_by_text(" of 16 MB").wait_for()
+    list_row(page, "pulls", "org/one").get_by_text(" of 15 MB").wait_for()
     press(page, "Cancel", "org/one")
     page.locator("#pulls li").wait_for(state="detached")
     models_daemon.hub.seconds_per_mib = 0.0

@@ -108,7 +108,7 @@ def test_page_waits_for_engine_that_died_and_goes_on(tiny_daemon: Daemon, key_pa
     os.kill(tiny_daemon.engine_pid(), signal.SIGKILL)
     page.locator(".answer .waiting").wait_for()
     page.locator("nav a[href='#now']").click()
-    page.get_by_text("was ended by SIGKILL").wait_for()
+    page.locator(".engine").get_by_text("was ended by SIGKILL").wait_for()
     tiny_daemon.wait_ready()
     page.locator("nav a[href='#ask']").click()
     page.locator(".answer .figures").wait_for()
