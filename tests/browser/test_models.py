@@ -188,7 +188,7 @@ def test_failed_download_is_tried_again(models_daemon: ModelsDaemon, open_page: 
     assert page.locator("#pulls li").count() == 0
 
 
-def test_failed_download_says_what_is_kept(models_daemon: ModelsDaemon, open_page: Open) -> None:
+def test_failed_download_shows_kept_bytes(models_daemon: ModelsDaemon, open_page: Open) -> None:
     page = open_page(models_daemon.daemon, "#models")
     lines = (
         {"state": "downloading", "bytes": 1_500_000_000, "total_bytes": 3_110_000_000},

@@ -80,8 +80,23 @@ def test_chosen_file_is_answered(
     assert ask(page, question) == wanted
 
 
-@pytest.mark.parametrize("view", ["watch", "now", "models", "settings"])
+@pytest.mark.parametrize("view", ["watch", "now", "models", "connect", "settings"])
 def test_views_are_drawn(page: WebKit, view: str) -> None:
     page.run(f"location.hash = '#{view}'")
-    words = {"watch": "Watch an example", "now": "Memory", "models": "qwen3_vl", "settings": "TOML"}
+    words = {"watch": "Watch an example", "now": "Memory", "models": "qwen3_vl"}
+    words |= {"connect": "Base URL", "settings": "TOML"}
     page.wait_for(f"document.querySelector('#{view}').innerText.includes('{words[view]}')")
+
+
+def test_chosen_appearance_is_shown(page: WebKit) -> None:
+    page.run("location.hash = '#settings'")
+    page.wait_for("document.querySelector('#settings .card')")
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    for theme, colour in (("dark", "rgb(16, 16, 18)"), ("light", "rgb(245, 245, 247)")):
+        page.run(
+            f"""const select = document.querySelector("#theme");
+            select.value = "{theme}";
+            select.dispatchEvent(new Event("change"));"""
+        )
+        page.wait_for(f"{background} === '{colour}'")
+    page.run("localStorage.removeItem('vlm_server theme')")
