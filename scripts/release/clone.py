@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.release.artifacts import CheckFailed
 
 UNKNOWN, EXAMPLE = "/OWNER/", "/rehearsal/"
-ADDRESSED = ("pyproject.toml", "README.md", "configs/alerts.yaml")
+ADDRESSED = ("pyproject.toml", "README.md", "configs/alerts.yaml", "docs/packages.md")
 IDENTITY = ("-c", "user.name=rehearsal", "-c", "user.email=rehearsal@example.invalid")
 
 

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 import vlm_server
 from hatch_build import urls, with_absolute_links
+from scripts.release.clone import ADDRESSED
 from vlm_server.cli.main import build_parser, main
 
 ROOT = Path(__file__).parents[3]
@@ -52,11 +53,14 @@ def test_published_readme_has_no_relative_links(version: str, ref: str) -> None:
         assert (ROOT / path[1]).exists()
 
 
-def test_readme_clones_published_repository() -> None:
+def test_all_files_name_repository_of_package() -> None:
     repository = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.findall(r"git clone (\S+)", readme) == [repository]
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ADDRESSED}
+    assert [name for name, text in texts.items() if repository not in text] == []
+    assert re.findall(r"git clone (\S+)", texts["README.md"]) == [repository]
     assert f"{repository}/issues" in urls(repository).values()
+    releasing = (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
+    assert f"' {' '.join(ADDRESSED)}\n" in releasing, "its command changes all of them"
 
 
 def test_published_readme_keeps_other_links() -> None:

@@ -51,7 +51,8 @@ def test_rehearsal_leaves_packages_and_their_contents(released: Path) -> None:
 
 def test_release_needs_address_and_tag(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    (root / "configs").mkdir(parents=True)
+    for name in ADDRESSED:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
 
     def git(*words: str) -> None:
         subprocess.run(["git", *IDENTITY, *words], cwd=root, check=True)
