@@ -293,11 +293,11 @@ def test_request_list_names_each_requests_model(
             models_daemon.daemon.client().chat.completions.create,
             model="second",
             messages=[{"role": "user", "content": "hi"}],
-            max_tokens=1500,
+            max_tokens=5000,
             extra_body={"ignore_eos": True},
         )
         page.locator(".requests li").get_by_text("second · /v1/chat/completions").wait_for()
-        page.get_by_text("of at most 1,500 tokens").first.wait_for()
+        page.get_by_text("of at most 5,000 tokens").first.wait_for()
         page.get_by_role("button", name="Cancel the request").click()
         with pytest.raises(openai.APIStatusError):
             pending.result(20)

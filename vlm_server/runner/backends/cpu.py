@@ -24,6 +24,7 @@ from vlm_server.runner.backends.interface import Attention, Backend, Mask, Rotat
 from vlm_server.runner.backends.rope import Rope
 from vlm_server.runner.device.arrays import share
 
+_FLOATS = (mx.float32, mx.bfloat16, mx.float16)
 _MAX_SCORES = 1 << 21
 """Scores of a block, 8 MiB. With fewer, threads wait too often for the interpreter."""
 
@@ -75,16 +76,24 @@ class CpuBackend(Backend):
 
 
 class CpuAttention(Attention):
-    """Plain causal attention in float32."""
+    """Plain causal attention, computed in float32."""
 
     def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
-        is_float = queries.dtype == keys.dtype == mx.float32
+        is_float = queries.dtype == keys.dtype and queries.dtype in _FLOATS
         return is_float and isinstance(mask, str) and mask == "causal"
 
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
     ) -> mx.array:
-        return attention_on_cpu(queries, keys, values, scale, is_causal=True)
+        if values.dtype == mx.float32:
+            return attention_on_cpu(queries, keys, values, scale, is_causal=True)
+        outputs, groups = [], keys.shape[1]
+        split = (side.split(groups, axis=1) for side in (queries, keys, values))
+        for sides in zip(*split, strict=True):  # one head of keys at a time
+            q, k, v = (side.astype(mx.float32) for side in sides)
+            output = attention_on_cpu(q, k, v, scale, is_causal=True)
+            outputs.append(output.astype(values.dtype))
+        return mx.concatenate(outputs, axis=1)
 
 
 def attention_on_cpu(

@@ -55,15 +55,18 @@ def _places(runs: tuple[Run, ...], capacity: int) -> mx.array:
 
 
 def _arrange(sources: Sequence[mx.array], runs: Sequence[Run], capacity: int) -> mx.array:
-    pieces = {run: _piece(sources[run.source], run, capacity) for run in dict.fromkeys(runs)}
-    if len(runs) == 1:
-        return mx.contiguous(pieces[runs[0]])
-    return mx.concatenate([pieces[run] for run in runs])
+    """Each run is copied into its place at once: padded pieces would take as much memory again."""
+    columns = [_columns(sources[run.source], run) for run in runs]
+    if len(runs) == 1 and runs[0].count == capacity:
+        return mx.contiguous(columns[0])
+    _, heads, _, size = columns[0].shape
+    num_rows = sum(run.num_rows for run in runs)
+    arranged, row = mx.zeros((num_rows, heads, capacity, size), columns[0].dtype), 0
+    for run, part in zip(runs, columns, strict=True):
+        arranged[row : row + run.num_rows, :, run.to : run.to + run.count] = part
+        row += run.num_rows
+    return arranged
 
 
-def _piece(array: mx.array, run: Run, capacity: int) -> mx.array:
-    rows = array[run.row : run.row + run.num_rows, :, run.start : run.start + run.count]
-    num_after = capacity - run.to - run.count
-    if run.to == num_after == 0:
-        return rows
-    return mx.pad(rows, [(0, 0), (0, 0), (run.to, num_after), (0, 0)])
+def _columns(array: mx.array, run: Run) -> mx.array:
+    return array[run.row : run.row + run.num_rows, :, run.start : run.start + run.count]

@@ -23,6 +23,8 @@ from vlm_server.cache.kv_storage import KVStorage
 _QUANTIZABLE = (mx.float32, mx.float16, mx.bfloat16)
 _CODE_TYPES = {8: mx.int8, 4: mx.uint8}
 _LOW_BITS = 15
+_BLOCK_NUMBERS = 1 << 19
+"""Numbers of a block that is quantized at once."""
 
 
 def row_bytes(size: int, dtype: mx.Dtype, storage: KVStorage) -> int:
@@ -47,6 +49,22 @@ def quantize(array: mx.array, storage: KVStorage) -> tuple[mx.array, ...]:
     codes = groups / mx.where(scales == 0, mx.inf, steps)  # a step may be too small for the type
     codes = mx.clip(mx.round(codes), lowest, -1 - lowest).flatten(-2)
     return _pack(codes, storage.bits), scales.squeeze(-1)
+
+
+def quantize_in_blocks(array: mx.array, storage: KVStorage) -> tuple[mx.array, ...]:
+    """The same of (rows, heads, tokens, size), block by block: at once, it would take eight times their bytes."""
+    rows, heads, num_tokens, size = array.shape
+    if row_bytes(size, array.dtype, storage) >= size * array.dtype.size:
+        return quantize(array, storage)
+    at_once, blocks = max(1, _BLOCK_NUMBERS // (rows * heads * size)), []
+    for start in range(0, num_tokens, at_once):
+        blocks.append(quantize(array[:, :, start : start + at_once], storage))
+        mx.async_eval(blocks[-1])  # type: ignore[no-untyped-call]
+    if len(blocks) == 1:
+        return blocks[0]
+    joined = tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*blocks, strict=True))
+    mx.async_eval(joined)  # type: ignore[no-untyped-call]
+    return joined
 
 
 def dequantized(arrays: Iterable[mx.array]) -> Iterator[mx.array]:

@@ -24,7 +24,7 @@ from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.layers import storage_of
-from vlm_server.runner.kv.quantization import dequantized, quantize, row_bytes
+from vlm_server.runner.kv.quantization import dequantized, quantize_in_blocks, row_bytes
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 
 _MIN_STORED_SHARE = 0.75
@@ -118,7 +118,8 @@ class SequenceState:
         if buffer_bytes:
             arrays = tuple(sides)
         else:
-            arrays = tuple(chain.from_iterable(quantize(side, self._storage) for side in sides))
+            stored = (quantize_in_blocks(side, self._storage) for side in sides)
+            arrays = tuple(chain.from_iterable(stored))
         if self._waits_for_copy:
             mx.eval(arrays)
         else:

@@ -101,3 +101,21 @@ def test_join_leaves_running_arrays_unchanged():
     model.join(9, 1)
     for array, now in zip(before, running[0].state, strict=True):
         np.testing.assert_array_equal(array, np.array(now))
+
+
+def test_joining_takes_no_memory_but_that_of_new_rows():
+    """All layers are evaluated at once: any intermediate copy would be one of the whole batch."""
+    num_layers, tokens = 4, 5000
+    prompts = [[KVCache() for _ in range(num_layers)] for _ in range(2)]
+    for number, prompt in enumerate(prompts):
+        for layer in prompt:
+            content = mx.ones((1, 4, tokens - number, 64))
+            layer.update_and_fetch(content, content)
+    mx.eval([layer.state for prompt in prompts for layer in prompt])
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    rows = join(prompts[0], 1, prompts[1], 1)
+    mx.eval([layer.state for layer in rows])
+    held = mx.get_active_memory() - before
+    assert held >= num_layers * 2 * 2 * 4 * tokens * 64 * 4
+    assert mx.get_peak_memory() - before <= 1.01 * held

@@ -137,3 +137,19 @@ def test_planned_size_of_stored_tokens_is_that_of_segments():
         state = SequenceState(source, {}).stored_as(storage)
         planned = StateSize(source, NUM_TOKENS).stored_bytes_for(100, storage)
         assert planned == state.size_bytes(0, 100) == state.take(0, 100).size_bytes
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_segment_is_quantized_in_bounded_memory(bits: int, dtype: mx.Dtype):
+    """All layers at once would need several times as much as the segment."""
+    source, tokens = [KVCache() for _ in range(6)], 6000
+    for layer in source:
+        layer.update_and_fetch(*(mx.ones((1, 4, tokens, 64), dtype) for _ in range(2)))
+    mx.eval([layer.state for layer in source])
+    state = SequenceState(source, {}).stored_as(KVStorage(bits, 64))
+    before = active_bytes()
+    mx.reset_peak_memory()
+    taken = state.take(0, tokens)
+    mx.eval(taken.arrays)
+    assert mx.get_peak_memory() - before <= state.size_bytes(0, tokens) + (20 << 20)

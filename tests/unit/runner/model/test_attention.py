@@ -49,9 +49,26 @@ def test_attention_without_plain_causal_mask_is_left_to_mlx_vlm(mask: mx.array |
     assert (found == mlx_attention(q, k, v, mask)).all()
 
 
-def test_half_precision_attention_is_left_to_mlx_vlm():
-    q, k, _ = (each.astype(mx.bfloat16) for each in random_qkv(5, 9))
-    assert not CpuAttention().supports(q, k, "causal")
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_half_precision_attention_is_computed_in_float32(dtype: mx.Dtype):
+    halves = [each.astype(dtype) for each in random_qkv(5, 9)]
+    assert CpuAttention().supports(*halves[:2], "causal")
+    found = CpuAttention()(*halves, SCALE, "causal")
+    expected = mlx_attention(*(each.astype(mx.float32) for each in halves), "causal")
+    assert found.dtype == dtype
+    assert (found == expected.astype(dtype)).mean() > 0.99
+    assert mx.allclose(found.astype(mx.float32), expected, rtol=0.01, atol=1e-3)
+
+
+def test_attention_in_half_precision_takes_bounded_memory():
+    """The scores of a long chunk take several times as much as all keys and values."""
+    q, k, v = (mx.ones((1, 2, count, 64), mx.bfloat16) for count in (2048, 8192, 8192))
+    mx.eval(q, k, v)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(CpuAttention()(q, k, v, SCALE, "causal"))
+    num_scores = 2 * 2048 * 8192
+    assert mx.get_peak_memory() - before < 2 * num_scores
 
 
 def test_attention_sinks_are_left_to_mlx_vlm():
