@@ -52,7 +52,10 @@ def quantize(array: mx.array, storage: KVStorage) -> tuple[mx.array, ...]:
 
 
 def quantize_in_blocks(array: mx.array, storage: KVStorage) -> tuple[mx.array, ...]:
-    """The same of (rows, heads, tokens, size), block by block: at once, it would take eight times their bytes."""
+    """The same of (rows, heads, tokens, size), block by block.
+
+    At once, it would take several times the bytes of the array meanwhile.
+    """
     rows, heads, num_tokens, size = array.shape
     if row_bytes(size, array.dtype, storage) >= size * array.dtype.size:
         return quantize(array, storage)
