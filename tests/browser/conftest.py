@@ -140,6 +140,7 @@ def open_page(browser: Any) -> Iterator[Open]:
             stack.callback(context.close)
             page = context.new_page()
             page.set_default_timeout(20_000)
+            stack.callback(page.unroute_all, behavior="ignoreErrors")  # answers under way
 
             def note_request(request: Any) -> None:
                 if not request.url.startswith((f"{daemon.url}/", "blob:", "data:")):
