@@ -162,7 +162,7 @@ def main() -> int:
         parser.error("N must be at least 1")
     program = find_gateway()
     if program is None:
-        raise SystemExit("the gateway is not installed: pip install 'vlm-server[scale]'")
+        raise SystemExit("the gateway is not installed: scripts/setup scale")
     folder = Path(tempfile.mkdtemp(prefix="vlm-server-scale-out-"))
     started = ScaleOut(folder)
     for number in (signal.SIGINT, signal.SIGTERM):

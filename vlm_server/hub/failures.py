@@ -99,4 +99,4 @@ def _gated_message(name: HubName) -> str:
 def _login_advice() -> str:
     if get_token():
         return "see whether your token (HF_TOKEN, `hf auth login`) may read it"
-    return "set HF_TOKEN to a token of yours, or run `hf auth login`"
+    return "set HF_TOKEN to a token of yours, or run `uvx --from huggingface_hub hf auth login`"

@@ -28,7 +28,10 @@ logger = logging.getLogger(__name__)
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _EXPORT_SECONDS = 5.0
 """Time limit on sending a batch, and so on the end of the daemon."""
-_MISSING = "the extra `otel` is not installed: pip install 'vlm-server[otel]'"
+_MISSING = (
+    "the extra `otel` is not installed: scripts/setup otel in a clone, "
+    "else install again with vlm-server[otel]"
+)
 
 
 def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | None:

@@ -18,6 +18,7 @@ from vlm_server.supervisor.engine_process.start import for_models
 
 EXAMINATION_SECONDS = 60.0
 _DISTRIBUTION = "vlm-server"
+_INSTALL_AGAIN = "install again: delete .venv and run scripts/setup, or see docs/packages.md"
 _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 
 
@@ -54,8 +55,7 @@ def versions() -> Finding:
     )
     text = f"vlm-server {__version__}, {names_and_versions or 'no mlx'}"
     if wrong := wrong_versions():
-        advice = "install again: pip install --force-reinstall vlm-server, or scripts/setup"
-        return problem("versions", f"{text}; {', '.join(wrong)}", advice)
+        return problem("versions", f"{text}; {', '.join(wrong)}", _INSTALL_AGAIN)
     return ok("versions", text)
 
 
@@ -88,7 +88,7 @@ def device(report: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
     size = f"{memory_size(report.memory_bytes)}, of which {memory_size(report.suitable_bytes)} suit"
     text = f"{report.kind} ({report.name}), {size}; {report.gflops:.0f} GFLOP/s in float32"
     if has_nvidia_gpu and report.kind == "cpu":
-        advice = "install MLX for it: scripts/setup cuda, or pip install 'vlm-server[cuda]'"
+        advice = "install MLX for it: scripts/setup cuda in a clone, else vlm-server[cuda]"
         return warning("device", f"{text}; an NVIDIA GPU is here and not used", advice)
     if report.kind == "cuda":
         text += f"; driver {nvidia_driver() or 'unknown'}"
@@ -143,8 +143,8 @@ def _version(name: str) -> str | None:
 def _advice(step: str) -> str:
     if step.startswith("import"):
         if platform.system() == "Linux":
-            return "install a backend: scripts/setup, or pip install 'vlm-server[cpu]' or [cuda]"
-        return "install again: scripts/setup, or pip install --force-reinstall vlm-server"
+            return "install a backend: scripts/setup in a clone, else vlm-server[cpu] or [cuda]"
+        return _INSTALL_AGAIN
     if step.startswith("multiply"):
         return "update the driver; on a CPU, set engine.openblas to off and try again"
     return "see that programs can be started here: memory, processes, a temporary folder"

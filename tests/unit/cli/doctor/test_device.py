@@ -25,7 +25,7 @@ def test_doctor_reports_mlx_import_error(tmp_path: Path) -> None:
     assert found.fault == "ImportError: libmlx.so: cannot open"
     finding = device.device(found, has_nvidia_gpu=False)
     assert finding.level == "problem"
-    assert "pip install" in finding.advice
+    assert "scripts/setup" in finding.advice
 
 
 def test_doctor_reports_signal_that_killed_device_examination(tmp_path: Path) -> None:

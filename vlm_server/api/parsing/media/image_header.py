@@ -34,7 +34,7 @@ _HAS_HEIC = find_spec("pillow_heif") is not None
 READABLE = ("PNG", "JPEG", "WebP", "GIF", "AVIF", "BMP", "TIFF", *(("HEIC",) if _HAS_HEIC else ()))
 _NO_HEIC = (
     "The image is HEIC, which this server can't read: send it as JPEG, or install the extra `heic` "
-    "(pip install 'vlm-server[heic]')."
+    "(scripts/setup heic in a clone, else install again with vlm-server[heic])."
 )
 Image.MAX_IMAGE_PIXELS = None  # `limits.max_image_pixels` is checked below instead
 
