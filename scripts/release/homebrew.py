@@ -22,6 +22,7 @@ from packaging.utils import parse_wheel_filename
 
 TEMPLATE = Path(__file__).parents[2] / "packaging/homebrew/vlm-server.rb.in"
 PYTHON = (3, 13)
+OVERRIDES = Path(__file__).parents[2] / "packaging/overrides.txt"
 RELEASES = {(14, 0): "sonoma", (15, 0): "sequoia", (26, 0): "tahoe"}
 """Of macOS, by Homebrew's names: those that MLX has wheels for, the oldest first. The kernels in a
 wheel for a newer one use what chips have gained since."""
@@ -52,6 +53,7 @@ def resolved(wanted: str, macos: tuple[int, int]) -> list[dict[str, Any]]:
     version = ".".join(map(str, PYTHON))
     words = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--only-binary", ":all:"]
     words += ["--python-platform", "aarch64-apple-darwin", "--python-version", version]
+    words += ["--overrides", str(OVERRIDES)]
     target = {"MACOSX_DEPLOYMENT_TARGET": ".".join(map(str, macos))}
     with tempfile.TemporaryDirectory() as folder:
         requirements, lock = Path(folder) / "wanted.in", Path(folder) / "pylock.toml"
