@@ -38,7 +38,7 @@ _SECTIONS = {
     "scheduler": "How requests share the device. See [performance](performance.md).",
     "cache": "What is kept for later requests. See [caches](caches.md).",
     "distributed": "One model over several machines. See [distributed](distributed.md).",
-    "engine": "The process that holds the model: when it is restarted, and limits on JSON schemas.",
+    "engine": "The process that holds the model: its libraries, restarts, and limits on schemas.",
     "memory": "How much memory is used, and when it is given back. See [memory](memory.md).",
     "log": "See [the log](operations.md#the-log).",
     "metrics": "See [metrics](operations.md#metrics).",
@@ -74,9 +74,11 @@ def _tables(*, are_fuses: bool) -> Iterator[tuple[str, str]]:
         own = [key for key in names if is_fuse(f"{name}.{key}") == are_fuses]
         rows = "".join(_row(f"{name}.{key}", key) for key in own)
         page = "configuration" if are_fuses else "limits"
-        link = f" Others: [{page}]({page}.md#{_anchor(name)})." if own != list(names) else ""
-        if rows:
-            yield name, f"\n## `[{name}]`\n\n{_SECTIONS[section]}{link}\n\n{_TABLE}{rows}"
+        word = "Others" if own else "All"
+        link = f" {word}: [{page}]({page}.md#{_anchor(name)})." if own != list(names) else ""
+        if rows or not are_fuses:
+            table = f"\n{_TABLE}{rows}" if rows else ""
+            yield name, f"\n## `[{name}]`\n\n{_SECTIONS[section]}{link}\n{table}"
 
 
 def _anchor(name: str) -> str:
