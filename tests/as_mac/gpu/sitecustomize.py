@@ -104,7 +104,9 @@ def _spoil_encode(module: Any) -> None:
 
 
 def _spoil_store(module: Any) -> None:
-    module.quantize = _at("store", module.quantize, lambda made: (_failing(made[0]), *made[1:]))
+    module.quantize_in_blocks = _at(
+        "store", module.quantize_in_blocks, lambda made: (_failing(made[0]), *made[1:])
+    )
 
 
 _AFTER = {
