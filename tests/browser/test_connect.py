@@ -17,9 +17,10 @@ from vlm_server.cli.connect.service import ServedModel, Service
 
 def copied(page: Any, label: str) -> str:
     """What the button of the row `label` copies."""
-    button = page.get_by_role("button", name=f"Copy: {label}", exact=True)
-    button.first.click()
-    button.filter(has_text="Copied").first.wait_for()
+    button = page.get_by_role("button", name=f"Copy {label}: ")
+    button.click()
+    button.filter(has_text="Copied").wait_for()
+    page.get_by_role("status").get_by_text("Copied", exact=True).wait_for()
     return str(page.evaluate("navigator.clipboard.readText()"))
 
 
@@ -33,7 +34,7 @@ def test_connect_copies_addresses_model_and_commands(daemon: Daemon, open_page: 
     command = f"vlm-server connect claude-code --url {daemon.url}/v1"
     assert copied(page, "Claude Code") == command
     assert copied(page, "Home Assistant") == daemon.url
-    page.get_by_text("Only programs on this machine reach it").wait_for()
+    page.get_by_text("This address is for programs on this machine").wait_for()
     assert f"OPENAI_BASE_URL={daemon.url}/v1" in page.locator("#connect pre").inner_text()
 
 
@@ -42,6 +43,12 @@ def test_connect_needs_no_address_at_usual_port(daemon: Daemon, open_page: Open)
     page.route("http://127.0.0.1:8000/**", lambda route: _from(daemon, route))
     page.goto("http://127.0.0.1:8000/#connect")
     assert copied(page, "Codex") == "vlm-server connect codex"
+
+
+def test_connect_leaves_out_user_of_address(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon, is_quiet=False)
+    page.goto(f"{daemon.url.replace('://', '://me:$(id)@')}/#connect")
+    assert copied(page, "Base URL") == f"{daemon.url}/v1"
 
 
 def _from(daemon: Daemon, route: Any) -> None:
@@ -63,15 +70,17 @@ def test_connect_names_key_and_never_shows_it(tiny_daemon: Daemon, open_page: Op
 
 def test_connect_names_every_model(models_daemon: ModelsDaemon, open_page: Open) -> None:
     page = open_page(models_daemon.daemon, "#connect", device="phone")
-    buttons = page.get_by_role("button", name="Copy: Model")
+    buttons = page.get_by_role("button", name="Copy Model: ")
     buttons.nth(3).wait_for()
     check_that_it_fits(page)
+    names = buttons.evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
+    assert len(set(names)) == len(names), "each says what it copies"
     buttons.nth(3).focus()
     with page.expect_response("**/v1/models"):
         page.evaluate("dispatchEvent(new Event('trouble'))")
     page.evaluate(TWO_FRAMES)
     focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
-    assert focused == "Copy: Model", "looks for news leave what is read as it is"
+    assert focused == names[3], "looks for news leave what is read as it is"
 
 
 def test_connect_lists_programs_of_command(daemon: Daemon, open_page: Open) -> None:

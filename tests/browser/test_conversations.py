@@ -158,6 +158,46 @@ def test_page_bounds_bytes_of_conversations(page: Any) -> None:
     assert titles(page) == []
 
 
+KEEP_ONE = """async (delayed) => {
+  const store = await import("/page/store.js");
+  let read;
+  const blob = new Blob(["x"], {type: "image/png"});
+  blob.arrayBuffer = () => new Promise((resolve) => (read = () => resolve(new ArrayBuffer(1))));
+  const turn = {text: "", answers: [], media: [{id: "a", bytes: 1, blob}]};
+  const kept = store.keep({id: "x", title: "", created: 0, updated: 0, turns: [turn]}, () => true);
+  while (!read) await new Promise((resolve) => setTimeout(resolve, 5));
+  if (delayed) await store.forget("x");
+  read();
+  await kept;
+  return [(await store.summaries()).length, (await store.files("x")).size];
+}"""
+"""Keeps a conversation with a picture; deletes it while the picture is read, if so asked."""
+
+
+def test_conversation_deleted_while_it_is_kept_stays_deleted(page: Any) -> None:
+    assert page.evaluate(KEEP_ONE, True) == [0, 0]
+
+
+def test_conversation_is_kept_once_its_pictures_are_read(page: Any) -> None:
+    assert page.evaluate(KEEP_ONE, False) == [1, 1]
+
+
+def test_pictures_kept_by_earlier_version_are_read(page: Any) -> None:
+    text = page.evaluate(
+        """async () => {
+          const store = await import("/page/store.js");
+          await store.summaries(); // makes the database
+          const database = await new Promise((resolve) => {
+            indexedDB.open("vlm_server").onsuccess = ({target}) => resolve(target.result);
+          });
+          const files = database.transaction("files", "readwrite").objectStore("files");
+          files.put({id: "a", conversation: "x", blob: new Blob(["as it was"])});
+          return (await store.files("x")).get("a").text();
+        }"""
+    )
+    assert text == "as it was"
+
+
 def test_emptied_question_stays_empty_when_page_is_loaded_again(page: Any) -> None:
     question = page.get_by_role("textbox", name="Question", exact=True)
     question.fill("And its col")

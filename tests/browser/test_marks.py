@@ -63,7 +63,7 @@ def test_picture_zooms_and_tells_pixels(scripted_daemon: Daemon, open_page: Open
     page.mouse.move(across + 0.1, down)
     assert page.locator(".position").inner_text() == f"x {x}, y {y}", "it stays where it is"
     page.keyboard.press("c")
-    page.get_by_text("Copied").wait_for()
+    page.locator(".viewer").get_by_text("Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == f"{x}, {y}"
     page.keyboard.press("0")
     assert layer.bounding_box() == box

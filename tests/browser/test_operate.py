@@ -138,7 +138,7 @@ def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     page.get_by_role("button", name="Unfold all").click()
     assert accessibility_problems(page) == []
     page.get_by_role("button", name="Copy as TOML").click()
-    page.get_by_text("Copied").wait_for()
+    page.get_by_role("button", name="Copied").wait_for()
     copied = tomllib.loads(page.evaluate("navigator.clipboard.readText()"))
     assert copied["server"]["api_key_file"].endswith(".toml")
     assert "operator-key" not in page.locator("#settings").inner_text()
@@ -146,10 +146,14 @@ def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     page.get_by_text("No setting is called that.").wait_for()
 
 
-def test_setting_that_needs_restart_is_copied_for_settings_file(key_page: Any) -> None:
+def test_setting_that_needs_restart_is_copied_for_settings_file(
+    tiny_daemon: Daemon, key_page: Any
+) -> None:
     page = key_page
     page.locator("nav a[href='#settings']").click()
-    page.get_by_text("goes into the settings file, ~/.config/vlm-server/config.toml").wait_for()
+    file = tiny_daemon.get("/v1/settings")[1]["file"]
+    assert file.endswith("vlm-server/config.toml")
+    page.get_by_text(f"All else goes into {file}, and holds").wait_for()
     page.get_by_role("button", name="Change cache.max_disk_bytes").first.click()
     page.get_by_label("New value of cache.max_disk_bytes").fill("20 GB")
     page.get_by_text("change while the server runs: put this into").wait_for()
@@ -164,11 +168,52 @@ def test_setting_that_needs_restart_is_copied_for_settings_file(key_page: Any) -
     page.get_by_role("button", name="Change limits.max_requests").first.click()
     page.get_by_label("New value of limits.max_requests").fill("8")
     assert copied_settings(page) == {"limits": {"max_requests": 8}}
+    page.get_by_text("If [limits] is there already, only the second line").wait_for()
     page.get_by_role("button", name="Cancel", exact=True).click()
     focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
     assert focused == "Change limits.max_requests"
     page.get_by_role("button", name="Change model.path").first.click()
     page.get_by_text("What the command line says wins over the file").wait_for()
+
+
+def test_settings_of_server_of_another_version_are_shown(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+
+    def leave_out(route: Any) -> None:
+        told = route.fetch().json()
+        route.fulfill(json={"sections": told["sections"]})
+
+    page.route("**/v1/settings", leave_out)
+    page.locator("nav a[href='#settings']").click()
+    page.locator("summary", has_text="Limits and deadlines").wait_for()
+    page.get_by_text("All else goes into the settings file, and holds").wait_for()
+    assert page.locator("#settings-found").inner_text() == "", "only what changes is spoken"
+
+
+def test_changed_setting_has_type_of_setting(key_page: Any) -> None:
+    page = key_page
+    page.locator("nav a[href='#settings']").click()
+    changes: list[tuple[str, str, object]] = [
+        ("server.allowed_hosts", "my.example, other.example", ["my.example", "other.example"]),
+        ("server.allowed_hosts", "auto", "auto"),
+        ("server.allowed_hosts", "", "auto"),
+        ("urls.https_hosts", "", []),
+        ("metrics.prefix", "007", "007"),
+        ("tracing.endpoint", "", ""),
+        ("limits.max_requests", "08", 8),
+        ("video.fps", "0.5", 0.5),
+        ("cache.max_disk_bytes", "20 GB", "20 GB"),
+        ("batches.on_battery", "true", True),
+    ]
+    for name, typed, value in changes:
+        page.get_by_label("Find a setting").fill(name)
+        page.get_by_role("button", name=f"Change {name}", exact=True).click()
+        field = page.get_by_label(f"New value of {name}")
+        assert field.evaluate("field => document.activeElement === field")
+        assert field.input_value() != "none", "an empty value is edited as such"
+        field.fill(typed)
+        section, key = name.split(".")
+        assert copied_settings(page) == {section: {key: value}}
 
 
 def copied_settings(page: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.browser.conftest import Open
 from tests.browser.files import ask, attach, wait_until_answered
 from tests.browser.test_ask import SQUARE, text_of
-from tests.browser.test_views import accessibility_problems, check_that_it_fits
+from tests.browser.test_views import accessibility_problems, check_shapes, check_that_it_fits
 from tests.support.daemons import Daemon
 
 LETTERS = "a b c d e f g h i j k l m n o p"
@@ -279,6 +280,19 @@ def test_actions_are_seen_and_large_enough_for_fingers(daemon: Daemon, open_page
         assert box is not None
         assert min(box["width"], box["height"]) >= 36
         assert action.evaluate("one => getComputedStyle(one).opacity") == "1"
+    again = page.get_by_role("button", name="Again").get_by_text("Again").bounding_box()
+    assert again is not None
+    assert min(again["width"], again["height"]) > 10, "its name is seen where no mouse rests"
+
+
+def test_actions_of_cut_off_answer_fit_on_phone(
+    scripted_daemon: Daemon, open_page: Open, tmp_path: Path
+) -> None:
+    page = open_page(scripted_daemon, device="phone")
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Longest answer").fill("3")
+    ask(page, f"say 0.01 {LETTERS}").get_by_role("button", name="Continue").wait_for()
+    check_shapes(page, tmp_path / "cut-off.png", "phone")
 
 
 def test_actions_are_icons_with_names_and_tooltips(page: Any) -> None:

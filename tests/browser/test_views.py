@@ -250,3 +250,37 @@ def test_appearance_changes_where_browser_keeps_nothing(daemon: Daemon, open_pag
     page.locator("nav a[href='#settings']").click()
     page.get_by_label("Appearance").select_option("Dark")
     assert page.evaluate(BACKGROUND) == DARK
+
+
+COLOURS = """() => {
+  const rules = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]);
+  const roots = rules.filter(({selectorText}) => selectorText === ":root");
+  const names = roots.flatMap(({style}) => [...style]).filter((name) => name.startsWith("--"));
+  const probe = document.body.appendChild(document.createElement("p"));
+  const {style} = probe;
+  return Object.fromEntries(names.map((name) => {
+    Object.assign(style, {color: `var(${name})`, boxShadow: `var(${name})`});
+    const {color, boxShadow} = getComputedStyle(probe);
+    return [name, [color, boxShadow]];
+  }));
+}"""
+"""What the variables of the style sheets are as colours and as shadows."""
+
+
+def test_browser_without_light_dark_has_light_colours(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    light = page.evaluate(COLOURS)
+    assert {"--bg", "--weights"} <= light.keys()
+    page = open_page(daemon, scheme="dark")
+    assert page.evaluate(COLOURS) != light
+
+    def make_unknown(route: Any) -> None:
+        response = route.fetch()
+        headers = {k: v for k, v in response.headers.items() if k != "content-security-policy"}
+        route.fulfill(body=response.text().replace("light-dark(", "no-such("), headers=headers)
+
+    page.route(f"{daemon.url}/", make_unknown)
+    page.route("**/*.css", make_unknown)
+    page.reload()
+    page.locator("#state[data-state=ready]").wait_for()
+    assert page.evaluate(COLOURS) == light

@@ -30,6 +30,7 @@ from vlm_server.settings import (
     word_of,
 )
 from vlm_server.settings.paths import is_unmounted
+from vlm_server.settings.quantities import shown
 from vlm_server.supervisor.engine_process.start import start_of
 
 DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
@@ -384,6 +385,13 @@ def test_all_settings_with_unit_accept_it() -> None:
         for text, wanted in texts[unit_of(name)] if _is_number(hint) and unit_of(name) else ():
             settings = load(None, (f"{full}={text}", "model.pinned=false"))
             assert getattr(getattr(settings, section), name) == wanted, full
+
+
+def test_numbers_are_shown_without_loss() -> None:
+    assert shown("max_pixels", 12_845_056, None) == "12845056 px"
+    assert shown("max_pixels", 1_234_000, None) == "1.234 MP"
+    assert shown("max_pixels", 2**53, None) == f"{2**53} px"
+    assert shown("x_seconds", 600_000_060, None) == "10000001 min"
 
 
 OTHER_TIMES = {

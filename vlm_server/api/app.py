@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -45,6 +47,7 @@ def create_app(
     sources: Sources | None = None,
     files: FileStore | None = None,
     log_tail: LogTail | None = None,
+    settings_file: Path | None = None,
 ) -> Starlette:
     """The ASGI application that serves `models` as `settings` say.
 
@@ -52,9 +55,9 @@ def create_app(
     `files`. Its `state.queue_slots` counts requests, `state.event_logs` knows the answers that are
     made without a connection, `state.watches` the watches, to be closed before models are stopped,
     and `state.lane` runs batches.
-    `sources` say where settings were given. `tracer` records the requests that have ended;
-    `log_tail` has the last lines of the log. Raises ConfigError if the file of API keys or the
-    folder of files can't be used.
+    `sources` say where settings were given, and `settings_file` is where they may be. `tracer`
+    records the requests that have ended; `log_tail` has the last lines of the log. Raises
+    ConfigError if the file of API keys or the folder of files can't be used.
     """
     body_parser = BodyParser(parsing_pool or start_pool(settings.limits), settings.limits)
     answered, ended = AnsweredRequests(), EndedRequests(OPERATIONS)
@@ -68,6 +71,7 @@ def create_app(
         routes=all_routes(
             *(generation, settings, answered, ended, sources or {}, watches, lane),
             log_tail or LogTail(),
+            settings_file,
         ),
         middleware=[
             Middleware(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from starlette.routing import Route
@@ -179,6 +180,7 @@ def all_routes(
     watches: Watches,
     lane: Lane,
     log_tail: LogTail,
+    settings_file: Path | None,
 ) -> list[Route]:
     """The routes of all dialects and operations."""
     stored = ResponseStore(settings.server)
@@ -195,7 +197,7 @@ def all_routes(
         *_administration(
             Administration(generation, settings, log_tail), HubModels(generation.models, settings)
         ),
-        *_operations(generation, settings, sources),
+        *_operations(generation, settings, sources, settings_file),
         *_status(Health(generation, lane, ended)),
         _admin("/metrics", metrics.scrape),
     ]
@@ -344,9 +346,11 @@ def _status(health: Health) -> list[Route]:
     ]
 
 
-def _operations(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
+def _operations(
+    generation: Generation, settings: Settings, sources: Sources, settings_file: Path | None
+) -> list[Route]:
     models = Models(generation.models, settings)
-    current = CurrentSettings(generation, settings, sources)
+    current = CurrentSettings(generation, settings, sources, settings_file)
     start = StartPage(models.page)
     return [
         Route("/v1/models", models.list),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import NoneType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -145,6 +145,18 @@ def bare(hint: Any) -> Any:
     return hint.__origin__ if hasattr(hint, "__metadata__") else hint
 
 
+def is_list(hint: Any) -> bool:
+    """Whether a setting of the type `hint` is a list."""
+    return get_origin(bare(hint)) is tuple
+
+
+def is_text(hint: Any) -> bool:
+    """Whether a setting of the type `hint` is a text, whatever it looks like."""
+    kind = bare(hint)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    return kind is str or (bool(choices) and all(isinstance(each, str) for each in choices))
+
+
 def empty_of(hint: Any) -> Any:
     """The value that the word of a setting of the type `hint` stands for."""
     kind = bare(hint)
@@ -184,12 +196,14 @@ def _shown_seconds(number: float) -> str | float:
     for name, size in _SHOWN_TIMES:
         count = number / size
         if count >= 1 and count == round(count, 1):
-            return f"{count:g} {name}"
+            return f"{count:.12g} {name}"
     return number
 
 
 def _shown_pixels(number: int) -> str:
-    return f"{number / 1e6:g} MP" if number >= 1_000_000 else f"{number} px"
+    """In millions only if few digits say them exactly."""
+    is_round = number >= 1_000_000 and not number % 1000
+    return f"{number / 1e6:.12g} MP" if is_round else f"{number} px"
 
 
 _SHOWN: dict[str, Callable[[Any], Any]] = {

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,16 @@ from vlm_server.settings.faults import (
     nearest,
 )
 from vlm_server.settings.paths import expand_home, missing_path_error, why_unreadable
-from vlm_server.settings.quantities import AUTO, OFF, bare, empty_of, value_of, word_of
+from vlm_server.settings.quantities import (
+    AUTO,
+    OFF,
+    bare,
+    empty_of,
+    is_list,
+    is_text,
+    value_of,
+    word_of,
+)
 from vlm_server.settings.tree import (
     MODELS,
     SECTIONS,
@@ -162,15 +171,12 @@ def _read_value(full: str, value: Any, hint: Any) -> Any:
 def _read_text(text: str, hint: Any) -> Any:
     """A value outside of a file: as TOML has it, but texts and lists of texts need no quotes."""
     text = text.strip()
-    kind = bare(hint)
-    if kind is bool and text.casefold() in ("true", "false"):
+    if bare(hint) is bool and text.casefold() in ("true", "false"):
         return text.casefold() == "true"
     is_word = text and text == word_of(hint)
-    if get_origin(kind) is tuple and not is_word and not text.startswith("["):
+    if is_list(hint) and not is_word and not text.startswith("["):
         return [item.strip() for item in text.split(",") if item.strip()]
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    is_text = kind is str or (choices and all(isinstance(choice, str) for choice in choices))
-    if is_text and not text.startswith(("'", '"')):
+    if is_text(hint) and not text.startswith(("'", '"')):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]

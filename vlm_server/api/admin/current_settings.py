@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ from vlm_server.api.http.generation import Generation
 from vlm_server.errors import ConfigError, InvalidRequest
 from vlm_server.protocol import Stats
 from vlm_server.settings import Settings, Sources, describe_settings, load
-from vlm_server.settings.quantities import shown
+from vlm_server.settings.quantities import is_list, is_text, shown
 from vlm_server.settings.topics import COMMON
+from vlm_server.settings.tree import hints_of, kind_of
 
 _LIVE_SECTIONS = ("deadlines",)
 _LIVE = ("log.level", "server.unknown_fields")
@@ -26,12 +28,18 @@ _CACHES = ("token_layout", "pixel", "encoder", "prefix", "vector")
 
 
 class CurrentSettings:
-    """The endpoints. What is changed here lasts until the daemon ends."""
+    """The endpoints. What is changed here lasts until the daemon ends.
 
-    def __init__(self, shared: Generation, settings: Settings, sources: Sources) -> None:
+    file: the settings file, whether or not it is there or sets something; None if it is not known.
+    """
+
+    def __init__(
+        self, shared: Generation, settings: Settings, sources: Sources, file: Path | None
+    ) -> None:
         self._shared = shared
         self._settings = settings
         self._sources = dict(sources)
+        self._file = file and str(file.absolute())
 
     async def show(self, _: Request) -> Response:
         """All settings, with their sources, and the names of those that matter to most people."""
@@ -57,13 +65,16 @@ class CurrentSettings:
         effective = self._effective()
         sections = describe_settings(self._settings, self._sources)
         for section in sections:
+            hints = hints_of(kind_of(section["name"]))
             for setting in section["settings"]:
                 name = f"{section['name']}.{setting['name']}"
                 setting["effective"] = effective.get(name)
                 setting["live"] = _is_live(name)
+                hint = hints[setting["name"]]
+                setting |= {"is_list": is_list(hint), "is_text": is_text(hint)}
                 for key in ("value", "default"):
                     setting[f"{key}_written"] = shown(setting["name"], setting[key], None)
-        return {"common": COMMON, "sections": sections}
+        return {"file": self._file, "common": COMMON, "sections": sections}
 
     def _effective(self) -> dict[str, int]:
         """What automatic settings came to, as far as engines have told; the default model's."""

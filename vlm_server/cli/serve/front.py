@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
@@ -65,6 +66,7 @@ _HOLD_LOOK_SECONDS = 0.1
 class _Process:
     settings: Settings
     sources: Sources
+    settings_file: Path
     listener: Listener
     reloader: Reloader | None
     log_file: log.LogFile | None
@@ -74,7 +76,8 @@ class _Process:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
     log_file = log.LogFile(arguments.log_file) if arguments.log_file else None
-    reloader = Reloader(arguments.config or default_file(os.environ)) if arguments.reload else None
+    settings_file = arguments.config or default_file(os.environ)
+    reloader = Reloader(settings_file) if arguments.reload else None
     settings, sources = options.load_settings_with_sources(arguments)
     options.check_memory_limit(settings)
     settings = log.with_terminal_log(settings, sources)
@@ -88,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         reloader.check_with(settings, lambda: _load_for(listener, arguments))
     server = with_inherited_address(settings.server, listener)
     settings = msgspec.structs.replace(settings, server=server)
-    process = _Process(settings, sources, listener, reloader, log_file, log_tail)
+    process = _Process(settings, sources, settings_file, listener, reloader, log_file, log_tail)
     url = url_of(server.host, listener.addresses[0][1])
     is_temporary = arguments.stop_at_eof
     with contextlib.nullcontext() if is_temporary else own_daemons.listed(url):
@@ -127,7 +130,8 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     with contextlib.suppress(ChildFailed):  # started on demand instead
         await asyncio.to_thread(parsing_pool.warm_up)
     app = create_app(
-        settings, models, parsing_pool, tracer, process.sources, files, process.log_tail
+        *(settings, models, parsing_pool, tracer, process.sources, files, process.log_tail),
+        settings_file=process.settings_file,
     )
     server = HttpServer(app, settings)
     url = url_of(settings.server.host, listener.addresses[0][1])

@@ -76,6 +76,18 @@ async def test_settings_name_common_ones_and_are_written_as_in_file(
     assert load(None, tuple(overrides)) == Settings(), "what is written is read"
 
 
+async def test_settings_tell_lists_and_texts_by_type(client: httpx.AsyncClient) -> None:
+    shown = by_name(await client.get("/v1/settings"))
+    assert shown["server.allowed_hosts"]["default_written"] == "auto"
+    assert shown["server.allowed_hosts"]["is_list"], "whatever word stands for an empty list"
+    for name, setting in shown.items():
+        value, is_list, is_text = setting["value"], setting["is_list"], setting["is_text"]
+        assert is_list or not isinstance(value, list), name
+        assert not (is_text and (is_list or isinstance(value, int | float))), name
+    texts = {name for name in COMMON if shown[name]["is_text"]}
+    assert texts == {"model.path", "server.host", "server.api_key_file", "log.level"}
+
+
 async def test_changed_deadline_is_for_next_requests(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:

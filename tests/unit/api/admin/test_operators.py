@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.unit.api.conftest import Connect, parsing_pool
 from tests.unit.api.requests import ROUTE, chat, image_part, text, user
@@ -136,18 +137,22 @@ async def test_status_shows_memory_samples_and_engine_ends(
 
 
 async def test_settings_route_shows_sources_and_hides_keys(
-    tmp_path: Path, engine: ScriptedEngine
+    tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "my.toml"
+    monkeypatch.chdir(tmp_path)
+    file = Path("my.toml")
     file.write_text("[server]\nport = 9000\n[cache]\nseparate_api_keys = false\n")
     overrides = ("server.port=9001", 'server.api_keys=["correct-horse-battery"]')
     settings, sources = load_with_sources(file, overrides)
-    app = create_app(settings, OneModel(engine), parsing_pool(), sources=sources)
+    app = create_app(
+        settings, OneModel(engine), parsing_pool(), sources=sources, settings_file=file
+    )
     transport = httpx.ASGITransport(app)
     headers = {"x-api-key": "correct-horse-battery"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         answer = await client.get("/v1/settings", headers=headers)
     assert "horse" not in answer.text
+    assert answer.json()["file"] == str(tmp_path / "my.toml")
     shown_settings = {
         f"{section['name']}.{setting['name']}": setting
         for section in json.loads(answer.content)["sections"]

@@ -126,8 +126,8 @@ export class AnswerView {
       h(
         "p.copies",
         actions.choose && h("button.link", { type: "button", onclick: actions.choose }, "Go on with this one"),
-        canContinue(answer) && iconButton("continue", "Continue", actions.goOn, "Continue where it ended"),
-        actions.again && !answer.error && iconButton("again", "Again", actions.again, "Again: ask for another answer"),
+        canContinue(answer) && named("continue", "Continue", actions.goOn, "Continue where it ended"),
+        actions.again && !answer.error && named("again", "Again", actions.again, "Again: ask for another answer"),
         answer.text && copied("copy", "Copy", () => answer.text),
         copied("shell", "Copy as curl", () => asCurl(actions.body(), names)),
         copied("code", "Copy as Python", () => asPython(actions.body(), names)),
@@ -166,6 +166,13 @@ export class AnswerView {
       ]);
     return shown;
   }
+}
+
+/** An icon that shows its name where no mouse can rest on it. */
+function named(...button) {
+  const element = iconButton(...button);
+  element.classList.add("named");
+  return element;
 }
 
 /** What a person can do about an error, where the message does not say it. */

@@ -27,7 +27,7 @@ export function showConnect(models) {
   const known = JSON.stringify([names, hasKey()]);
   if ($("connect-body").dataset.known === known) return; // a button that was pressed says so
   $("connect-body").dataset.known = known;
-  const root = new URL(".", document.baseURI).href.replace(/\/$/, "");
+  const root = (location.origin + new URL(".", document.baseURI).pathname).replace(/\/$/, ""); // without a user's name
   const isHere = LOOPBACK.includes(location.hostname);
   const address = isHere && location.port === USUAL_PORT ? "" : ` --url ${root}/v1`;
   $("connect-body").replaceChildren(
@@ -40,7 +40,7 @@ export function showConnect(models) {
         ...names.map((name) => row("Model", name)),
         names.length && keyRow(),
       ],
-      isHere && "Only programs on this machine reach it: for others, set server.host and API keys.",
+      isHere && "This address is for programs on this machine. For others, set server.host and API keys, and use this machine’s own address.",
     ),
     card(
       "By one command",
@@ -62,14 +62,14 @@ const card = (title, about, rows, more) =>
 
 /** Something to copy, and what it is. */
 function row(label, value, about) {
-  const button = h("button", { class: "quiet small", "aria-label": `Copy: ${label}`, onclick: () => copy(button, value) }, "Copy");
+  const button = h("button", { class: "quiet small", "aria-label": `Copy ${label}: ${value}`, onclick: () => copy(button, value) }, "Copy");
   return h("li", h("div", h("b", label), h("code", value.split(" ").flatMap((word) => [h("span.word", word), " "])), about && h("p.muted.small", about)), button);
 }
 
 /** Whether a key is needed is known once a request was answered; a key itself is never shown. */
 const keyRow = () =>
   hasKey()
-    ? h("li", h("div", h("b", "API key"), h("p.muted.small", "Needed: the one that you gave this page, or another one of this server. The commands below take the first key of its settings, or one from a file: --api-key-file FILE.")))
+    ? h("li", h("div", h("b", "API key"), h("p.muted.small", "Needed: the one that you gave this page, or another one of this server. On the server’s machine, the commands below take the first key of its settings. Elsewhere, and for a server in a container, add --api-key-file FILE.")))
     : row("API key", "none", "No key is needed. This is for programs that insist on one.");
 
 const variables = (root) => `export OPENAI_BASE_URL=${root}/v1

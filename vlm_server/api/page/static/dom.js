@@ -90,16 +90,17 @@ const digits = (value) => (value >= 100 ? Math.round(value) : +value.toPrecision
 export const iconButton = (image, name, onclick, tip = name) =>
   h("button.icon.act", { type: "button", title: tip, onclick }, icon(image), h("span.hidden", name));
 
-/** Copies `text` and says so on `button`, which may be an icon, for a moment. */
+/** Copies `text` and says so on `button`, which may be an icon, for a moment, and to screen readers. */
 export async function copy(button, text) {
   const name = button.querySelector(".hidden") ?? button;
   const image = button.querySelector("use");
   const usual = (button.usual ??= [name.textContent, image?.getAttribute("href")]);
-  const show = (label, href) => {
+  const show = (label, href, said = "") => {
     name.textContent = label;
+    $("said").textContent = said;
     image?.setAttribute("href", href);
   };
-  (await toClipboard(text)) ? show("Copied", "#i-done") : show("Could not copy", "#i-close");
+  (await toClipboard(text)) ? show("Copied", "#i-done", "Copied") : show("Could not copy", "#i-close", "Could not copy");
   clearTimeout(button.timer);
   button.timer = setTimeout(show, 1600, ...usual);
 }

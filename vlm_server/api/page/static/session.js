@@ -202,7 +202,6 @@ function keepSoon(of, pause = KEEP_MS) {
 }
 
 async function keep(of) {
-  if (of.isForgotten) return;
   if (runs.has(of.id)) of.updated = Date.now();
   try {
     await store.keep(of, (medium) => !storedFiles.has(medium.id));
@@ -289,12 +288,8 @@ export async function forget(id) {
   runs.get(id)?.controller.abort();
   clearTimeout(timers.get(id));
   timers.delete(id);
-  if (runs.has(id)) runs.get(id).conversation.isForgotten = true;
   await store.forget(id);
-  if (id === conversation.id) {
-    conversation.isForgotten = true;
-    startAnew();
-  }
+  if (id === conversation.id) startAnew();
 }
 
 export async function rename(id, title) {

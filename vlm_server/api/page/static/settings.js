@@ -5,9 +5,8 @@ import { $, copy, count, empty, h, memorySize } from "./dom.js";
 import { inline } from "./rich.js";
 
 const SECRET = "api_keys";
-const USUAL_FILE = "~/.config/vlm-server/config.toml";
 
-/** What `/v1/settings` says: {common, sections}. */
+/** What `/v1/settings` says: {file, common, sections}; a server of another version may not say all. */
 let told = null;
 /** Ends the change of a setting that is under way. */
 let close = null;
@@ -32,6 +31,7 @@ function frame() {
       h("input", { type: "search", id: "find-setting", placeholder: "Find a setting", oninput: update }),
       button,
     ),
+    h("p.muted.small", { id: "settings-help" }),
     h("p.muted.small", { role: "status", id: "settings-found" }),
     h("div.cards.one", { id: "settings-list" }),
   );
@@ -42,7 +42,7 @@ const isChanged = ({ source, value, default: usual }) =>
 const cameTo = ({ effective, value }) => effective !== null && effective !== value;
 const fullName = ({ section, name }) => `${section}.${name}`;
 /** The settings file in use, or the one that would be. */
-const file = (all) => all.find(({ source }) => source[0] === "/")?.source ?? USUAL_FILE;
+const file = () => told.file ?? "the settings file";
 
 /** The sections in the order in which a person looks for them: what is served, with what, to whom, how much. */
 const GROUPS = [
@@ -68,20 +68,20 @@ function groups() {
   return [...of].map(([title, settings]) => ({ title, settings })).filter(({ settings }) => settings.length);
 }
 
-const settingsOf = (all) => all.flatMap(({ settings }) => settings);
-
 function update() {
   close = null;
   const wanted = $("find-setting").value.trim().toLowerCase();
   const all = groups();
+  $("settings-help").hidden = Boolean(wanted);
   if (wanted) {
     const found = all.map(({ title, settings }) => ({ title, settings: settings.filter((one) => textOf(one).includes(wanted)) }));
     $("settings-list").replaceChildren(...found.map(({ title, settings }) => card(title, "", settings)).filter(Boolean));
-    $("settings-found").textContent = $("settings-list").children.length ? "" : "No setting is called that.";
+    tell($("settings-list").children.length ? "" : "No setting is called that.");
     return;
   }
-  const every = settingsOf(all);
-  const common = told.common.map((name) => every.find((one) => fullName(one) === name));
+  tell("");
+  const every = all.flatMap(({ settings }) => settings);
+  const common = (told.common ?? []).map((name) => every.find((one) => fullName(one) === name)).filter(Boolean);
   const changed = every.filter(isChanged);
   const cards = [
     card("Most used", changed.length ? "" : "Every setting has its default", common),
@@ -90,8 +90,11 @@ function update() {
     ...all.map(fold),
   ];
   $("settings-list").replaceChildren(...cards.filter(Boolean));
-  $("settings-found").textContent = `What can change while the server runs is changed here. All else goes into the settings file, ${file(every)}, and holds from the next start.`;
+  $("settings-help").textContent = `What can change while the server runs is changed here. All else goes into ${file()}, and holds from the next start.`;
 }
+
+/** Screen readers say a text once, not at each letter of a search. */
+const tell = (text) => $("settings-found").textContent === text || ($("settings-found").textContent = text);
 
 const textOf = (one) => `${fullName(one)} ${one.description}`.toLowerCase();
 
@@ -132,7 +135,7 @@ function fold({ title, settings }) {
 
 function setting(one) {
   const { section: part, name, source, description, live } = one;
-  const from = source === "command line" ? "Set on the command line" : isNamed(source) ? `Set in ${source}` : source;
+  const from = WHERE[source] ?? `Set in ${source}`; // a file, or a variable of the environment
   const notes = [
     cameTo(one) && `from ${show(one.value_written)}`,
     isChanged(one) && `${from}; default ${show(one.default_written)}`,
@@ -153,9 +156,9 @@ function setting(one) {
   return row;
 }
 
-/** Whether a source is a file, or a variable of the environment. */
-const isNamed = (source) => source[0] === "/" || source.startsWith("VLM_");
-const show = (written) => (Array.isArray(written) ? written.join(", ") : String(written)) || "none";
+const WHERE = { "command line": "Set on the command line", "changed while running": "changed while running" };
+const plain = (written) => (Array.isArray(written) ? written.join(", ") : String(written));
+const show = (written) => plain(written) || "none";
 const came = ({ name, effective }) => (name.endsWith("_bytes") ? memorySize(effective) : count(effective));
 
 /** Opens the form in which a setting is changed, in its `row`; one at a time. */
@@ -169,7 +172,9 @@ function edit(one, row, button) {
   };
   button.hidden = true;
   row.append(box);
-  box.querySelector("input").select();
+  const field = box.querySelector("input");
+  field.focus();
+  field.select();
   box.addEventListener("reset", () => {
     close();
     button.focus();
@@ -177,7 +182,7 @@ function edit(one, row, button) {
 }
 
 const newValue = (one, more) =>
-  h("input", { value: show(one.value_written), autocomplete: "off", spellcheck: "false", "aria-label": `New value of ${fullName(one)}`, ...more });
+  h("input", { value: plain(one.value_written), autocomplete: "off", spellcheck: "false", "aria-label": `New value of ${fullName(one)}`, ...more });
 
 function liveForm(one) {
   const field = newValue(one, { "aria-describedby": "value-problem" });
@@ -207,7 +212,7 @@ function liveForm(one) {
 /** What to put into the settings file: the server reads it when it starts. */
 function fileForm(one) {
   const field = newValue(one, { oninput: () => (snippet.textContent = text()) });
-  const text = () => table(one.section, [[one.name, typed(field.value.trim(), one.default)]]);
+  const text = () => table(one.section, [[one.name, typed(field.value.trim(), one)]]);
   const snippet = h("code", text());
   const wins = one.source === "command line" ? "the command line" : one.source.startsWith("VLM_") && one.source;
   const button = h("button.primary.small", { type: "button", onclick: () => copy(button, text()) }, "Copy as TOML");
@@ -216,21 +221,30 @@ function fileForm(one) {
     { onsubmit: (event) => event.preventDefault() },
     h("p.row.wraps", field, button, cancel()),
     h("pre", { tabindex: "0", "aria-label": "For the settings file" }, snippet),
-    h("p.muted.small", `It can’t change while the server runs: put this into ${file(settingsOf(groups()))}, and start the server again.`, wins && ` What ${wins} says wins over the file.`),
+    h(
+      "p.muted.small",
+      `It can’t change while the server runs: put this into ${file()}, and start the server again. If ${header(one.section)} is there already, only the second line goes below it, in place of one for that name.`,
+      wins && ` What ${wins} says wins over the file.`,
+    ),
   );
 }
 
 const cancel = () => h("button.quiet.small", { type: "reset" }, "Cancel");
 
-/** What was typed as TOML has it: lists by their commas, numbers and booleans; all else is text. */
-function typed(text, usual) {
-  if (Array.isArray(usual)) return text === "none" ? [] : text.split(",").map((each) => each.trim()).filter(Boolean);
-  return /^(true|false|-?\d+(\.\d+)?)$/.test(text) ? JSON.parse(text) : text;
+/** What was typed, as TOML has it: a list by its commas, or the word for its default; numbers and booleans where the
+ * setting is no text; all else, such as `20 GB`, is text. */
+function typed(text, { is_list: isList, is_text: isText, default_written: usual }) {
+  if (isList && !Array.isArray(usual) && ["", usual].includes(text)) return usual;
+  if (isList) return text.split(",").map((each) => each.trim()).filter(Boolean);
+  if (isText) return text;
+  if (text === "true" || text === "false") return text === "true";
+  return text && Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
 // TOML's strings, numbers, booleans and lists of these are those of JSON, but for tables
+const header = (name) => `[${name.startsWith("models.") ? `models.${JSON.stringify(name.slice(7))}` : name}]`;
 const table = (name, settings) =>
-  `[${name.startsWith("models.") ? `models.${JSON.stringify(name.slice(7))}` : name}]\n${settings.map(([key, value]) => `${key} = ${JSON.stringify(value)}\n`).join("")}`;
+  `${header(name)}\n${settings.map(([key, value]) => `${key} = ${JSON.stringify(value)}\n`).join("")}`;
 
 /** What differs from the defaults, as a settings file has it; keys are left out. */
 function toml() {

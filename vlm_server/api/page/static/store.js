@@ -52,15 +52,19 @@ export async function load(id) {
   return summary && kept ? { ...summary, turns: kept.turns } : null;
 }
 
-/** The content of the pictures of a conversation, by id. */
+/** The content of the pictures of a conversation, by id; those kept by earlier versions are Blobs. */
 export async function files(id) {
   const found = await change("readonly", (_, __, contents) => contents.index("conversation").getAll(id));
-  return new Map(found.map(({ id: name, data, type }) => [name, new Blob([data], { type })]));
+  return new Map(found.map(({ id: name, data, type, blob }) => [name, blob ?? new Blob([data], { type })]));
 }
 
-/** Keeps a conversation; `isNew(medium)` of its media whose content is not kept yet. Throws a StoreError that says
+/** Conversations deleted since the page was loaded: what was about to keep one must not bring it back. */
+const forgotten = new Set();
+
+/** Keeps a conversation, unless it was deleted; `isNew(medium)` of its media whose content is not kept yet. Throws a StoreError that says
  * why it is not kept. */
 export async function keep({ id, title, created, updated, turns }, isNew) {
+  if (forgotten.has(id)) return;
   const media = turns.flatMap((turn) => turn.media);
   const plain = turns.map((turn) => ({ ...turn, media: turn.media.map(withoutContent) }));
   const bytes = JSON.stringify(plain).length + media.reduce((sum, one) => sum + one.bytes, 0);
@@ -71,6 +75,7 @@ export async function keep({ id, title, created, updated, turns }, isNew) {
       ({ id: name, conversation: id, data: await blob.arrayBuffer(), type: blob.type }); // private windows of Safari keep no Blob
     const added = await Promise.all(media.filter(isNew).map(contentOf));
     await change("readwrite", (kept, texts, contents) => {
+      if (forgotten.has(id)) return; // while its pictures were read
       kept.put({ id, title, created, updated, bytes });
       texts.put({ id, turns: plain });
       for (const content of added) contents.put(content);
@@ -104,9 +109,16 @@ export async function rename(id, title) {
   if (kept) await change("readwrite", (stored) => stored.put({ ...kept, title }));
 }
 
-export const forget = (id) =>
-  change("readwrite", (kept, texts, contents) => {
-    kept.delete(id);
-    texts.delete(id);
-    drop(contents, id, new Set());
-  });
+export async function forget(id) {
+  forgotten.add(id);
+  try {
+    await change("readwrite", (kept, texts, contents) => {
+      kept.delete(id);
+      texts.delete(id);
+      drop(contents, id, new Set());
+    });
+  } catch (error) {
+    forgotten.delete(id);
+    throw error;
+  }
+}
