@@ -168,7 +168,7 @@ def test_setting_that_needs_restart_is_copied_for_settings_file(
     page.get_by_role("button", name="Change limits.max_requests").first.click()
     page.get_by_label("New value of limits.max_requests").fill("8")
     assert copied_settings(page) == {"limits": {"max_requests": 8}}
-    page.get_by_text("If [limits] is there already, only the second line").wait_for()
+    page.get_by_text("If the file has [limits] already, put only the second line").wait_for()
     page.get_by_role("button", name="Cancel", exact=True).click()
     focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
     assert focused == "Change limits.max_requests"

@@ -140,8 +140,8 @@ async def test_settings_route_shows_sources_and_hides_keys(
     tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text("[server]\nport = 9000\n[cache]\nseparate_api_keys = false\n")
     file = Path("my.toml")
-    file.write_text("[server]\nport = 9000\n[cache]\nseparate_api_keys = false\n")
     overrides = ("server.port=9001", 'server.api_keys=["correct-horse-battery"]')
     settings, sources = load_with_sources(file, overrides)
     app = create_app(

@@ -223,7 +223,7 @@ function fileForm(one) {
     h("pre", { tabindex: "0", "aria-label": "For the settings file" }, snippet),
     h(
       "p.muted.small",
-      `It can’t change while the server runs: put this into ${file()}, and start the server again. If ${header(one.section)} is there already, only the second line goes below it, in place of one for that name.`,
+      `It can’t change while the server runs: put this into ${file()}, and start the server again. If the file has ${header(one.section)} already, put only the second line below that, in place of one for ${one.name}.`,
       wins && ` What ${wins} says wins over the file.`,
     ),
   );
