@@ -76,17 +76,20 @@ async def running(settings: Settings) -> AsyncIterator[KillingSupervisor]:
 async def test_prompt_beside_decoding_sequence_is_not_refused_by_third_crash(
     tiny_model: TinyModel,
 ):
-    """The sequence may be to blame."""
-    costly = ask("costly", COSTLY)
+    """The sequence may be to blame. A busy machine may kill the engine after the step."""
+    costly, num_blamed = ask("costly", COSTLY), 0
     async with running(settings_for(tiny_model(FAMILY))) as supervisor:
-        for restarts in range(3):
+        for restarts in range(6):
             supervisor.kills = lambda event: event.prefilling == ("costly",)
             decoding = supervisor.stream(ask("decoding", "Go on", sampling=LONG))
             await read_tokens(decoding, 2)
             await all_events(supervisor, costly)
             assert [event async for event in decoding]
             await supervisor.replaced(restarts)
-            assert supervisor.blamed(costly) == {costly.shape.prefilling}
+            num_blamed += supervisor.blamed(costly) == {costly.shape.prefilling}
+            if num_blamed == 3:
+                break
+        assert num_blamed == 3
         supervisor.kills = lambda _: False
         assert supervisor.status.quarantined_shapes == 0
         assert isinstance((await all_events(supervisor, costly))[-1], Finished)
