@@ -59,7 +59,7 @@ class ScriptedServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/health/live":
-            await self._answer(send, [], 200)
+            await self._answer(send, [(0.0, b'{"status": "live"}')], 200)
             return
         if scope["path"] == "/v1/models":
             await self._answer(send, [(0.0, b'{"data": [{"id": "scripted"}]}')], 200)

@@ -25,7 +25,9 @@ class StallingHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.stall_at(self.path)
-        self.answer(json.dumps({"data": [{"id": "demo"}]}).encode())
+        is_live = self.path == "/health/live"
+        body = {"status": "live"} if is_live else {"data": [{"id": "demo"}]}
+        self.answer(json.dumps(body).encode())
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -65,6 +65,8 @@ class ScriptedHandler(BaseHTTPRequestHandler):
         if self.path == "/health/ready" and self.script.not_ready_times:
             self.script.not_ready_times -= 1
             self.answer(503, json.dumps({"status": "starting"}))
+        elif self.path == "/health/live":
+            self.answer(200, json.dumps({"status": "live"}))
         else:
             self.answer(200, json.dumps({"data": [{"id": "demo"}]}))
 
@@ -377,7 +379,7 @@ def test_ask_names_other_daemons_of_user_if_none_answers(
     alone = f"vlm-server: no daemon answers at {UNREACHABLE}; 'vlm-server serve' starts one\n"
     assert complaint() == alone
     with scripted(tmp_path, program=SCRIPTED) as daemon:
-        assert f"at {UNREACHABLE}, but yours does at {daemon.url}/v1 (--url); '" in complaint()
+        assert f"at {UNREACHABLE}, but one does at {daemon.url}/v1 (--url); '" in complaint()
     assert complaint() == alone
     with scripted(tmp_path, program=SCRIPTED) as daemon:
         daemon.process.kill()

@@ -134,7 +134,7 @@ MISTAKES = [
     (f"ask {UNREACHABLE} - What?", FAILED, "standard input is empty"),
     (f"ask {UNREACHABLE} - -", WRONG, "not both"),
     (f"ask {UNREACHABLE} picture.png What?", FAILED, "no daemon answers at http://127.0.0.1:9/v1"),
-    ("ask --url nonsense picture.png What?", FAILED, "no daemon answers at http://nonsense/v1"),
+    ("ask --url nonsense picture.png What?", FAILED, "from http://nonsense/v1: there is no host"),
     ("ask --url http://[::1 picture.png What?", FAILED, "is no URL"),
     (f"ask {UNREACHABLE} --max-tokens 0 picture.png What?", WRONG, "max_tokens is from 1"),
     (f"ask {UNREACHABLE} --save-boxes absent/x.png picture.png What?", FAILED, "absent"),

@@ -112,7 +112,7 @@ def ready_daemon(
         if models is not None and _choose_model(models, arguments.model, settings) is not None:
             yield daemon, _wait_for(daemon, arguments, settings)
             return
-    _check_may_start(arguments, settings, url, models)
+        _check_may_start(arguments, settings, daemon, models)
     if models is None:
         text = f"{nobody_at(url)} that stays. Starting one for now."
         print(text[0].upper() + text[1:], file=sys.stderr)
@@ -156,14 +156,15 @@ def _choose_model(
 def _check_may_start(
     arguments: argparse.Namespace,
     settings: Settings,
-    url: str,
+    daemon: Daemon,
     models: Sequence[ServedModel] | None,
 ) -> None:
-    """Raises CommandFailed or ConfigError if starting a daemon would not help."""
+    """Raises CommandFailed or ConfigError if starting another than `daemon` would not help."""
     served = [str(model["id"]) for model in models or ()]
-    name = arguments.model
+    url, name = daemon.url, arguments.model
     if arguments.url or not is_local(url):
         if models is None:
+            daemon.readiness()  # raises with what keeps it from answering
             raise CommandFailed(nobody_at(url))
         close = did_you_mean(str(name), served)
         has = f" (it has {', '.join(served)})"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -78,10 +81,10 @@ class Daemon:
         """Whether a daemon answers, even if its model is not loaded yet."""
         try:
             response = self._http.get(f"{self._root}/health/live", timeout=5.0)
-            if response.status_code == 404:
-                response = self._http.get(f"{self._root}/liveness", timeout=5.0)  # the gateway's
-            return response.is_success
-        except _FAILURES:
+            if response.status_code == 404:  # the gateway's
+                return self._http.get(f"{self._root}/liveness", timeout=5.0).is_success
+            return own_daemons.is_live(response) or _is_refusal(response)
+        except (*_FAILURES, ValueError):
             return False
 
     def readiness(self) -> Readiness:
@@ -191,21 +194,45 @@ def refusal(status: int, body: bytes) -> str:
 
 def why_silent(url: str, error: Exception) -> str:
     """Why the server at `url` did not answer, in words where the cause is common."""
-    if isinstance(error, httpx.ConnectError):
+    cause = _system_error(error)
+    if isinstance(error, httpx.ConnectError) and isinstance(cause, ConnectionRefusedError):
         return nobody_at(url)
     reason = str(error) or type(error).__name__
     if isinstance(error, httpx.TimeoutException):
         reason = "it took too long"
     elif isinstance(error, httpx.RemoteProtocolError):
         reason = "it broke off; is the daemon still running?"
+    elif isinstance(cause, ssl.SSLCertVerificationError):
+        reason = f"its certificate can't be verified: {cause.verify_message}"
+    elif isinstance(cause, socket.gaierror):
+        reason = f"there is no host of this name ({cause.strerror})"
+    elif cause is not None and not isinstance(cause, ssl.SSLError):
+        reason = os.strerror(cause.errno or 0)
     return f"no answer from {url}: {reason}"
 
 
 def nobody_at(url: str) -> str:
-    """What to say if nobody answers at `url`: where daemons of this user do, how to start one."""
+    """What to say if nobody answers at `url`: where other daemons do, how to start one."""
     others = " and ".join(own_daemons.others_than(url))
-    yours = f", but yours does at {others} (--url)" if others else ""
-    return f"no daemon answers at {url}{yours}; 'vlm-server serve' starts one"
+    hint = f", but one does at {others} (--url)" if others else ""
+    return f"no daemon answers at {url}{hint}; 'vlm-server serve' starts one"
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The error of the system that led to `error`; of several attempts, the last one's."""
+    while error is not None and not (isinstance(error, OSError) and error.errno):
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[-1]
+        else:
+            error = error.__cause__ or error.__context__
+    return error
+
+
+def _is_refusal(response: httpx.Response) -> bool:
+    """Whether a daemon answers, which refuses the host's name in the URL."""
+    error = _object(response).get("error")
+    is_ours = isinstance(error, dict) and error.get("code") == "forbidden"
+    return response.status_code == 403 and is_ours
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
@@ -232,23 +259,24 @@ def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, 
 def find_and_say(server: Server) -> str:
     """`find`, which says on stderr which daemon was taken if it is not that of the settings."""
     configured, (url, *others) = url_of(server.host, server.port), find(server)
-    if url != configured:
+    if url != configured and (server.port or others):
+        taking = f"No daemon answers at {configured}: taking" if server.port else "Taking"
         rest = f", the newest; --url names others: {', '.join(others)}" if others else ""
-        text = f"No daemon answers at {configured}: taking yours at {url}{rest}."
-        print(text, file=sys.stderr)
+        print(f"{taking} yours at {url}{rest}.", file=sys.stderr)
     return url
 
 
 def find(server: Server) -> list[str]:
     """The URL of the daemon of the settings, or, if none answers there, of this user's others.
 
-    The newest is the first. Never empty: without any, it has the settings' URL.
+    The newest is the first. Never empty: without any, it has the settings' URL. Port 0 is any.
     """
     configured = url_of(server.host, server.port)
-    with Daemon(configured) as daemon:
-        is_there = daemon.is_there()
-    others = [] if is_there else own_daemons.others_than(configured)
-    return others or [configured]
+    if server.port:
+        with Daemon(configured) as daemon:
+            if daemon.is_there():
+                return [configured]
+    return own_daemons.running() or [configured]
 
 
 def read_key(path: Path) -> str:

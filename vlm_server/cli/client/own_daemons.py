@@ -1,12 +1,17 @@
-"""The daemons of this user: each keeps a file with its address while it runs."""
+"""The daemons of this user: each keeps a file with its address, and locks it while it runs.
+
+A process that is no daemon may get a dead one's number, and another user may get its port: the lock
+tells that it lives. The number has to be there as well, as a home may be of several machines.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +27,7 @@ _MOST = 8
 
 class _Entry(NamedTuple):
     is_alive: bool
-    """Whether there is a process with its number, which may be in another PID namespace."""
+    """Whether it surely runs here; one in another PID namespace may run as well."""
     modified_seconds: float
     file: Path
     url: str
@@ -32,30 +37,39 @@ class _Entry(NamedTuple):
 def listed(url: str) -> Iterator[None]:
     """Name this process as a daemon at `url`, if there is a place for that."""
     file = _folder() / str(os.getpid())
-    with contextlib.suppress(OSError):
-        if file.is_absolute():  # else nobody knows a home for this user
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file.write_text(url, encoding="utf-8")
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            file.unlink()
+            if file.is_absolute():  # else nobody knows a home for this user
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                opened = stack.enter_context(file.open("w", encoding="utf-8"))
+                opened.write(url)
+                opened.flush()
+                fcntl.flock(opened, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def running() -> list[str]:
+    """The addresses of this user's daemons that surely run here and answer, the newest first."""
+    return _answering(entry.url for entry in _entries() if entry.is_alive)
 
 
 def others_than(url: str) -> list[str]:
-    """The addresses of this user's daemons that answer in time, but for `url`.
+    """The addresses, but for `url`, at which daemons answer that are or were of this user.
 
-    The files of daemons that were killed are removed.
+    Those that `running` does not have may be another's. The files of daemons that were killed are
+    removed.
     """
     entries = _entries()
-    urls = list(dict.fromkeys(entry.url for entry in entries))
-    answering = _answering(urls)
+    answering = _answering(entry.url for entry in entries)
     for entry in entries:
         if not entry.is_alive and entry.url not in answering:
             with contextlib.suppress(OSError):
                 entry.file.unlink()
-    return [other for other in urls if other != url and other in answering]
+    return [other for other in answering if other != url]
 
 
 def is_live(response: httpx.Response) -> bool:
@@ -68,17 +82,18 @@ def _folder() -> Path:
 
 
 def _entries() -> list[_Entry]:
-    """What the newest files say, those of living processes first."""
+    """What the newest files say, those of living daemons first."""
     entries = []
     with contextlib.suppress(OSError):
         for file in _folder().iterdir():
             with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or none of ours
-                is_alive, url = _is_alive(int(file.name)), file.read_text(encoding="utf-8")
+                url = file.read_text(encoding="utf-8")
+                is_alive = _is_process(int(file.name)) and _is_locked(file)
                 entries.append(_Entry(is_alive, file.stat().st_mtime, file, url))
     return sorted(entries, reverse=True)[:_MOST]
 
 
-def _is_alive(pid: int) -> bool:
+def _is_process(pid: int) -> bool:
     """Whether there is a process of this user. Raises OverflowError if none has such a number."""
     try:
         os.kill(pid, 0)
@@ -87,9 +102,19 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _answering(urls: Sequence[str]) -> set[str]:
-    """Those of `urls` that answer in time."""
-    answering = set[str]()
+def _is_locked(file: Path) -> bool:
+    """Whether its daemon holds the lock on `file`. Raises OSError."""
+    with file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as readers do not exclude another
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _answering(named: Iterable[str]) -> list[str]:
+    """Those of `named` that answer in time, each once."""
+    urls, answering = list(dict.fromkeys(named)), set[str]()
 
     def ask(url: str) -> None:
         with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError):
@@ -103,4 +128,5 @@ def _answering(urls: Sequence[str]) -> set[str]:
     end = time.monotonic() + _ANSWER_SECONDS
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return answering.copy()  # which late ones no longer change
+    told = answering.copy()  # which late ones no longer change
+    return [url for url in urls if url in told]

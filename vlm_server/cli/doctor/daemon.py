@@ -103,8 +103,14 @@ def running(situation: Situation) -> str | None:
     return url if url != configured else None
 
 
+def settings_at(url: str, server: Server) -> Server:
+    """The settings of the daemon at `url`: `server` at its address, unknown at others."""
+    return server if url == url_of(server.host, server.port) else Server()
+
+
 def client(server: Server, url: str) -> httpx.Client:
-    """HTTP client of the daemon at `url`, with an API key if this user may read one."""
+    """HTTP client of the daemon at `url`, with an API key if it has one that this user may read."""
+    server = settings_at(url, server)
     headers = httpx.Headers(host_header(server))
     headers.update(authorization(admin_key(server)))
     return httpx.Client(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import time
 from pathlib import Path
 from typing import IO
 
+import httpx
+
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon
 from vlm_server.cli.client.questions import answer_to, questions_for, rankings, writes
-from vlm_server.cli.doctor.daemon import admin_key, host_header, running
+from vlm_server.cli.doctor.daemon import admin_key, host_header, running, settings_at
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.exit_codes import CommandFailed
@@ -26,12 +29,15 @@ _TRY_OTHERS = "try others: `vlm-server models check`; small models may be wrong,
 
 def ask_running(situation: Situation) -> Finding:
     """The answer of the running daemon, else of the settings' model if it is on this machine."""
-    server = situation.settings.server
     if (url := running(situation)) is not None:
+        server = settings_at(url, situation.settings.server)
         if host_header(server):
             advice = "add 127.0.0.1 to server.allowed_hosts: `ask` needs it, too"
             return warning(CHECK, "not done: the daemon refuses 127.0.0.1 as its name", advice)
-        return _ask_daemon(url, admin_key(server))
+        key = admin_key(server)
+        if key is None and _needs_key(url):
+            return warning(CHECK, "not done: the daemon needs an API key", "pass its --config")
+        return _ask_daemon(url, key)
     if situation.fault:
         return ask_embedded(situation)
     path = situation.model.path
@@ -59,6 +65,14 @@ def ask_own_daemon(arguments: argparse.Namespace, start_seconds: float) -> Findi
             last_line = _last_line(log)
             text = f"{error}: {last_line}" if last_line else str(error)
             return problem(CHECK, text, "see the findings above")
+
+
+def _needs_key(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return (
+            httpx.get(f"{url}/models", timeout=ANSWER_SECONDS, trust_env=False).status_code == 401
+        )
+    return False
 
 
 def _ask_daemon(url: str, key: str | None) -> Finding:

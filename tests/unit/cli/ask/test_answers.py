@@ -34,7 +34,8 @@ class ScriptedModel(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         model = {"id": "demo", "coordinates": self.coordinates}
-        self.answer(json.dumps({"data": [model]}))
+        is_live = self.path == "/health/live"
+        self.answer(json.dumps({"status": "live"} if is_live else {"data": [model]}))
 
     def do_POST(self) -> None:
         self.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

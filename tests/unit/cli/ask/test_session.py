@@ -34,7 +34,8 @@ class SlowModel(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.begin(200)
-        self.wfile.write(json.dumps({"data": MODELS, "status": "ready"}).encode())
+        told = {"status": "live"} if self.path == "/health/live" else {"data": MODELS}
+        self.wfile.write(json.dumps(told).encode())
 
     def do_POST(self) -> None:
         self.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

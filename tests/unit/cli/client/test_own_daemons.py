@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
 import os
 import socket
 import subprocess
@@ -11,16 +14,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.support.daemons import SCRIPTED, free_port
 from tests.support.daemons import running_daemon as scripted
+from tests.unit.api.conftest import listening
+from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.cli.client import own_daemons
-from vlm_server.cli.client.daemon import running_daemon, url_of
+from vlm_server.cli.client.daemon import Daemon, find, running_daemon, url_of
 from vlm_server.cli.doctor import situation
+from vlm_server.cli.doctor.daemon import client as doctor_client
 from vlm_server.cli.doctor.daemon import look_at_daemon
+from vlm_server.cli.doctor.self_test import ask_running
 from vlm_server.cli.main import build_parser, main
+from vlm_server.settings import Server, Settings
 
 NOBODY = "http://127.0.0.1:9/v1"
 
@@ -81,9 +90,53 @@ def test_file_goes_once_neither_process_nor_address_is_there(folder: Path) -> No
     with answering() as url:
         file.write_text(url)
         assert own_daemons.others_than(NOBODY) == [url]
+        assert own_daemons.running() == []
         assert file.exists()
     assert own_daemons.others_than(NOBODY) == []
     assert not file.exists()
+
+
+def test_command_sends_nothing_to_address_of_dead_daemon(
+    folder: Path, configured: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even if another process of this user has its number."""
+    with answering() as url:
+        for pid in (dead_pid(), str(os.getpid())):
+            (folder / pid).write_text(url)
+        assert find(Server(port=configured)) == [url_of("127.0.0.1", configured)]
+        assert main(["ps"]) == 1
+        assert f"but one does at {url} (--url)" in capsys.readouterr().err
+
+
+def test_foreign_program_at_configured_address_hides_no_daemon(folder: Path) -> None:
+    with answering(b"<html>") as foreign, answering() as url, own_daemons.listed(url):
+        assert find(Server(port=urlsplit(foreign).port or 0)) == [url]
+        assert find(Server(port=0)) == [url]
+
+
+async def test_daemon_that_refuses_name_of_host_is_there() -> None:
+    settings = Settings(server=Server(allowed_hosts=("vlm.example.org",)))
+    async with listening(ScriptedEngine(), settings) as port:
+        with Daemon(url_of("127.0.0.1", port)) as daemon:
+            assert await asyncio.to_thread(daemon.is_there)
+
+
+def test_doctor_sends_settings_to_their_own_address_alone() -> None:
+    server = Server(port=8123, api_keys=("a-long-enough-key",), allowed_hosts=("a.test",))
+    with doctor_client(server, url_of("127.0.0.1", 8123)) as http:
+        assert http.headers["host"] == "a.test"
+        assert http.headers["authorization"] == "Bearer a-long-enough-key"
+    with doctor_client(server, url_of("127.0.0.1", 8124)) as http:
+        assert not {"host", "authorization"} & set(http.headers)
+
+
+async def test_doctor_knows_no_key_of_daemon_at_other_address(configured: int) -> None:
+    settings = Settings(server=Server(api_keys=("a-long-enough-key",)))
+    async with listening(ScriptedEngine(), settings) as port:
+        with own_daemons.listed(url_of("127.0.0.1", port)):
+            arguments = build_parser(["doctor"]).parse_args(["doctor"])
+            found = await asyncio.to_thread(ask_running, situation.examine(arguments))
+    assert (found.level, found.text) == ("warning", "not done: the daemon needs an API key")
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"{}", b'["live"]'])
@@ -139,8 +192,9 @@ def test_every_command_finds_daemon_of_user(
             told = capsys.readouterr()
             assert f"No daemon answers at {nobody}: taking yours at {url}.\n" in told.err
             assert told.out
-        assert main(["ps", "--set", f"server.port={daemon.port}"]) == 0
-        assert capsys.readouterr().err == ""
+        for port in (daemon.port, 0):
+            assert main(["ps", "--set", f"server.port={port}"]) == 0
+            assert capsys.readouterr().err == ""
         assert f"(yours at {url}; none answers at {nobody})" in doctor_on_daemon()
         given = doctor_on_daemon("--set", f"server.port={configured}")
         assert given == "none runs with these settings"
@@ -149,10 +203,11 @@ def test_every_command_finds_daemon_of_user(
 def test_newest_of_several_daemons_is_taken(
     folder: Path, configured: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with answering() as newer, answering() as older:
+    with contextlib.ExitStack() as stack, answering() as newer, answering() as older:
         for age, (pid, url) in enumerate({os.getpid(): newer, os.getppid(): older}.items()):
             (folder / str(pid)).write_text(url)
             os.utime(folder / str(pid), (1000 - age, 1000 - age))
+            fcntl.flock(stack.enter_context((folder / str(pid)).open()), fcntl.LOCK_EX)
         assert main(["ps"]) == 1, "it tells no status"
     assert f"taking yours at {newer}, the newest; --url names others: {older}." in (
         capsys.readouterr().err
