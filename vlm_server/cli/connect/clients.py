@@ -22,33 +22,46 @@ NO_KEY = "none"
 class Client(NamedTuple):
     """A client with a settings file.
 
-    `edits` are ours, for a file that `is_new` or not. `steps` are what remains for its user.
-    `programs` are the names of its program.
+    `folder` is where its settings are by default; it raises CommandFailed without a home.
+    `settings_in` is the file for that folder. `edits` are ours, for a file that `is_new` or not.
+    `steps` are what remains for its user. `programs` are the names of its program.
     """
 
     title: str
     form: Format
-    file: Callable[[], Path]
+    folder: Callable[[], Path]
+    settings_in: Callable[[Path], Path]
     edits: Callable[[Service, bool], Sequence[Edit]]
     steps: Callable[[Service], Iterator[str]]
     programs: Sequence[str]
 
+    def file(self) -> Path:
+        """The settings file. Raises CommandFailed."""
+        return self.settings_in(self.folder())
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise CommandFailed("this user has no home folder: set HOME to one") from None
+
 
 def _folder(variable: str, default: str) -> Path:
     """The folder in an environment variable, or `default` in the home folder."""
-    return Path(os.environ.get(variable) or Path.home() / default)
+    return Path(os.environ.get(variable) or _home() / default)
 
 
 def _configuration(name: str) -> Path:
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    return (folder if folder.is_absolute() else Path.home() / ".config") / name
+    return (folder if folder.is_absolute() else _home() / ".config") / name
 
 
 # ---- Claude Code: https://code.claude.com/docs/en/settings, .../env-vars --------------------
 
 
-def _claude_file() -> Path:
-    return _folder("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
+def _claude_folder() -> Path:
+    return _folder("CLAUDE_CONFIG_DIR", ".claude")
 
 
 def _claude_edits(service: Service, _: bool) -> Sequence[Edit]:
@@ -78,8 +91,8 @@ def _claude_steps(service: Service) -> Iterator[str]:
 # ---- Codex: https://developers.openai.com/codex/config-reference ----------------------------
 
 
-def _codex_file() -> Path:
-    return _folder("CODEX_HOME", ".codex") / "config.toml"
+def _codex_folder() -> Path:
+    return _folder("CODEX_HOME", ".codex")
 
 
 def _codex_edits(service: Service, _: bool) -> Sequence[Edit]:
@@ -118,10 +131,13 @@ def _context_step(service: Service) -> Iterator[str]:
 # ---- OpenCode: https://opencode.ai/docs/providers, https://opencode.ai/config.json ----------
 
 
-def _opencode_file() -> Path:
+def _opencode_folder() -> Path:
+    return _configuration("opencode")
+
+
+def _opencode_file(folder: Path) -> Path:
     if custom := os.environ.get("OPENCODE_CONFIG"):
         return Path(custom)
-    folder = _configuration("opencode")
     commented = folder / "opencode.jsonc"
     return commented if commented.exists() else folder / "opencode.json"
 
@@ -165,8 +181,11 @@ def _opencode_steps(service: Service) -> Iterator[str]:
 # ---- Continue: https://docs.continue.dev/reference ------------------------------------------
 
 
-def _continue_file() -> Path:
-    folder = _folder("CONTINUE_GLOBAL_DIR", ".continue")
+def _continue_folder() -> Path:
+    return _folder("CONTINUE_GLOBAL_DIR", ".continue")
+
+
+def _continue_file(folder: Path) -> Path:
     file = folder / "config.yaml"
     if not file.exists() and (folder / "config.json").exists():
         raise CommandFailed(
@@ -204,7 +223,7 @@ def _continue_edits(service: Service, is_new: bool) -> Sequence[Edit]:
 
 def _continue_steps(service: Service) -> Iterator[str]:
     if service.key:
-        secrets = _folder("CONTINUE_GLOBAL_DIR", ".continue") / ".env"
+        secrets = _continue_folder() / ".env"
         yield f"Put a line {KEY_VARIABLE}=... with the daemon's API key into {secrets}."
     yield f"Choose {service.model.name} ({PROVIDER}) in its list of models."
 
@@ -212,8 +231,8 @@ def _continue_steps(service: Service) -> Iterator[str]:
 # ---- Zed: https://zed.dev/docs/ai/use-api-access --------------------------------------------
 
 
-def _zed_file() -> Path:
-    return _configuration("zed") / "settings.json"
+def _zed_folder() -> Path:
+    return _configuration("zed")
 
 
 def _zed_edits(service: Service, _: bool) -> Sequence[Edit]:
@@ -249,14 +268,54 @@ def _zed_steps(service: Service) -> Iterator[str]:
     yield f"In Zed's settings, AI, LLM Providers, {PROVIDER}: enter {key}."
 
 
+def _named(name: str) -> Callable[[Path], Path]:
+    return lambda folder: folder / name
+
+
 CLIENTS = {
     "claude-code": Client(
-        "Claude Code", jsonc, _claude_file, _claude_edits, _claude_steps, ("claude",)
+        "Claude Code",
+        jsonc,
+        _claude_folder,
+        _named("settings.json"),
+        _claude_edits,
+        _claude_steps,
+        ("claude",),
     ),
-    "codex": Client("Codex", toml, _codex_file, _codex_edits, _codex_steps, ("codex",)),
+    "codex": Client(
+        "Codex",
+        toml,
+        _codex_folder,
+        _named("config.toml"),
+        _codex_edits,
+        _codex_steps,
+        ("codex",),
+    ),
     "opencode": Client(
-        "OpenCode", jsonc, _opencode_file, _opencode_edits, _opencode_steps, ("opencode",)
+        "OpenCode",
+        jsonc,
+        _opencode_folder,
+        _opencode_file,
+        _opencode_edits,
+        _opencode_steps,
+        ("opencode",),
     ),
-    "continue": Client("Continue", yaml, _continue_file, _continue_edits, _continue_steps, ("cn",)),
-    "zed": Client("Zed", jsonc, _zed_file, _zed_edits, _zed_steps, ("zed", "zeditor")),
+    "continue": Client(
+        "Continue",
+        yaml,
+        _continue_folder,
+        _continue_file,
+        _continue_edits,
+        _continue_steps,
+        ("cn",),
+    ),
+    "zed": Client(
+        "Zed",
+        jsonc,
+        _zed_folder,
+        _named("settings.json"),
+        _zed_edits,
+        _zed_steps,
+        ("zed", "zeditor"),
+    ),
 }

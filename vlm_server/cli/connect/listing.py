@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 
-from vlm_server.cli.connect import settings_file
+from vlm_server.cli.connect import settings_file, tree
 from vlm_server.cli.connect.change import undo
 from vlm_server.cli.connect.clients import CLIENTS, Client
 from vlm_server.cli.connect.command import ENTERED
@@ -24,23 +24,32 @@ def show() -> None:
     rows = [("CLIENT", "INSTALLED", "CONNECTED")]
     for name, client in CLIENTS.items():
         try:
-            installed = "yes" if _is_installed(client) else "no"
-            rows.append((name, installed, _connection(name, client)))
+            connection = _connection(name, client)
         except (VlmServerError, Unusable, OSError):
-            rows.append((name, "yes", "its settings can't be changed: connect it to see why"))
+            connection = "its settings can't be changed: connect it to see why"
+        rows.append((name, _installation(client), connection))
     print(printable(table(rows, columns_of(sys.stdout))))
     print(_HINTS)
 
 
-def _is_installed(client: Client) -> bool:
+def _installation(client: Client) -> str:
     """Whether its program can be started, or its folder of settings is there."""
-    return any(map(shutil.which, client.programs)) or client.file().parent.is_dir()
+    if any(map(shutil.which, client.programs)):
+        return "yes"
+    try:
+        return "yes" if client.folder().is_dir() else "no"
+    except (VlmServerError, OSError):
+        return "unknown"
 
 
 def _connection(name: str, client: Client) -> str:
-    """The URL that `connect` put into its settings and that is still there, else `no`."""
+    """The URL that `connect` put into its settings, if all of it is still there, else a word."""
     file = settings_file.target_of(client.file())
     current, record = settings_file.read(file), Records(name, file).load()
     if current is None or record is None:
         return "no"
-    return (record.url or "yes") if undo(client.form, current, record).text != current else "no"
+    now, written = (client.form.parse(text) for text in (current, record.written))
+    if all(tree.get(now, path) == tree.get(written, path) for path in record.paths):
+        return record.url or "yes"
+    undone = undo(client.form, current, record)
+    return "no" if undone.text == current and not undone.kept else "changed since"

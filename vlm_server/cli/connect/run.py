@@ -27,13 +27,18 @@ from vlm_server.errors import ConfigError
 
 _CONTEXT_LINES = 2
 _NO_CHANGE = "Nothing was changed."
+_OF_CLIENT = ("undo", "yes", "print", "model", "url", "api_key", "api_key_file", "config", "set")
+"""Options that mean nothing to the list of clients."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Connect a client, undo that, or list the clients. Raises VlmServerError, OSError."""
     if arguments.client is None:
-        if arguments.undo:
-            raise ConfigError("connect --undo needs a CLIENT: without one, connect lists them")
+        for name in _OF_CLIENT:
+            if getattr(arguments, name):
+                option = f"--{name.replace('_', '-')}"
+                text = f"connect {option} needs a CLIENT: without one, connect lists them"
+                raise ConfigError(text)
         listing.show()
         return 0
     client = CLIENTS.get(arguments.client)

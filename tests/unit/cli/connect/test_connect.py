@@ -94,7 +94,8 @@ def run(
 
     async def run(*words: str, stdin: str = "", key: str = KEY) -> Ended:
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        options = [] if "--undo" in words else ["--url", daemon_url, "--api-key", key]
+        is_asking = words and "--undo" not in words
+        options = ["--url", daemon_url, "--api-key", key] if is_asking else []
         code = await asyncio.to_thread(main, ["connect", *words, *options])
         return Ended(code, *capsys.readouterr())
 
@@ -533,11 +534,41 @@ async def test_list_shows_installed_and_connected_clients(
     await run("codex", "--yes")
     file.write_text(file.read_text() + "\n[mine]\n")
     assert (await rows())["codex"] == f"yes {daemon_url}"
+    ours = file.read_text()
+    for text in (ours.replace(daemon_url, "http://a.test/v1"), ours.replace(f'"{KEY}"', '"x"')):
+        file.write_text(text.replace('model = "model"', 'model = "other"'))
+        assert (await rows())["codex"] == "yes changed since"
     file.write_text(FILES["codex"][1])
     assert (await rows())["codex"] == "yes no"
     file.write_text("[broken")
     assert (await rows())["codex"].startswith("yes its settings can't be changed")
-    assert "needs a CLIENT" in (await run("--undo")).err
+    monkeypatch.setenv("OPENCODE_CONFIG", "/etc/x.json")
+    assert (await rows())["opencode"] == "no no"
+
+
+@pytest.mark.parametrize(
+    "words", ["--undo", "--yes", "--print", "--url http://127.0.0.1:1", "--model x", "--set a.b=1"]
+)
+def test_list_refuses_options_of_client(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["connect", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert f"connect {words.split()[0]} needs a CLIENT" in error
+
+
+def test_list_without_home_knows_no_client(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for a user whom the system does not know, in a container."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert main(["connect"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[1:6]] == ["unknown"] * 5
 
 
 def test_misspelt_client_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
