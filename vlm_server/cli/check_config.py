@@ -117,7 +117,7 @@ def beyond_machine(settings: Settings, places: Places) -> Iterator[str]:
     host_bytes = max(device_bytes, memory_bytes())
     for full, limit_bytes in limits.items():
         here_bytes = device_bytes if full.startswith("memory.") else host_bytes
-        if isinstance(limit_bytes, int) and limit_bytes > here_bytes:
+        if isinstance(limit_bytes, int) and here_bytes and limit_bytes > here_bytes:
             yield (
                 f"{places.of(full)}`{full}`: {memory_size(limit_bytes)} is more than this machine "
                 f"has ({memory_size(here_bytes)}) and bounds nothing: lower it, or leave it out"
@@ -125,12 +125,12 @@ def beyond_machine(settings: Settings, places: Places) -> Iterator[str]:
 
 
 def _device_bytes(settings: Settings) -> int:
-    """The memory of the device that models run on, as far as it can be known."""
+    """The memory of the device that models run on; 0 if it can't be examined."""
     from vlm_server.cli.doctor import device  # slow to import
 
     if device.nvidia_driver() is None:
         return memory_bytes()
-    return device.try_device(settings.engine).memory_bytes or memory_bytes()
+    return device.try_device(settings.engine).memory_bytes
 
 
 def describe_changed(settings: Settings, sources: Sources) -> str:

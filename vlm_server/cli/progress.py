@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 from vlm_server.cli.text import shorten_stage
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, Task, TaskID, TimeRemainingColumn
+    from rich.text import Text
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,9 @@ _ROOM_FOR_CONTROL = 3
 """Columns left free for the `^C` of the terminal, which would begin a line of its own."""
 _FIGURE_COLUMNS = 15
 """Columns for the figures after the text and the bar."""
+_MIN_SECONDS_FOR_RATE = 5.0
+_MAX_LEFT_SECONDS = 24 * 3600.0
+"""A rate that would take longer is one of a start, or of a halt."""
 
 
 class ProgressLine:
@@ -110,7 +114,7 @@ class _Bar:
             columns += [
                 progress.BarColumn(self._bar_columns),
                 progress.TaskProgressColumn(),
-                progress.TimeRemainingColumn(compact=True),
+                _time_left(),
             ]
         return progress.Progress(
             *columns,
@@ -121,6 +125,21 @@ class _Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
+
+
+def _time_left() -> TimeRemainingColumn:
+    """The column of the time left, empty until the rate is worth the name."""
+    from rich.progress import TimeRemainingColumn
+    from rich.text import Text
+
+    class TimeLeft(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            is_early = (task.elapsed or 0.0) < _MIN_SECONDS_FOR_RATE
+            if is_early or (task.time_remaining or _MAX_LEFT_SECONDS) >= _MAX_LEFT_SECONDS:
+                return Text()
+            return super().render(task)
+
+    return TimeLeft(compact=True)
 
 
 def _kind_of(stage: str) -> str:

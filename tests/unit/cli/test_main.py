@@ -116,6 +116,20 @@ def test_check_config_warns_of_limits_above_machine(
     assert capsys.readouterr().err == ""
 
 
+def test_check_config_says_nothing_of_device_that_cannot_be_examined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 580.1\n")
+    driver.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx/__init__.py").write_text("raise ImportError('no driver')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["check-config", "--set", "memory.max_bytes=900TiB"]) == 0
+    assert "bounds nothing" not in capsys.readouterr().err
+
+
 def test_check_config_warns_of_models_that_are_not_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

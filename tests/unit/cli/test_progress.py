@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+import time
 
 import pytest
 
 from tests.unit.cli.screen import Terminal
+from vlm_server.cli import progress
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import shorten_stage
 
@@ -79,6 +82,29 @@ def test_progress_without_fraction_shows_no_percentage(screen: Terminal) -> None
     progress.clear()
     assert "waiting for the answer" in screen.getvalue()
     assert "%" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_progress_shows_time_left_once_rate_is_known(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    monkeypatch.setattr(progress, "_MIN_SECONDS_FOR_RATE", 60.0 if is_early else 0.0)
+    line = progress.ProgressLine(screen)
+    for fraction in (0.0, 0.1, 0.2, 0.3):
+        line.show("loading", fraction)
+        time.sleep(0.1)
+    line.clear()
+    assert bool(re.search(r"\d\d:\d\d", screen.getvalue())) is not is_early
+
+
+def test_progress_shows_no_time_of_days(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_MIN_SECONDS_FOR_RATE", 0.0)
+    line = progress.ProgressLine(screen)
+    for fraction in (0.0, 1e-8, 2e-8, 3e-8):
+        line.show("loading", fraction)
+        time.sleep(0.1)
+    line.clear()
+    assert not re.search(r"\d\d:\d\d", screen.getvalue())
 
 
 def test_progress_honours_no_color(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def _check_kind(medium: Medium) -> None:
 
 def _is_text(data: bytes) -> bool:
     try:
-        text = getincrementaldecoder("utf-8")().decode(data[:_TEXT_BYTES])
+        text = getincrementaldecoder("utf-8-sig")().decode(data[:_TEXT_BYTES])
     except UnicodeDecodeError:
         return False
     return all(character.isprintable() or character.isspace() for character in text)

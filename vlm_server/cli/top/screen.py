@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -92,7 +92,8 @@ class Screen:
 
     def draw(self, frame: Frame, columns: int, rows: int | None = None) -> RenderableType:
         """The frame; in `rows`, if that is known: the times are left out first."""
-        head, models = self._head(frame, columns), _models(frame.models, columns)
+        names = _short_names(frame)
+        head, models = self._head(frame, columns), _models(frame.models, names, columns)
         parts: list[RenderableType] = [head, Text(), models]
         loaded = [model for model in frame.models if model.latencies]
         num_live, num_ended = max(1, len(frame.live)), len(frame.ended)
@@ -104,11 +105,12 @@ class Screen:
                 loaded = []
             times = _HEAD_ROWS + len(_LATENCY_WORDS) if loaded else 0
             num_ended = max(1, room - times)
-        parts += [Text(), _live(frame.live, num_live, columns)]
+        parts += [Text(), _live(frame.live, names, num_live, columns)]
         if loaded:
             model = loaded[self.shown % len(loaded)]
-            parts += [Text(), _latencies(model, len(loaded) > 1, columns)]
-        parts += [Text(), _ended(frame.ended[:num_ended], frame.time, columns)]
+            name = names[model.name] if len(loaded) > 1 else ""
+            parts += [Text(), _latencies(model, name, columns)]
+        parts += [Text(), _ended(frame.ended[:num_ended], names, frame.time, columns)]
         return Group(*parts, *(() if rows is None else (Text(), self._foot(columns))))
 
     def _head(self, frame: Frame, columns: int) -> Text:
@@ -135,13 +137,13 @@ class Screen:
         return foot
 
 
-def _models(models: Sequence[ModelFrame], columns: int) -> Table:
+def _models(models: Sequence[ModelFrame], names: Mapping[str, str], columns: int) -> Table:
     rows = []
     for model in models:
         part = model.memory_bytes / model.limit_bytes if model.limit_bytes else None
         of = f"{memory_size(model.memory_bytes)} of {memory_size(model.limit_bytes)}"
         row = (
-            _name(model.name),
+            _plain(names[model.name]),
             _state(model),
             Text() if part is None or columns < _WIDE_COLUMNS else _memory_bar(model, part),
             of if part is not None else "",
@@ -154,14 +156,16 @@ def _models(models: Sequence[ModelFrame], columns: int) -> Table:
     return fitted_table(_MODEL_COLUMNS, rows, columns)
 
 
-def _live(live: Sequence[LiveFrame], num_rows: int, columns: int) -> Table:
+def _live(
+    live: Sequence[LiveFrame], names: Mapping[str, str], num_rows: int, columns: int
+) -> Table:
     rows: list[Sequence[str | Text]] = []
     shown = live if len(live) <= num_rows else live[: num_rows - 1]
     for one in shown:
         row = (
             Text(STATE_WORDS.get(one.state, one.state), _style_of(one.state)),
             _plain(one.key or "-"),
-            _name(one.model or "-"),
+            _plain(names[one.model] if one.model else "-"),
             _bar(one.done / one.total) if one.total else Text(),
             f"{one.done:,} of {one.total:,}" if one.total else "",
             "" if one.tokens_per_second is None else f"{_number(one.tokens_per_second)}/s",
@@ -176,19 +180,22 @@ def _live(live: Sequence[LiveFrame], num_rows: int, columns: int) -> Table:
     return fitted_table(_LIVE_COLUMNS, rows, columns)
 
 
-def _latencies(model: ModelFrame, are_several: bool, columns: int) -> Table:
+def _latencies(model: ModelFrame, name: str, columns: int) -> Table:
+    """`name` is the model's where others have times, too."""
     rows = []
     for key, words in _LATENCY_WORDS.items():
         if told := model.latencies.get(key):
             values = [_seconds(told.get(one)) for one in _PERCENTILES]
             rows.append((words, *values, f"{told.get('count', 0):,.0f}"))
     first, *others = _TIME_COLUMNS
-    if are_several:
-        first = first._replace(head=f"TIMES OF {_name(model.name)}")
+    if name:
+        first = first._replace(head=f"TIMES OF {_plain(name)}")
     return fitted_table((first, *others), rows, columns)
 
 
-def _ended(ended: Sequence[dict[str, Any]], now: float, columns: int) -> Table:
+def _ended(
+    ended: Sequence[dict[str, Any]], names: Mapping[str, str], now: float, columns: int
+) -> Table:
     rows: list[Sequence[str | Text]] = []
     for one in ended:
         end = one["error"] or one["finish"] or str(one["status"])
@@ -196,7 +203,7 @@ def _ended(ended: Sequence[dict[str, Any]], now: float, columns: int) -> Table:
         row = (
             f"{_seconds(float(max(1, round(now - one['ended_at']))), decimals=0)} ago",
             _plain(one["key"] or "-"),
-            _name(one["model"] or "-"),
+            _plain(names[one["model"]] if one["model"] else "-"),
             f"{one['prompt_tokens']:,}",
             f"{one['tokens']:,}",
             _seconds(one["first_token_seconds"]),
@@ -241,9 +248,13 @@ def _state(model: ModelFrame) -> Text:
     return Text(printable(text), style if "fail" not in model.state else "red")
 
 
-def _name(model: str) -> Text:
-    """A model's name without its organization."""
-    return _plain(model.rpartition("/")[2])
+def _short_names(frame: Frame) -> dict[str, str]:
+    """The models' names without their organizations, but where several would be the same."""
+    names = {model.name for model in frame.models} | {one.model for one in frame.live}
+    names |= {one["model"] for one in frame.ended}
+    short = {name: name.rpartition("/")[2] for name in names if name}
+    counts = Counter(short.values())
+    return {name: last if counts[last] == 1 else name for name, last in short.items()}
 
 
 def _style_of(state: str) -> str:

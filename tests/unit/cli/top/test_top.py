@@ -169,6 +169,15 @@ def test_narrow_screen_leaves_out_least_important_columns(columns: int) -> None:
     assert ("q leaves", "█ weights" in lines[-2]) == (lines[-2][:8], columns >= 100)
 
 
+def test_models_of_same_name_keep_their_organizations() -> None:
+    now = status(1000.0, 1, {**REQUEST, "model": "b/vl"})
+    now["models"] = [{**now["models"][0], "name": name} for name in ("a/vl", "b/vl", "c/other")]
+    shown = drawn(frame(now))
+    rows = [line.split()[0] for line in shown.splitlines() if " ready " in line]
+    assert rows == ["a/vl", "b/vl", "other"]
+    assert "ann  b/vl" in shown
+
+
 def test_hostile_names_cannot_control_terminal() -> None:
     hostile = {**REQUEST, "key": "[red]\x1b]0;x\x07", "model": "m\x9b1m"}
     shown = drawn(frame(status(1000.0, 1, hostile)))
