@@ -137,7 +137,7 @@ async def test_deadline_in_running_stream_is_event(
     connect: Connect, engine: ScriptedEngine, setting: str, code: str
 ) -> None:
     engine.script = (begins, text("one"), never())
-    client = connect(within(**{setting: 0.1}))
+    client = connect(within(**{setting: 0.5}))
     answer = await asyncio.wait_for(client.post(ROUTE, json=chat(stream=True)), 5)
     assert answer.status_code == 200
     *_, last = [line for line in answer.text.splitlines() if line]
