@@ -222,7 +222,7 @@ def test_cancelled_prefix_with_late_copy_error_is_not_stored(
     engine = engine_in_turns(served, chunk_tokens=8)
     engine.add(first_request("left"))
     engine.step_until(lambda: any(each.done >= 16 for each in engine.scheduler.stats().progress))
-    left = fail_next_call(monkeypatch, segments, "quantize", add)
+    left = fail_next_call(monkeypatch, segments, "quantize_in_blocks", add)
     engine.abort("left")
     engine.run()
     assert left == [0]
