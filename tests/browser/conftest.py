@@ -126,6 +126,7 @@ def open_page(browser: Any) -> Iterator[Open]:
             device: str = "desktop",
             scheme: str = "light",
             is_quiet: bool = True,
+            motion: str = "reduce",
         ) -> Any:
             width, height = VIEWPORTS[device]
             is_phone = device == "phone"
@@ -134,7 +135,7 @@ def open_page(browser: Any) -> Iterator[Open]:
                 color_scheme=scheme,
                 has_touch=is_phone,
                 is_mobile=is_phone,
-                reduced_motion="reduce",
+                reduced_motion=motion,
                 permissions=["clipboard-read", "clipboard-write", "camera"],
             )
             stack.callback(context.close)

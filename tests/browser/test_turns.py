@@ -314,3 +314,28 @@ def test_actions_are_icons_with_names_and_tooltips(page: Any) -> None:
     copy.wait_for()
     assert copy.locator("use").get_attribute("href") == "#i-copy"
     assert accessibility_problems(page) == []
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_end_of_each_answer_is_shown(daemon: Daemon, open_page: Open, device: str) -> None:
+    """While the page scrolls smoothly to a question, its answer is written already."""
+    page = open_page(daemon, device=device, motion="no-preference")
+    page.locator("#sample button").first.click()
+    page.locator(".answer .figures").wait_for()
+    for _ in range(4):
+        ask(page, "How many blue squares are there?")
+        wait_for_end(page)
+    page.get_by_role("button", name="Compare two answers").click()
+    wait_for_end(page)
+
+
+def wait_for_end(page: Any) -> None:
+    """Wait until the last line of the page is shown."""
+    for _ in range(50):
+        if page.evaluate(TO_END) < 2:
+            return
+        page.wait_for_timeout(100)
+    pytest.fail(f"{page.evaluate(TO_END)} pixels are below")
+
+
+TO_END = "document.documentElement.scrollHeight - scrollY - innerHeight"

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from vlm_server.errors import ConfigError
-from vlm_server.settings.faults import RENAMED, nearest
+from vlm_server.nearest import nearest
+from vlm_server.settings.faults import RENAMED
 from vlm_server.settings.paths import expand_home
 from vlm_server.settings.tree import all_names
 
@@ -59,7 +60,9 @@ def _fault_of(variable: str) -> str:
     renamed = {variable_of(old): variable_of(new) for old, new in RENAMED.items()}
     if variable in renamed:
         return f"is called {renamed[variable]} now"
-    return f"is no setting{nearest(variable, _variables())}"
+    names = [name.removeprefix(_PREFIX) for name in _variables()]  # all would be near otherwise
+    name = nearest(variable.removeprefix(_PREFIX), names)
+    return "is no setting" + (f": did you mean `{_PREFIX}{name}`?" if name else "")
 
 
 @cache

@@ -69,7 +69,8 @@ def explain(message: str, full: str, hint: Any) -> str:
     if get_origin(bare(hint)) is Literal:
         choices = list(map(str, get_args(bare(hint))))
         given = fault.removeprefix(_CHOICE).strip(" '")
-        text = f"it may be {', '.join(choices)}{did_you_mean(given, choices)}"
+        text = f"it may be {', '.join(choices[:-1])} or {choices[-1]}"
+        text += did_you_mean(given, choices)
     elif expected := _EXPECTED.fullmatch(fault):
         text = _expectation(full, hint if not item else str, *expected.groups())
     else:

@@ -58,10 +58,10 @@ def test_check_config_names_all_faults_of_file_with_lines(
         "[cache] # mine": "",
         "max_disk_byte = 0": "did you mean `cache.max_disk_bytes`?",
         "max_pixel_bytes = -1": "of at least 0, or `auto`",
-        "kv_bits = true": "`cache.kv_bits`: it may be 16, 8, 4, auto",
+        "kv_bits = true": "`cache.kv_bits`: it may be 16, 8, 4 or auto",
         'disk_folder = "here"': "`cache.disk_folder` 'here' is not absolute",
         "[log]": "",
-        "level = 3": "`log.level`: it may be debug, info, warning, error",
+        "level = 3": "`log.level`: it may be debug, info, warning or error",
     }
     config.write_text("\n".join(faults))
     assert main(["check-config", "--config", str(config)]) == 2

@@ -66,7 +66,7 @@ MISTAKES = [
     ("serve --host 0.0.0.0", WRONG, "set `server.api_key_file`"),
     ("serve --set x", WRONG, "expected section.key=value"),
     ("serve --set server.prot=1", WRONG, "did you mean `server.port`?"),
-    ("serve --set log.level=loud", WRONG, "it may be debug, info, warning, error"),
+    ("serve --set log.level=loud", WRONG, "it may be debug, info, warning or error"),
     ("serve --config absent.toml", WRONG, "absent.toml"),
     ("serve --config .", WRONG, "Is a directory"),
     ("serve --config syntax.toml", WRONG, "line 3"),

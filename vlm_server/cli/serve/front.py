@@ -151,7 +151,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     http = asyncio.create_task(serve_http(server, listener, models, stop))
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
-    if end.is_stop and sys.stderr.isatty():
+    if end.is_stop and not stop_at_eof and sys.stderr.isatty():
         progress.clear()
         slots: QueueSlots = app.state.queue_slots
         num_requests = max(models.num_in_flight, slots.requests.taken)

@@ -149,7 +149,7 @@ export class AnswerView {
       shown.push([
         "Speed",
         `${count((tokens - 1) / answer.spent)} tokens/s`,
-        `${count(tokens)} tokens in ${seconds(answer.spent)} after the first`,
+        `${count(tokens - 1)} tokens in ${seconds(answer.spent)} after the first`,
       ]);
     const cached = usage.prompt_tokens_details.cached_tokens;
     shown.push([

@@ -54,6 +54,8 @@ export function startAsk() {
   $("new").addEventListener("click", startAnew);
   for (const name of ["run", "opened", "options"]) addEventListener(name, showAll);
   addEventListener("written", followEnd);
+  const grown = new ResizeObserver(followEnd);
+  for (const name of ["thread", "composer"]) grown.observe($(name));
   addEventListener("opened", () => requestAnimationFrame(() => (session.numTurns() ? toEnd() : page.scrollTo(0, 0))));
   session.onTrouble((text) => ($("trouble").textContent = text));
   takeDrops();
@@ -273,7 +275,15 @@ function grow() {
 
 const page = document.scrollingElement;
 let wasAtEnd = true;
-addEventListener("scroll", () => (wasAtEnd = page.scrollHeight - page.scrollTop - innerHeight < 120), { passive: true });
+let lastTop = 0;
+addEventListener("scroll", followScroll, { passive: true });
+
+/** Only scrolling up leaves the end: a smooth way to it is not there yet. */
+function followScroll() {
+  const isUp = page.scrollTop < lastTop;
+  lastTop = page.scrollTop;
+  wasAtEnd = page.scrollHeight - page.scrollTop - innerHeight < 120 || (wasAtEnd && !isUp);
+}
 
 /** Stays at the end while an answer is written, unless the reader has scrolled away. */
 function followEnd() {
