@@ -17,6 +17,7 @@ from mlx_vlm.speculative.drafters import load_drafter
 from safetensors.numpy import load_file, save_file
 
 from tests.integration.harness import load_model
+from tests.integration.seen_prompt import SeenPrompt
 from tests.integration.test_trained_drafter import (
     STRENGTH_OF_GEMMA,
     engine_of,
@@ -29,11 +30,10 @@ from tests.tiny_models import cached
 from tests.tiny_models.draft_heads import CONFIG, WEIGHTS, with_weak_layers, write_assistant
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.drafters.draft_head import DraftHead
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.draft_head import DraftHead
-from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 
 __all__ = ["mute", "often"]
 
@@ -51,21 +51,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head_of(loaded: LoadedModel) -> DraftHead:
     assert loaded.draft_head is not None
     return loaded.draft_head
-
-
-class Prompt:
-    """Random tokens that the model has seen, and its KV of them."""
-
-    def __init__(self, loaded: LoadedModel, count: int, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self.token_ids = mx.array(rng.integers(3, 340, size=(1, count)))
-        self.layers = loaded.new_layers()
-        with logits_of(loaded.language_model, WantedLogits()) as seen:
-            cache = loaded.model_layers(self.layers)
-            logits = loaded.language_model(self.token_ids, cache=cache).logits
-        assert seen.all is not None
-        self.hidden = seen.all[:, -1:]
-        self.newest = mx.argmax(logits[:, -1:], axis=-1)
 
 
 def guesses(
@@ -92,14 +77,14 @@ def test_guesses_equal_those_of_mlx_vlms_assistant(
     drafter.reset(loaded.model)
     pairs = list[tuple[int, int]]()
     for seed, count in enumerate((1, 5, 40, WINDOW - 1, 80, 150)):
-        prompt = Prompt(loaded, count, seed)
+        prompt = SeenPrompt(loaded, count, seed)
         language_model = loaded.language_model
         cache, shared = make_prompt_cache(language_model), dict[str, Any]()
         language_model(prompt.token_ids, cache=cache, shared_kv_sink=shared)
         drafter.set_shared_kv(shared, count, position=count - 1, kv_valid_len=count)
-        first = int(prompt.newest.item())
+        first = prompt.newest
         drafted = drafter.draft_block(first, prompt.hidden, None, COUNT + 1, greedy, greedy=True)
-        [own], _ = guesses(loaded, prompt.layers, prompt.newest, prompt.hidden)
+        [own], _ = guesses(loaded, prompt.layers, mx.array([[first]]), prompt.hidden)
         pairs += zip(own, drafted[0].tolist(), strict=True)
         if count < WINDOW:
             assert own == drafted[0].tolist()
@@ -119,12 +104,14 @@ def test_guesses_in_batch_equal_those_alone(
     """Of rows of all lengths, and after some of them lost tokens."""
     folder = write_assistant(model, tmp_path / "head", is_idle=False)
     loaded = replace(load_model(model, drafter=str(folder)), kv_storage=storage)
-    prompts = [Prompt(loaded, count, seed) for seed, count in enumerate(counts)]
-    alone = [guesses(loaded, each.layers, each.newest, each.hidden) for each in prompts]
+    prompts = [SeenPrompt(loaded, count, seed) for seed, count in enumerate(counts)]
+    alone = [
+        guesses(loaded, each.layers, mx.array([[each.newest]]), each.hidden) for each in prompts
+    ]
     rows: list[Any] = []
     for number, prompt in enumerate(prompts):
         rows = batch_cache.join(rows, number, prompt.layers, 1)
-    newest = mx.concatenate([each.newest for each in prompts])
+    newest = mx.array([[each.newest] for each in prompts])
     hidden = mx.concatenate([each.hidden for each in prompts])
     check_equal(guesses(loaded, rows, newest, hidden), alone)
     if len(prompts) > 1:  # the batch goes on, and rejects some of its tokens

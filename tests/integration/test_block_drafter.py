@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import make_prompt_cache
@@ -19,6 +18,7 @@ from mlx_vlm.utils import get_model_and_args
 from msgspec import structs
 
 from tests.integration.harness import ask, load_model, new_preparer
+from tests.integration.seen_prompt import SeenPrompt
 from tests.integration.test_prefill_together import new_engine_of
 from tests.integration.test_trained_drafter import engine_of, mute, often, run_all
 from tests.support.whole_run import few_of
@@ -28,11 +28,11 @@ from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.examination import ExaminationRequest
 from vlm_server.protocol import Failed, SamplingParams
+from vlm_server.runner.drafters.block_head import BlockHead
 from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import examine
-from vlm_server.runner.model.block_head import BlockHead
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 from vlm_server.settings import MemorySettings, ModelSettings
 
@@ -91,25 +91,6 @@ def write_random(variant: str, model: Path, folder: Path) -> Path:
     return folder
 
 
-class Prompt:
-    """Random tokens that the model and the head have seen."""
-
-    def __init__(self, loaded: LoadedModel, count: int, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self.token_ids = mx.array(rng.integers(5, 340, size=(1, count)))
-        self.layers = loaded.new_layers()
-        with logits_of(loaded.language_model, WantedLogits()) as seen:
-            cache = loaded.model_layers(self.layers)
-            logits = loaded.language_model(self.token_ids, cache=cache).logits
-        loaded.forget_positions()
-        assert seen.all is not None
-        head_of(loaded).append_chunk(
-            self.token_ids, {}, seen.all, None, loaded.head_layers(self.layers)
-        )
-        self.hidden = seen.all[:, -1:]
-        self.newest = int(mx.argmax(logits[0, -1]).item())
-
-
 def head_of(loaded: LoadedModel) -> BlockHead:
     assert isinstance(loaded.draft_head, BlockHead)
     return loaded.draft_head
@@ -139,7 +120,7 @@ def test_guesses_equal_those_of_mlx_vlms_drafter(tmp_path: Path, variant: str, f
     language_model, found = loaded.language_model, set[int]()
     counts = (1, 2, WINDOW - 2, WINDOW - 1, WINDOW, *(() if variant == FEW_TOKENS else (40,)))
     for seed, count in enumerate(counts):
-        prompt = Prompt(loaded, count, seed)
+        prompt = SeenPrompt(loaded, count, seed)
         layers = drafter.reset(loaded.model)
         cache, ids = make_prompt_cache(language_model), drafter.config.target_layer_ids
         states = language_model(prompt.token_ids, cache=cache, capture_layer_ids=ids).hidden_states
@@ -165,7 +146,7 @@ def test_guesses_in_batch_equal_those_alone(
     model = cached(model_of(variant))
     folder = write_random(variant, model, tmp_path / "head")
     loaded = replace(load_model(model, drafter=str(folder)), kv_storage=storage)
-    head, prompts = head_of(loaded), [Prompt(loaded, n, seed) for seed, n in enumerate(counts)]
+    head, prompts = head_of(loaded), [SeenPrompt(loaded, n, seed) for seed, n in enumerate(counts)]
     alone = [
         head.draft_block([each.newest], each.hidden, loaded.head_layers(each.layers), COUNT)
         for each in prompts

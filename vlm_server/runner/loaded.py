@@ -16,11 +16,11 @@ from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
+from vlm_server.runner.drafters.draft_head import DraftHead
 from vlm_server.runner.families.family import Family
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.kv.layers import empty_layer, new_layers
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.forward_pass import embed_text
 from vlm_server.runner.model.mrope import DecodePositions, forget_positions
 from vlm_server.runner.model.text_model import TextModel

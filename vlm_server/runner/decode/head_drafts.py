@@ -18,11 +18,11 @@ import numpy as np
 from vlm_server.runner.decode.sequence import DecodingSequence
 from vlm_server.runner.decode.speculation import DraftByHead
 from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.drafters.block_head import BlockHead
+from vlm_server.runner.drafters.draft_head import StepwiseHead
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.layers import buffers_of
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.block_head import BlockHead
-from vlm_server.runner.model.draft_head import StepwiseHead
 
 _MAX_PENDING = 128
 """Pending states of all rows, at most: as many tokens as the widest step has."""

@@ -21,14 +21,14 @@ from mlx_vlm.utils import (
 from vlm_server.cache.kv_storage import EXACT, KVStorage
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import CONFIG, read_object
+from vlm_server.runner.drafters.assistant_head import AssistantHead
+from vlm_server.runner.drafters.block_head import BlockHead
+from vlm_server.runner.drafters.draft_head import EAGLE, DraftHead, EagleHead, MtpHead, kind_of
 from vlm_server.runner.families.family import Family
 from vlm_server.runner.kv.layers import empty_layer
 from vlm_server.runner.loaded import language_model_of
 from vlm_server.runner.loading.checkpoint.files import reason_of
 from vlm_server.runner.loading.checkpoint.view import no_code_of
-from vlm_server.runner.model.assistant_head import AssistantHead
-from vlm_server.runner.model.block_head import BlockHead
-from vlm_server.runner.model.draft_head import EAGLE, DraftHead, EagleHead, MtpHead, kind_of
 from vlm_server.runner.model.lm_head import embedding_shape
 from vlm_server.settings import AUTO, OFF, ModelSettings
 

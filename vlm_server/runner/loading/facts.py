@@ -19,6 +19,7 @@ from vlm_server.hub.examination import Examination, ExaminationRequest
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
+from vlm_server.runner.drafters.draft_head import kind_of
 from vlm_server.runner.families.table import refuse_unservable, row_of
 from vlm_server.runner.kv.layers import can_store
 from vlm_server.runner.loaded import LoadedModel
@@ -29,7 +30,6 @@ from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
-from vlm_server.runner.model.draft_head import kind_of
 from vlm_server.settings import CacheSettings, MemorySettings, ModelSettings
 from vlm_server.sizes import memory_size
 

@@ -22,6 +22,7 @@ from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import DeviceErrors
 from vlm_server.runner.device.device import Device
+from vlm_server.runner.drafters.draft_head import DraftHead
 from vlm_server.runner.families.family import Family
 from vlm_server.runner.families.table import refuse_unservable, row_of
 from vlm_server.runner.fingerprint import Checkpoint
@@ -52,7 +53,6 @@ from vlm_server.runner.model.adapters import Adapter, attach
 from vlm_server.runner.model.attention import ModelAttention, use_gated_delta
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.deepstack import add_to_all_tokens
-from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.forward_pass import text_inputs
 from vlm_server.runner.model.lm_head import has_last_token_head, use_last_token_head
 from vlm_server.runner.model.mrope import (

@@ -13,10 +13,10 @@ import mlx.core as mx
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends.interface import Attention
+from vlm_server.runner.drafters.draft_head import StepwiseHead
 from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer, bounds_of
 from vlm_server.runner.kv.layers import new_layers
 from vlm_server.runner.kv.packed_cache import columns_of
-from vlm_server.runner.model.draft_head import StepwiseHead
 
 
 class AssistantHead(StepwiseHead):

@@ -14,10 +14,10 @@ import mlx.core as mx
 from vlm_server.cache.kv_storage import EXACT
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends.interface import Attention
+from vlm_server.runner.drafters.draft_head import DraftHead
 from vlm_server.runner.kv.batch_cache import RowsKVCache, SequenceLayer, bounds_of
 from vlm_server.runner.kv.layers import empty_layer
 from vlm_server.runner.kv.packed_cache import columns_of
-from vlm_server.runner.model.draft_head import DraftHead
 from vlm_server.runner.model.hidden_states import keep_inputs
 from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 

@@ -1,0 +1,1 @@
+"""Trained drafters, which guess the tokens after the newest one."""
