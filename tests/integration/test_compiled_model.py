@@ -42,7 +42,7 @@ from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.backends.cuda import few_rows, kernels
 from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
-from vlm_server.runner.backends.cuda.kernels import Packing
+from vlm_server.runner.backends.cuda.linear_kernels import Packing
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import KeysAndValues, Run
 from vlm_server.runner.decode import decode_batch, sequence

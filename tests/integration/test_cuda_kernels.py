@@ -12,7 +12,8 @@ import pytest
 from mlx_vlm.models.switch_layers import SwitchLinear
 
 from vlm_server.runner.backends import rows
-from vlm_server.runner.backends.cuda import attention_kernels, kernels
+from vlm_server.runner.backends.cuda import attention_kernels, kernels, linear_kernels
+from vlm_server.runner.backends.cuda.experts import use_expert_kernels
 from vlm_server.runner.backends.dequantize import dequantize_for_many_rows
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import Run
@@ -42,15 +43,15 @@ def test_few_row_products_match_float32(dtype: mx.Dtype, depth: int, columns: in
     for bias in (None, normal(columns, dtype=dtype)):
         expected = x.astype(mx.float32) @ weight.astype(mx.float32).T
         expected = expected if bias is None else expected + bias
-        found = kernels.skinny_linear(x, weight, bias, (columns,))[0]
+        found = linear_kernels.skinny_linear(x, weight, bias, (columns,))[0]
         assert found.shape == (rows, columns)
         assert relative_distance(found, expected) < 0.004
-        alone = kernels.skinny_linear(x[None, rows - 1 :], weight, bias, (columns,))[0]
+        alone = linear_kernels.skinny_linear(x[None, rows - 1 :], weight, bias, (columns,))[0]
         assert mx.array_equal(alone[0, 0], found[rows - 1])
-        of_one = kernels.skinny_linear(x[:, None], weight, bias, (columns,))[0]
+        of_one = linear_kernels.skinny_linear(x[:, None], weight, bias, (columns,))[0]
         assert mx.array_equal(of_one[:, 0], found)
         for widths in [(3, columns - 3), (columns - 2, 1, 1)]:
-            parts = kernels.skinny_linear(x, weight, bias, widths)
+            parts = linear_kernels.skinny_linear(x, weight, bias, widths)
             assert [part.shape for part in parts] == [(rows, width) for width in widths]
             assert mx.array_equal(mx.concatenate(parts, axis=-1), found)
 
@@ -67,6 +68,45 @@ def test_quantized_experts_match_float32(rows: int):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("bits", "group_size"), [(0, 0), (4, 64), (4, 32), (4, 128), (8, 64), (8, 128)]
+)
+@pytest.mark.parametrize(("depth", "columns"), [(512, 2048), (128, 72), (2048, 200)])
+@pytest.mark.parametrize("rows", [70, 1000, 20_000])
+@pytest.mark.parametrize("share_of_one", [0.03, 0.7])
+def test_rows_of_experts_match_float32(
+    dtype: mx.Dtype,
+    bits: int,
+    group_size: int,
+    depth: int,
+    columns: int,
+    rows: int,
+    share_of_one: float,
+):
+    dense = SwitchLinear(depth, columns, 32, bias=True)
+    dense.bias = mx.random.normal((32, columns))
+    experts = dense.to_quantized(group_size=group_size, bits=bits) if bits else dense
+    experts.set_dtype(dtype)
+    weight = experts.weight
+    if bits:
+        weight = mx.dequantize(weight, experts.scales, experts.biases, group_size, bits)
+    use_expert_kernels(experts)
+    is_of_one = mx.random.uniform(shape=(rows,)) < share_of_one
+    chosen = mx.sort(mx.where(is_of_one, 5, mx.random.randint(0, 29, (rows,))).astype(mx.uint32))
+    x = normal(rows, 1, depth, dtype=dtype)
+    found = experts(x, chosen, sorted_indices=True)
+    assert found.shape == (rows, 1, columns)
+    some = mx.arange(0, rows, 1 + rows // 500)
+    wide = weight[chosen[some]].astype(mx.float32).swapaxes(-1, -2)
+    expected = x[some].astype(mx.float32) @ wide + experts.bias[chosen[some]][:, None]
+    assert relative_distance(found[some], expected) < 0.006
+    half = rows // 2
+    alone = experts(x[half:], chosen[half:], sorted_indices=True)
+    if rows - half > 2 * 32:
+        assert mx.array_equal(alone, found[half:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 32), (4, 128), (8, 64), (8, 128)])
 @pytest.mark.parametrize(("depth", "columns"), [(2048, 2560), (11008, 2048), (128, 7)])
 @pytest.mark.parametrize("rows", [1, 3, 8, 17, 32])
@@ -75,17 +115,17 @@ def test_few_row_quantized_products_match_float32(
 ):
     x, weight = normal(rows, depth, dtype=dtype), normal(columns, depth, dtype=dtype)
     packed, scales, offsets = mx.quantize(weight, group_size=group_size, bits=bits)
-    packing = kernels.Packing(scales, offsets, bits, group_size)
+    packing = linear_kernels.Packing(scales, offsets, bits, group_size)
     wide = (each.astype(mx.float32) for each in (scales, offsets))
     weight = mx.dequantize(packed, *wide, group_size=group_size, bits=bits)
     for bias in (None, normal(columns, dtype=dtype)):
         expected = x.astype(mx.float32) @ weight.T
         expected = expected if bias is None else expected + bias
-        found = kernels.skinny_linear(x, packed, bias, (columns,), packing)[0]
+        found = linear_kernels.skinny_linear(x, packed, bias, (columns,), packing)[0]
         assert relative_distance(found, expected) < 0.006
-        alone = kernels.skinny_linear(x[rows - 1 :], packed, bias, (columns,), packing)[0]
+        alone = linear_kernels.skinny_linear(x[rows - 1 :], packed, bias, (columns,), packing)[0]
         assert mx.array_equal(alone[0], found[rows - 1])
-        parts = kernels.skinny_linear(x, packed, bias, (3, columns - 3), packing)
+        parts = linear_kernels.skinny_linear(x, packed, bias, (3, columns - 3), packing)
         assert mx.array_equal(mx.concatenate(parts, axis=-1), found)
 
 
@@ -336,7 +376,7 @@ def test_mlx_loads_code_compiled_by_server():
     """MLX would compile it in seconds, if it looked for another file."""
     x, weight = normal(3, 128, dtype=mx.bfloat16), normal(72, 128, dtype=mx.bfloat16)
     mx.eval(x, weight)
-    parts = kernels.skinny_linear(x, weight, None, (24, 48))  # compiles it
+    parts = linear_kernels.skinny_linear(x, weight, None, (24, 48))  # compiles it
     started = time.perf_counter()
     mx.eval(parts)
     assert time.perf_counter() - started < 0.5

@@ -29,6 +29,7 @@ from vlm_server.runner.backends.cuda.attention_kernels import (
     append_and_attend,
     append_and_attend_mixed,
 )
+from vlm_server.runner.backends.cuda.experts import use_expert_kernels
 from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.backends.dequantize import dequantize_for_many_rows
 from vlm_server.runner.backends.interface import Attention, Backend, Mask, Rotate
@@ -146,6 +147,7 @@ class CudaBackend(Backend):
         if not kernels.can_be_used():
             return None
         use_few_rows_kernels(model.language_model)
+        use_expert_kernels(model)
         dequantize_for_many_rows(model)
         return kernels.rotate_heads
 

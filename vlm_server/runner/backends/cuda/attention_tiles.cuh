@@ -12,13 +12,6 @@ constexpr int tile_row = D + 8;
 template <int D>
 constexpr int values_of_block = D > 128 ? 128 : D;
 
-__device__ inline void copy_async(void* shared, const void* global, bool is_there) {
-  const int bytes = is_there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   (uint32_t)__cvta_generic_to_shared(shared)),
-               "l"(global), "r"(bytes));
-}
-
 __device__ inline void load_matrices(uint32_t (&m)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])

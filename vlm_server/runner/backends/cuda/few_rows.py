@@ -21,11 +21,10 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
     QuantizedLinear,
 )
 
-from vlm_server.runner.backends.cuda import kernels
-from vlm_server.runner.backends.cuda.kernels import Packing
+from vlm_server.runner.backends.cuda import linear_kernels
+from vlm_server.runner.backends.cuda.linear_kernels import Packing
 from vlm_server.runner.backends.interface import RowsLayer
 
-_DTYPES = (mx.bfloat16, mx.float16)
 _SAME_INPUT = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -124,7 +123,9 @@ _FEW_ROWS: dict[type, type] = {
 """The class of layers of few rows, by that of MLX's layers."""
 
 
-def use_few_rows_kernels(language_model: Any, multiply: Multiply = kernels.skinny_linear) -> None:
+def use_few_rows_kernels(
+    language_model: Any, multiply: Multiply = linear_kernels.skinny_linear
+) -> None:
     """Let the layers of a loaded model take few rows by `multiply`, if they are exactly known."""
     modules = language_model.modules()
     for module in modules:
@@ -161,11 +162,11 @@ def _is_taken(layer: Any) -> bool:
             return False
     if "bias" in layer and layer.bias.dtype != dtype:
         return False
-    return dtype in _DTYPES and depth % kernels.SKINNY_DEPTH == 0
+    return dtype in linear_kernels.DTYPES and depth % linear_kernels.SKINNY_DEPTH == 0
 
 
 def _are_few(x: mx.array) -> bool:
-    return x.size <= kernels.SKINNY_ROWS * x.shape[-1]
+    return x.size <= linear_kernels.SKINNY_ROWS * x.shape[-1]
 
 
 def _are_rows_of_one(x: mx.array) -> bool:

@@ -1,10 +1,9 @@
-"""Our CUDA kernels, except a language model's attention, as functions of arrays."""
+"""Our CUDA kernels, except for attention and linear layers, as functions of arrays."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.runner.backends.cuda import compiler, source
+from vlm_server.runner.backends.cuda.linear_kernels import Packing, expert_rows, skinny_linear
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.device.device import current_device
@@ -21,11 +21,6 @@ logger = logging.getLogger(__name__)
 
 _TOLERANCE = 0.5
 """Allowed distance between sums of 128 products in bfloat16 and float32, some 11 in size."""
-SKINNY_ROWS = 32
-"""Maximum rows of `skinny_linear`."""
-SKINNY_DEPTH = 64  # and its multiples
-_SKINNY_COLUMNS = 16
-_SKINNY_WARPS = 8
 _MOST_HEAD_SIZE = 128
 """Largest head of `attend_to_segments`."""
 _WIDEST_ACCESS = 16
@@ -36,49 +31,6 @@ _STATE_ROWS, _STATE_TOKENS, _STATE_LANES = 32, 16, 8
 """Of a block of `gated_delta`: rows of the state, tokens per tile, and threads per row."""
 _COPYING_THREADS, _ROTATING_THREADS = 256, 128
 """Threads of a block of `arrange_rows`, and of `rotate_heads`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """What a quantized weight is packed with: `weight = scales * number + offsets` in each group.
-
-    scales, offsets: (columns, depth / group_size), in the type of the inputs.
-    """
-
-    scales: mx.array
-    offsets: mx.array
-    bits: int
-    group_size: int
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether `skinny_linear` takes it."""
-        return self.bits in (4, 8) and self.group_size in (32, 64, 128)
-
-
-def skinny_linear(
-    x: mx.array,
-    weight: mx.array,
-    bias: mx.array | None,
-    widths: Sequence[int],
-    packing: Packing | None = None,
-) -> list[mx.array]:
-    """`x @ weight.T + bias` for (..., depth) and (columns, depth): see skinny_linear.cu.
-
-    In parts, (..., width) each; `widths` add up to all columns. `packing`: of a quantized weight.
-    """
-    columns, none = weight.shape[0], weight if packing is None else packing.scales
-    packed = [] if packing is None else [packing.scales, packing.offsets]
-    sort = None if packing is None else (packing.bits, packing.group_size)
-    output: list[mx.array] = _skinny_linear(tuple(widths), sort)(
-        inputs=[weight, *packed, x, none if bias is None else bias],
-        template=[("T", x.dtype)],
-        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * source.WARP, 1, 1),
-        threadgroup=(_SKINNY_WARPS * source.WARP, 1, 1),
-        output_shapes=[(*x.shape[:-1], width) for width in widths],
-        output_dtypes=[x.dtype] * len(widths),
-    )
-    return output
 
 
 def rotate_heads(
@@ -200,6 +152,7 @@ def can_be_used() -> bool:
         return False
     checks = (
         _distance_of_linear,
+        _distance_of_experts,
         _distance_of_rows,
         _distance_of_heads,
         _distance_of_segments,
@@ -229,6 +182,15 @@ def _distance_of_linear() -> mx.array:
     dequantized = mx.dequantize(packed, scales, offsets, group_size=64, bits=4)
     distance = _distance(one, x @ weight.T) + _distance(parts, one)
     return distance + _distance(quantized, halves[0] @ dequantized.T)
+
+
+def _distance_of_experts() -> mx.array:
+    x, weight = (mx.random.normal((*rows, 128), key=mx.random.key(1)) for rows in ((70,), (3, 40)))
+    x, experts = x.astype(mx.bfloat16), mx.array([0] * 66 + [2] * 4, mx.uint32)
+    packed, scales, offsets = mx.quantize(weight.astype(mx.bfloat16), group_size=64, bits=4)
+    outputs = expert_rows(x, packed, None, experts, Packing(scales, offsets, 4, 64))
+    dequantized = mx.dequantize(packed, scales, offsets, group_size=64, bits=4)
+    return _distance(outputs, (x[:, None] @ dequantized[experts].swapaxes(1, 2))[:, 0])
 
 
 def _distance_of_rows() -> mx.array:
@@ -279,32 +241,6 @@ def _distance_of_gated_delta() -> mx.array:
 
 def _distance(outputs: mx.array, expected: mx.array) -> mx.array:
     return mx.abs(outputs - expected).max().astype(mx.float32)
-
-
-@cache
-def _skinny_linear(widths: tuple[int, ...], packing: tuple[int, int] | None) -> Any:
-    """For any number of columns if they are one part. `packing`: bits and group size."""
-    is_one = len(widths) == 1
-    outputs = [f"y_{number}" for number in range(len(widths))]
-    columns = "weight_shape[0]" if is_one else _joined(widths)
-    name, inputs, none = "skinny_linear", ["weight", "x", "bias"], "weight"
-    weights = "const Dense<T> w{weight};"
-    if packing is not None:
-        name, none = f"{name}_{_joined(packing, '_')}", "scales"
-        inputs[1:1] = ["scales", "offsets"]
-        weights = f"const Quantized<T, {_joined(packing)}> w{{weight, scales, offsets}};"
-    return source.kernel(
-        name if is_one else f"{name}_of_{_joined(widths, '_')}",
-        inputs,
-        outputs,
-        "int num_rows = 1; for (int i = 0; i + 1 < x_ndim; i++) num_rows *= x_shape[i];"
-        f"const Output<T, {len(widths)}> y{{{{{_joined(outputs)}}}, {{{columns}}}}}; {weights}"
-        f"skinny_linear(w, x, bias == {none} ? (const T*)nullptr : bias, y, num_rows,"
-        " weight_shape[0], x_shape[x_ndim - 1]);",
-        ["mma.cuh", "skinny_linear.cu"],
-        shared_memory=_SKINNY_WARPS * SKINNY_ROWS * _SKINNY_COLUMNS * 4,
-        is_strided=False,
-    )
 
 
 @cache
@@ -359,7 +295,3 @@ def _segment_attention(size: int, scale: float) -> Any:
         (*source.TILE_SOURCES, "segment_attention.cu"),
         shared_memory=2 * source.tile_bytes(size),
     )
-
-
-def _joined(values: Sequence[object], separator: str = ", ") -> str:
-    return separator.join(map(str, values))

@@ -23,3 +23,10 @@ __device__ inline uint32_t pack(float low, float high, __half) {
   __half2 both = __floats2half2_rn(low, high);
   return *reinterpret_cast<uint32_t*>(&both);
 }
+
+__device__ inline void copy_async(void* shared, const void* global, bool is_there) {
+  const int bytes = is_there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   (uint32_t)__cvta_generic_to_shared(shared)),
+               "l"(global), "r"(bytes));
+}

@@ -4,50 +4,7 @@
 // w: (N, K), x: (M, K), bias: (N,) or null; K a multiple of 64, M at most 32. y is written in parts,
 // (M, width) each, which have the next columns each.
 // A block has 16 columns of y. Its warps share K in blocks of 64 and add up what they have. Of such
-// a block a thread reads twice eight neighbours of each of two rows of w, in wide reads. Which number
-// is which in the tensor core's product does not matter, as long as x agrees with w: of each block, a
-// thread has the eight at member * STRIDE, and the eight that begin FAR after these.
-
-// Weights as they are.
-template <typename T>
-struct Dense {
-  static constexpr int STRIDE = 8, FAR = 32;
-  const T* weight;
-
-  __device__ void read(int row, int depth, int k, uint32_t (&numbers)[8]) const {
-    const T* at = weight + (size_t)row * depth + k;
-    *reinterpret_cast<uint4*>(&numbers[0]) = __ldcs(reinterpret_cast<const uint4*>(at));
-    *reinterpret_cast<uint4*>(&numbers[4]) = __ldcs(reinterpret_cast<const uint4*>(at + FAR));
-  }
-};
-
-// Weights in BITS, 4 or 8, with a scale and an offset for each GROUP of a row.
-template <typename T, int BITS, int GROUP>
-struct Quantized {
-  static constexpr int STRIDE = 16, FAR = 8, WORDS = BITS / 2;
-  const uint32_t* weight;
-  const T *scales, *offsets;
-
-  __device__ void read(int row, int depth, int k, uint32_t (&numbers)[8]) const {
-    const size_t at = (size_t)row * depth + k;
-    uint32_t words[WORDS];
-    if constexpr (WORDS == 2)
-      *reinterpret_cast<uint2*>(words) = __ldcs(reinterpret_cast<const uint2*>(weight + at / 8));
-    else
-      *reinterpret_cast<uint4*>(words) = __ldcs(reinterpret_cast<const uint4*>(weight + at / 4));
-    const float scale = (float)scales[at / GROUP], offset = (float)offsets[at / GROUP];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      numbers[i] = pack(number(words, 2 * i, scale, offset), number(words, 2 * i + 1, scale, offset), T());
-  }
-
-  __device__ static float number(const uint32_t (&words)[WORDS], int i, float scale, float offset) {
-    constexpr uint32_t MASK = (1u << BITS) - 1, EACH = 32 / BITS;
-    // 2^23 + n has n in its last bits: faster than a conversion.
-    const uint32_t n = words[i / EACH] >> (i % EACH * BITS) & MASK;
-    return fmaf(__uint_as_float(0x4B000000u | n) - 8388608.0f, scale, offset);
-  }
-};
+// a block a thread reads twice eight neighbours of each of two rows of w, in wide reads.
 
 template <typename T, int PARTS>
 struct Output {
@@ -82,8 +39,8 @@ __device__ void few_tiles(
 #pragma unroll(TILES == 1 ? 4 : TILES == 2 ? 2 : 1)
   for (int k = warp * 64; k < depth; k += WARPS * 64) {
     uint32_t a[2][8];
-    w.read(low, depth, k + first, a[0]);
-    w.read(high, depth, k + first, a[1]);
+    Weights::unpack(w.fetch(low, depth, k + first), a[0]);
+    Weights::unpack(w.fetch(high, depth, k + first), a[1]);
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       uint32_t b[8];
