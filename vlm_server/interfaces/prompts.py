@@ -37,6 +37,12 @@ class AnswerFormat:
     """Whether the prompt ends inside reasoning."""
 
 
+MAX_INNER_POINTS = 2
+"""Maximum chunk ends inside a chunk."""
+MAX_INNER_TOKENS = 64
+"""Maximum tokens of a chunk after each of them, up to the next one or its end."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """A request as the model gets it. Plain data, built once."""
@@ -53,7 +59,8 @@ class PreparedPrompt:
     """Ascending token counts after which to store a state, for families whose states can't be
     cut."""
     chunk_ends: tuple[int, ...] = ()
-    """Those of them at which a chunk must end, for families with recurrent states."""
+    """Those of them at which a chunk ends, for families with recurrent states; or it goes on for a
+    few tokens, see `MAX_INNER_POINTS`."""
     atomic_prefill_tokens: int = 0
     """The number of first tokens to prefill in one chunk, or to have cached completely, for
     families where tokens attend to later ones."""
@@ -91,6 +98,10 @@ class PreparedPrompt:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    def points_inside(self, start: int, end: int) -> tuple[int, ...]:
+        """The chunk ends after token `start` and before `end`."""
+        return tuple(point for point in self.chunk_ends if start < point < end)
 
     @property
     def is_pooled(self) -> bool:

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from vlm_server.interfaces import (
     SeqId,
     StepResult,
 )
+from vlm_server.interfaces.prompts import MAX_INNER_POINTS, MAX_INNER_TOKENS
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import (
     Delta,
@@ -302,7 +304,9 @@ class FakeRunner:
         assert work.start >= atomic or (work.start, work.end >= atomic) == (0, True), "a cut"
         assert 0 < work.end - work.start <= max(self.chunk_tokens, atomic - work.start)
         assert work.is_last == (work.end == prepared_prompt.num_tokens)
-        assert not any(work.start < point < work.end for point in prepared_prompt.chunk_ends)
+        inside = prepared_prompt.points_inside(work.start, work.end)
+        assert len(inside) <= MAX_INNER_POINTS
+        assert all(b - a <= MAX_INNER_TOKENS for a, b in pairwise([*inside, work.end]))
         prefill.num_prefilled = work.end
         points = prepared_prompt.snapshot_points
         prefill.snapshots |= {point for point in points if work.start < point <= work.end}

@@ -12,6 +12,7 @@ tokens of the prompt together again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -154,8 +155,28 @@ class MixedStates:
     A `StateModule` takes them apart.
     """
 
-    def __init__(self, rows: StepStates | None, prompt: StepStates, num_rows: int) -> None:
+    def __init__(
+        self,
+        rows: StepStates | None,
+        prompt: StepStates,
+        num_rows: int,
+        points: mx.array | None = None,
+    ) -> None:
+        """points: (points,) int32, ascending: the numbers of the prompt's new tokens after which
+        the states are kept, in `parts`; None for none."""
         self.rows, self.prompt, self.num_rows = rows, prompt, num_rows
+        self.starts: list[mx.array] = []
+        """The first token of each part of the prompt after the first one."""
+        self.parts = [prompt]
+        """The states of each part. Those of the last one are the prompt's."""
+        if points is not None:
+            assert prompt.lengths is not None
+            self.starts = list(mx.split(points, len(points)))
+            edges = [mx.zeros_like(prompt.lengths), *self.starts, prompt.lengths]
+            lengths = [end - start for start, end in pairwise(edges)]
+            inner = [StepStates(prompt.cache, length) for length in lengths[:-1]]
+            prompt.lengths = lengths[-1]
+            self.parts = [*inner, prompt]
 
     def make_mask(self, *_: Any) -> None:
         """None: padding is masked where the states are computed."""

@@ -54,7 +54,7 @@ class WideStep:
         `cache`: the layers of the step, see `layers_of_step`. With several `ranks`, all take the
         samples of rank 0.
         """
-        self.logits, self.hidden = output
+        self.logits, self.hidden = output.logits, output.hidden
         self.choice = choice
         self.counts: dict[SeqId, DraftCounts] = {}
         """Numbers of drafts that were verified, and were right; after `result`."""

@@ -213,17 +213,24 @@ def _array_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
-def snapshot(layers: Sequence[Any], row: int | None = None, *, num_after: int = 0) -> LayerStates:
+def snapshot(
+    layers: Sequence[Any],
+    row: int | None = None,
+    *,
+    num_after: int = 0,
+    states: Iterable[tuple[mx.array, ...]] | None = None,
+) -> LayerStates:
     """The states of the layers that can't be cut, of one sequence or of a batch's `row`.
 
     Of layers of other kinds there is none: no prefix of theirs is stored. num_after: the number of
-    tokens of the last chunk after the snapshot; 0 if `has_states`.
+    tokens of the last chunk after the snapshot. states: those before these, if `has_states`.
     """
     arrays, counters = [], list[tuple[str, ...]]()
+    given = None if states is None else iter(states)
     for layer in layers:
         if isinstance(layer, ArraysCache):
             alone = layer if row is None else layer.extract(row)
-            arrays.append(_copy_arrays(alone.cache))
+            arrays.append(_copy_arrays(alone.cache if given is None else next(given)))
             counters.append(())
         elif isinstance(layer, _WINDOWS) and not _can_be_cut(layer):
             window = layer.extract(0, num_after) if num_after else layer.extract(row or 0)  # copied

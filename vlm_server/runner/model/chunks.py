@@ -11,6 +11,7 @@ saves, so padding is computed like tokens. On an H200, 256 tokens take as long a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,10 +36,12 @@ class StepOutput(NamedTuple):
 
     logits: (rows, tokens, vocabulary), of all tokens, or of the last alone. hidden: the states of
     all tokens from which logits are computed, (rows, tokens, hidden); None if they are not kept.
+    states: at each of a chunk's points, those of its layers with states.
     """
 
     logits: mx.array
     hidden: mx.array | None
+    states: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,15 @@ class PromptChunk:
     """The next tokens of one prompt, for one call of the language model.
 
     token_ids: (1, tokens). inputs: further arguments of the model, with an entry for each token.
-    cache: the prompt's layers, whose buffers have `capacity` columns once there are any.
+    cache: the prompt's layers, whose buffers have `capacity` columns once there are any. points:
+    numbers of tokens after which states are kept: see `PreparedPrompt.points_inside`.
     """
 
     token_ids: mx.array
     inputs: dict[str, Any]
     cache: list[Any]
     capacity: int
+    points: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

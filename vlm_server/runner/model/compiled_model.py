@@ -22,6 +22,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import ArraysCache, KVCache
 
+from vlm_server.interfaces.prompts import MAX_INNER_POINTS
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
@@ -126,6 +127,7 @@ class CompiledModel(TextModel):
             [] if has_states(layers) else draft_widths,
             self._tokens_per_pass,
             has_adapters=has_adapters,
+            has_states=has_states(layers),
         )
         self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)
@@ -221,14 +223,16 @@ class CompiledModel(TextModel):
         outputs = None
         prompt, target = self._prompt_rows(chunk, count)
         with self._fallback():
-            outputs = self._prompt_step(None, prompt, mx.array([num_new - 1]))
+            points = _points(chunk)
+            outputs = self._prompt_step(None, prompt, mx.array([num_new - 1]), points)
         if outputs is None:
             return None
-        computed, (_, new_kv) = outputs
-        self._shapes_to_compile.pop(StepShape(0, prompt_tokens=count), None)
+        computed, (_, new_kv, states) = outputs
+        shape = StepShape(0, prompt_tokens=count, has_points=bool(chunk.points))
+        self._shapes_to_compile.pop(shape, None)
         target.advance(new_kv)
-        mx.async_eval(computed, new_kv)  # type: ignore[no-untyped-call]
-        return output_of_prompt(computed, 0, num_new)
+        mx.async_eval(computed, new_kv, states)  # type: ignore[no-untyped-call]
+        return output_of_prompt(computed, 0, num_new, states)
 
     def precompile_next(self) -> bool:
         shape = next(
@@ -247,7 +251,8 @@ class CompiledModel(TextModel):
             if shape.prompt_tokens:
                 prompt_inputs = pad_inputs(self._input_pattern, 0, shape.prompt_tokens - 1)
                 prompt = self._some_tokens(1, shape.prompt_tokens, prompt_inputs)
-                outputs = self._prompt_step(rows, prompt, mx.arange(shape.rows + 1))
+                points = mx.zeros(MAX_INNER_POINTS, mx.int32) if shape.has_points else None
+                outputs = self._prompt_step(rows, prompt, mx.arange(shape.rows + 1), points)
             else:
                 assert rows is not None
                 outputs = self._step(*rows)
@@ -362,8 +367,8 @@ class CompiledModel(TextModel):
             decode_target = self._target(cache, 1, 1)
             prompt, prompt_target = self._prompt_rows(chunk, count)
             rows = decode_target.rows(token_ids, inputs)
-            computed, (new_kv, prompt_kv) = self._prompt_step(rows, prompt, logit_rows)
-            mx.async_eval(computed, new_kv, prompt_kv)  # type: ignore[no-untyped-call]
+            outputs = self._prompt_step(rows, prompt, logit_rows, _points(chunk))
+            mx.async_eval(outputs)  # type: ignore[no-untyped-call]
         except Exception as error:
             logger.warning("a mixed step failed", exc_info=True)
             if not is_out_of_memory(error):
@@ -373,12 +378,26 @@ class CompiledModel(TextModel):
                     s: None for s in self._shapes_to_compile if s in self._shapes
                 }
             return None
-        shape = StepShape(num_rows, prompt_tokens=count, is_adapted=ADAPTERS in inputs)
+        computed, (new_kv, prompt_kv, states) = outputs
+        shape = StepShape(
+            num_rows,
+            prompt_tokens=count,
+            is_adapted=ADAPTERS in inputs,
+            has_points=bool(chunk.points),
+        )
         self._shapes_to_compile.pop(shape, None)
         decode_target.advance(new_kv)
         prompt_target.advance(prompt_kv)
-        of_prompt = output_of_prompt(computed, num_rows, chunk.num_tokens)
+        of_prompt = output_of_prompt(computed, num_rows, chunk.num_tokens, states)
         return output_of_rows(computed, num_rows), of_prompt
+
+
+def _points(chunk: PromptChunk) -> mx.array | None:
+    """Those of a chunk, and as many at its end as are missing; None without any."""
+    if not chunk.points:
+        return None
+    missing = MAX_INNER_POINTS - len(chunk.points)
+    return mx.array([*chunk.points, *[chunk.num_tokens] * missing], mx.int32)
 
 
 def _can_compile(language_model: Any, layers: Sequence[Any]) -> bool:

@@ -93,12 +93,17 @@ class ForwardPass:
         return self._call(token_ids, layers, inputs, wanted), self._new(layers)
 
     def run_prompt(
-        self, rows: Rows | None, prompt: Rows, logit_rows: mx.array
-    ) -> tuple[Outputs, tuple[Buffers, Buffers]]:
+        self,
+        rows: Rows | None,
+        prompt: Rows,
+        logit_rows: mx.array,
+        points: mx.array | None = None,
+    ) -> tuple[Outputs, tuple[Buffers, Buffers, list[Buffers]]]:
         """Append a token to each of `rows`, if there are any, and a prompt's (1, tokens).
 
         To the model, each token is a row of its own. Returns the logits of `logit_rows` of these,
-        the hidden states of all, and of both what was not changed in place.
+        the hidden states of all, of both what was not changed in place, and for each of `points`
+        the states of the layers that have some: see `MixedStates`.
         """
         count = prompt.token_ids.shape[1]
         num_new = prompt.bounds[0][:, 2]
@@ -114,13 +119,16 @@ class ForwardPass:
             ids = mx.concatenate([rows.token_ids, ids])
         num_rows = len(ids) - count
         layers = [
-            MixedStates(row, layer, num_rows)
+            MixedStates(row, layer, num_rows, points)
             if isinstance(layer, StepStates)
             else MixedLayer(row, layer, count)
             for row, layer in zip(decode_layers, prompt_layers, strict=True)
         ]
         outputs = self._call(ids, layers, inputs, WantedLogits(rows=logit_rows))
-        return outputs, ([] if rows is None else self._new(decode_layers), self._new(prompt_layers))
+        new_kv = [] if rows is None else self._new(decode_layers)
+        states = [layer.parts[:-1] for layer in layers if isinstance(layer, MixedStates)]
+        at_points = [[tuple(part.cache) for part in parts] for parts in zip(*states, strict=True)]
+        return outputs, (new_kv, self._new(prompt_layers), at_points)
 
     def _layers(
         self, bounds: Bounds, buffers: Buffers, num_new: mx.array | None = None
@@ -167,10 +175,12 @@ def output_of_rows(outputs: Outputs, num_rows: int | None = None) -> StepOutput:
     return StepOutput(logits, mx.contiguous(hidden[0]) if hidden else None)
 
 
-def output_of_prompt(outputs: Outputs, first: int, count: int) -> StepOutput:
+def output_of_prompt(
+    outputs: Outputs, first: int, count: int, states: Sequence[Buffers]
+) -> StepOutput:
     """That of a prompt whose tokens are the rows from `first` on; the others are padding."""
     logits, *hidden = (array[first:] for array in outputs)
-    return StepOutput(logits, hidden[0][:count].swapaxes(0, 1) if hidden else None)
+    return StepOutput(logits, hidden[0][:count].swapaxes(0, 1) if hidden else None, states)
 
 
 def _as_rows(inputs: Inputs) -> Inputs:

@@ -10,17 +10,19 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 from mlx_vlm.models.cache import ArraysCache
 
+from vlm_server.interfaces.prompts import MAX_INNER_TOKENS
 from vlm_server.runner.backends.bounded_layer import MixedStates, StepStates
 from vlm_server.runner.device.arrays import to_numpy
 from vlm_server.runner.kv.layers import can_store, has_states, new_layers
 from vlm_server.runner.model.adapters import chosen, chosen_now, chosen_part
 
-_STATE_BLOCK = 64
+_STATE_BLOCK = MAX_INNER_TOKENS
 """Multiple to which the tokens of a prompt are padded for a layer with states.
 
 mlx-vlm has their number as a constant in its operations, and so MLX would compile another kernel
@@ -164,6 +166,33 @@ def _recorded(language_model: Any, count: int) -> list[RecordedStates]:
     return [layer for layer in recorded if isinstance(layer, RecordedStates)]
 
 
+def _of_prompt(
+    prompt: mx.array, states: MixedStates, part: Callable[[mx.array, StepStates], mx.array]
+) -> mx.array:
+    """The output of a module for a prompt's tokens, (1, tokens, hidden), one part after the other.
+
+    All parts but the first one have at most `MAX_INNER_TOKENS`. `part` computes padded tokens.
+    """
+    count = prompt.shape[1]
+    padded = mx.pad(prompt, [(0, 0), (0, -count % _STATE_BLOCK), (0, 0)])
+    before = list(states.parts[0].cache)
+    outputs = [part(padded, states.parts[0])]
+    token, place = mx.arange(count), mx.arange(count)
+    for start, (previous, states_after) in zip(states.starts, pairwise(states.parts), strict=True):
+        for i, array in enumerate(previous.cache):
+            if array is not before[i]:  # by this module, and not by another one of its layer
+                states_after.cache[i] = array
+        before = list(states_after.cache)
+        first_place = sum(output.shape[1] for output in outputs)
+        place = mx.where(token < start, place, first_place + token - start)
+        tokens = mx.minimum(start + mx.arange(_STATE_BLOCK), count - 1)
+        outputs.append(part(prompt[:, tokens], states_after))
+    if len(outputs) == 1:
+        return outputs[0][:, :count]
+    output = mx.concatenate(outputs, axis=1)
+    return output[:, mx.minimum(place, output.shape[1] - 1)]
+
+
 def _takes_cache(module: Any) -> bool:
     return callable(module) and "cache" in inspect.signature(type(module).__call__).parameters
 
@@ -192,11 +221,8 @@ def _state_type(module_type: Any) -> type:
             output: mx.array = call(*bound.args, **bound.kwargs)
             return output
 
-        prompt = x[states.num_rows :].swapaxes(0, 1)
-        count = prompt.shape[1]
-        padded = mx.pad(prompt, [(0, 0), (0, -count % _STATE_BLOCK), (0, 0)])
         with chosen_part(states.num_rows, states.num_rows + 1):  # that of the whole prompt
-            outputs = [part(padded, states.prompt)[:, :count].swapaxes(0, 1)]
+            outputs = [_of_prompt(x[states.num_rows :].swapaxes(0, 1), states, part).swapaxes(0, 1)]
         if states.rows is not None:
             with chosen_part(0, states.num_rows):
                 outputs.insert(0, part(x[: states.num_rows], states.rows))

@@ -24,10 +24,12 @@ class StepShape:
     prompt_tokens: int = 0
     is_adapted: bool = False
     """Whether some row has an adapter; steps without one skip their products."""
+    has_points: bool = False
+    """Whether states are kept inside the prompt's chunk."""
 
 
 def all_shapes(
-    draft_widths: Sequence[int], mixed_step_tokens: int, *, has_adapters: bool
+    draft_widths: Sequence[int], mixed_step_tokens: int, *, has_adapters: bool, has_states: bool
 ) -> list[StepShape]:
     """The likeliest first: those of one request, then of some at the same time.
 
@@ -40,6 +42,8 @@ def all_shapes(
     row_counts = [number for number in rows if number <= MAX_SHARE_OF_ROWS * mixed_step_tokens]
     mixed = [StepShape(number, prompt_tokens=mixed_step_tokens - number) for number in row_counts]
     shapes = [*(StepShape(number) for number in rows), *chunks, *wide, *mixed]
+    if has_states:
+        shapes += [replace(shape, has_points=True) for shape in shapes if shape.prompt_tokens > 1]
     if has_adapters:
         shapes += [replace(shape, is_adapted=True) for shape in shapes if shape.rows]
     return sorted(shapes, key=_compilation_order)

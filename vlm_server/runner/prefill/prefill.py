@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -77,9 +78,12 @@ class Prefill:
             self._is_compiled = True
         self._launch_head(start, end, output.hidden)
         self._loaded.forget_positions()
+        states = dict(zip(self._prompt.points_inside(start, end), output.states, strict=False))
         for point in self._prompt.snapshot_points:
-            if start < point <= end:
-                self.kv.snapshots[point] = snapshot(self._cache, num_after=end - point)
+            if start < point <= end and point not in self.kv.snapshots:
+                self.kv.snapshots[point] = snapshot(
+                    self._cache, num_after=end - point, states=states.get(point)
+                )
         if end == self._prompt.num_tokens:
             self._inputs = None
             for layer in self._cache:
@@ -135,11 +139,22 @@ class Prefill:
         chunk = self._chunk(start, end)
         output = self._loaded.text.prefill(chunk) if self._can_be_compiled else None
         self._is_compiled = output is not None
-        if output is None:
-            output = self._forward_eager(PaddedChunk.around(start, end, self._multiple), chunk)
-            launched = [output.logits] if end == self._prompt.num_tokens else []
+        return self._launch_eager(start, end) if output is None else output
+
+    def _launch_eager(self, start: int, end: int) -> StepOutput:
+        """The output, with the states at the points inside the chunk among the snapshots."""
+        hidden = []
+        for first, last in pairwise([start, *self._prompt.points_inside(start, end), end]):
+            padded = PaddedChunk.around(first, last, self._multiple)
+            output = self._forward_eager(padded, self._chunk(first, last))
+            launched = [output.logits] if last == self._prompt.num_tokens else []
             mx.async_eval(launched, buffers_of(self._model_cache))  # type: ignore[no-untyped-call]
-        return output
+            if last < end:
+                self.kv.snapshots[last] = snapshot(self._cache)
+                self._loaded.forget_positions()
+            hidden.append(output.hidden)
+        states = [each for each in hidden if each is not None]
+        return StepOutput(output.logits, mx.concatenate(states, axis=1) if states else None)
 
     def _launch_head(self, start: int, end: int, hidden: mx.array | None) -> None:
         """Append the chunk to the layers of the draft head, if there is one."""
@@ -158,7 +173,11 @@ class Prefill:
             self._inputs.arguments(start, end),
         )
         return PromptChunk(
-            token_ids, arguments, self._model_cache, buffer_capacity(self._prompt.num_tokens)
+            token_ids,
+            arguments,
+            self._model_cache,
+            buffer_capacity(self._prompt.num_tokens),
+            tuple(point - start for point in self._prompt.points_inside(start, end)),
         )
 
     def _forward_eager(self, padded: PaddedChunk, chunk: PromptChunk) -> StepOutput:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from vlm_server.engine.scheduler.sizing.call_times import CallTimes, power_of_two
 from vlm_server.interfaces import PreparedPrompt
+from vlm_server.interfaces.prompts import MAX_INNER_POINTS, MAX_INNER_TOKENS
 
 _MAX_IDLE_CHUNK_SECONDS = 1.0
 """The maximum time of a chunk while no sequence decodes: Metal ends kernels that delay the screen.
@@ -73,15 +74,16 @@ class ChunkSizer:
         """The end of the chunk of `prompt` that begins at token `start`.
 
         Its size is that of a mixed step, `piggyback_tokens`, or `chunk_tokens` if there is none. It
-        ends at the next of `chunk_ends` before that, but never inside `atomic_prefill_tokens`.
+        ends at one of `chunk_ends` before that if what follows is no part of the same chunk, but
+        never inside `atomic_prefill_tokens`.
         """
         num_left = prompt.num_tokens - start
         size = min(piggyback_tokens, self._max_chunk_tokens)
         if not size:
             size = self.chunk_tokens(num_left, start, others_decode=others_decode)
         end = start + min(num_left, size)
-        later_ends = prompt.chunk_ends[bisect_right(prompt.chunk_ends, start) :]
-        return max(prompt.atomic_prefill_tokens, min([end, *later_ends[:1]]))
+        ends = [*prompt.points_inside(start, end), end]
+        return max(prompt.atomic_prefill_tokens, _last_end(ends))
 
     def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
         """The size, at least one, of a chunk that is not piggybacked; `num_left` tokens remain."""
@@ -137,3 +139,13 @@ def _size_of(num_tokens: int) -> int:
     """The smallest size class that holds a chunk of `num_tokens`, with its remainder."""
     size = power_of_two(num_tokens)
     return size // 2 if 1 < num_tokens <= _MAX_LAST_CHUNK * size / 2 else size
+
+
+def _last_end(ends: Sequence[int]) -> int:
+    """The last of the ascending `ends` that may have the ones before it inside its chunk."""
+    last = 0
+    for first, second in pairwise(ends[: MAX_INNER_POINTS + 1]):
+        if second - first > MAX_INNER_TOKENS:
+            break
+        last += 1
+    return ends[last]

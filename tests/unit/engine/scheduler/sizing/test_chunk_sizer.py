@@ -145,10 +145,22 @@ def test_chunk_sizer_ignores_oversized_atomic_chunks():
     assert sizer.chunk_tokens(10**6, others_decode=True) == 128
 
 
-@pytest.mark.parametrize(("chunk_ends", "end"), [((), 12), ((5, 9), 5)])
-def test_chunk_ends_at_snapshot_point_only_where_it_must(chunk_ends: tuple[int, ...], end: int):
+@pytest.mark.parametrize(
+    ("chunk_ends", "end"),
+    [
+        ((), 1000),
+        ((900, 964), 1000),
+        ((900, 965), 900),
+        ((936,), 1000),
+        ((935,), 935),
+        ((100, 950), 100),
+        ((900, 950, 990), 990),
+        ((100, 150, 200, 900), 200),
+    ],
+)
+def test_chunk_goes_on_after_a_few_points_for_a_few_tokens(chunk_ends: tuple[int, ...], end: int):
     prompt = PreparedPrompt(
-        np.arange(12, dtype=np.int32), snapshot_points=(5, 9), chunk_ends=chunk_ends
+        np.arange(1000, dtype=np.int32), snapshot_points=(5, *chunk_ends), chunk_ends=chunk_ends
     )
     sizer = ChunkSizer(0.05, 2048)
-    assert sizer.chunk_end(prompt, 0, piggyback_tokens=0, others_decode=False) == end
+    assert sizer.chunk_end(prompt, 0, piggyback_tokens=2000, others_decode=False) == end
