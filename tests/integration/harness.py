@@ -331,6 +331,7 @@ class EngineHarness:
     num_draft_tokens: int = 0
     max_images_per_encode: int = 1
     max_prompts_per_prefill: int = 1
+    max_inner_points: int = 0
     caches: Caches = field(default_factory=Caches)
     """If they store anything, the harness has a preparer of its own, which uses them, too."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
@@ -361,6 +362,7 @@ class EngineHarness:
             formats=Formats.of_model(self.loaded.spec),
             max_images_per_encode=self.max_images_per_encode,
             max_prompts_per_prefill=self.max_prompts_per_prefill,
+            max_inner_points=self.max_inner_points,
             family=self.loaded.spec.family,
             writes=self.loaded.spec.writes,
             batches_options=self.loaded.spec.can_batch,

@@ -47,15 +47,20 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> Snapshots:
 
 
 def answers_and_chunks(
-    served: Served, kind: str, snapshots: Snapshots
+    served: Served, kind: str, max_inner_points: int, snapshots: Snapshots
 ) -> tuple[list[list[int]], list[tuple[int, ...]], Snapshots]:
     """Answers to two turns, the points inside each chunk, and the snapshots."""
     snapshots.clear()
     inside = list[tuple[int, ...]]()
     caches = caches_of(served)
-    engine, model = EngineHarness(*served, caches=caches), None
+    engine, model = EngineHarness(*served, caches=caches, max_inner_points=max_inner_points), None
     if kind != "eager":
-        engine, model = compiled(served, 256 if kind == "mixed" else 0, caches=caches)
+        engine, model = compiled(
+            served,
+            256 if kind == "mixed" else 0,
+            caches=caches,
+            max_inner_points=max_inner_points,
+        )
         learn_step_times(engine)
         snapshots.clear()
     if kind == "mixed":
@@ -86,10 +91,9 @@ def test_points_inside_chunks_keep_the_states_of_separate_chunks(
     some_family: Served, kind: str, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(chunk_sizer, "_MAX_IDLE_CHUNK_SECONDS", 60.0)
-    answers, inside, found = answers_and_chunks(some_family, kind, snapshots)
+    answers, inside, found = answers_and_chunks(some_family, kind, 2, snapshots)
     assert max(map(len, inside)) == 2
-    monkeypatch.setattr(chunk_sizer, "MAX_INNER_POINTS", 0)
-    wanted_answers, none_inside, wanted = answers_and_chunks(some_family, kind, snapshots)
+    wanted_answers, none_inside, wanted = answers_and_chunks(some_family, kind, 0, snapshots)
     assert not any(none_inside)
     assert answers == wanted_answers
     assert sorted(found) == sorted(wanted)

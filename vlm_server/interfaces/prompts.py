@@ -37,10 +37,8 @@ class AnswerFormat:
     """Whether the prompt ends inside reasoning."""
 
 
-MAX_INNER_POINTS = 2
-"""Maximum chunk ends inside a chunk."""
 MAX_INNER_TOKENS = 64
-"""Maximum tokens of a chunk after each of them, up to the next one or its end."""
+"""Maximum tokens of a chunk after a point inside it, up to the next one or its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +57,8 @@ class PreparedPrompt:
     """Ascending token counts after which to store a state, for families whose states can't be
     cut."""
     chunk_ends: tuple[int, ...] = ()
-    """Those of them at which a chunk ends, for families with recurrent states; or it goes on for a
-    few tokens, see `MAX_INNER_POINTS`."""
+    """Those of them at which a chunk ends, for families with recurrent states, unless it keeps the
+    states there: see `Backend.max_inner_points`."""
     atomic_prefill_tokens: int = 0
     """The number of first tokens to prefill in one chunk, or to have cached completely, for
     families where tokens attend to later ones."""

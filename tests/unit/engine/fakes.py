@@ -35,7 +35,7 @@ from vlm_server.interfaces import (
     SeqId,
     StepResult,
 )
-from vlm_server.interfaces.prompts import MAX_INNER_POINTS, MAX_INNER_TOKENS
+from vlm_server.interfaces.prompts import MAX_INNER_TOKENS
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import (
     Delta,
@@ -97,12 +97,16 @@ class MarkDecoder(ByteDecoder):
         return ids
 
 
+_MAX_INNER_POINTS = 2
+
+
 def config(**changes: object) -> SchedulerConfig:
     """Small limits; `changes` replace single ones."""
     values: dict[str, object] = {
         "max_num_seqs": 3,
         "prefill_chunk_tokens": 5,
         "max_step_seconds": 1.0,
+        "max_inner_points": _MAX_INNER_POINTS,
         "max_preparing": 2,
         "context_tokens": 200,
         "vocabulary_size": 259,
@@ -305,7 +309,7 @@ class FakeRunner:
         assert 0 < work.end - work.start <= max(self.chunk_tokens, atomic - work.start)
         assert work.is_last == (work.end == prepared_prompt.num_tokens)
         inside = prepared_prompt.points_inside(work.start, work.end)
-        assert len(inside) <= MAX_INNER_POINTS
+        assert len(inside) <= _MAX_INNER_POINTS
         assert all(b - a <= MAX_INNER_TOKENS for a, b in pairwise([*inside, work.end]))
         prefill.num_prefilled = work.end
         points = prepared_prompt.snapshot_points

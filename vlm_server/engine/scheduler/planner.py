@@ -64,7 +64,11 @@ class Planner:
         self._encodes_in_turns = config.encodes_in_turns
         self._writes = config.writes
         self._max_chunk_tokens = config.prefill_chunk_tokens
-        self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
+        self._chunk_sizer = ChunkSizer(
+            config.max_step_seconds,
+            config.prefill_chunk_tokens,
+            max_inner_points=config.max_inner_points,
+        )
         self._encode_batcher = EncodeBatcher(config, requests, admission)
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
         self._pooling_batcher = PoolingBatcher(config, requests, admission)

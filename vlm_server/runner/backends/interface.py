@@ -120,6 +120,12 @@ class Backend(ABC):
     """Long prefill chunks are padded to multiples of this; 1 for no padding."""
     mixed_step_tokens = 0
     """The number of tokens of a mixed step; 0 where chunks run after the decode step."""
+    max_inner_points = 0
+    """Maximum points inside a prefill chunk after which it keeps the states of its layers.
+
+    The tokens after each are computed apart there, padded to `MAX_INNER_TOKENS`; 0 where that takes
+    longer than chunks of their own.
+    """
     errors_are_late = False
     """Whether a computation can fail after it was launched; see `device.arrays`."""
     uses_blas = False

@@ -165,6 +165,7 @@ def _text_model(
         family.deepstack.arguments,
         embed,
         backend.mixed_step_tokens,
+        backend.max_inner_points,
         has_adapters=bool(opened.adapters),
         keeps_hidden=keeps_hidden,
     )

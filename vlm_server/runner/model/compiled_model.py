@@ -22,7 +22,6 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import ArraysCache, KVCache
 
-from vlm_server.interfaces.prompts import MAX_INNER_POINTS
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
@@ -100,11 +99,13 @@ class CompiledModel(TextModel):
         arguments: ModelArguments,
         embed: Embed | None = None,
         mixed_step_tokens: int = 0,
+        max_inner_points: int = 0,
         *,
         has_adapters: bool = False,
         keeps_hidden: bool = False,
     ) -> None:
-        """`embed`: see `text_inputs`. `draft_widths`, `mixed_step_tokens`: see `Backend`."""
+        """`embed`: see `text_inputs`. `draft_widths`, `mixed_step_tokens`, `max_inner_points`: see
+        `Backend`."""
         super().__init__(language_model, attention, keeps_hidden=keeps_hidden)
         self._positions = positions
         self._in_place = attention.attention.appends_in_place
@@ -127,7 +128,7 @@ class CompiledModel(TextModel):
             [] if has_states(layers) else draft_widths,
             self._tokens_per_pass,
             has_adapters=has_adapters,
-            has_states=has_states(layers),
+            max_inner_points=max_inner_points if has_states(layers) else 0,
         )
         self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)
@@ -228,7 +229,7 @@ class CompiledModel(TextModel):
         if outputs is None:
             return None
         computed, (_, new_kv, states) = outputs
-        shape = StepShape(0, prompt_tokens=count, has_points=bool(chunk.points))
+        shape = StepShape(0, prompt_tokens=count, num_points=len(chunk.points))
         self._shapes_to_compile.pop(shape, None)
         target.advance(new_kv)
         mx.async_eval(computed, new_kv, states)  # type: ignore[no-untyped-call]
@@ -251,7 +252,7 @@ class CompiledModel(TextModel):
             if shape.prompt_tokens:
                 prompt_inputs = pad_inputs(self._input_pattern, 0, shape.prompt_tokens - 1)
                 prompt = self._some_tokens(1, shape.prompt_tokens, prompt_inputs)
-                points = mx.zeros(MAX_INNER_POINTS, mx.int32) if shape.has_points else None
+                points = mx.zeros(shape.num_points, mx.int32) if shape.num_points else None
                 outputs = self._prompt_step(rows, prompt, mx.arange(shape.rows + 1), points)
             else:
                 assert rows is not None
@@ -383,7 +384,7 @@ class CompiledModel(TextModel):
             num_rows,
             prompt_tokens=count,
             is_adapted=ADAPTERS in inputs,
-            has_points=bool(chunk.points),
+            num_points=len(chunk.points),
         )
         self._shapes_to_compile.pop(shape, None)
         decode_target.advance(new_kv)
@@ -393,11 +394,8 @@ class CompiledModel(TextModel):
 
 
 def _points(chunk: PromptChunk) -> mx.array | None:
-    """Those of a chunk, and as many at its end as are missing; None without any."""
-    if not chunk.points:
-        return None
-    missing = MAX_INNER_POINTS - len(chunk.points)
-    return mx.array([*chunk.points, *[chunk.num_tokens] * missing], mx.int32)
+    """Those of a chunk; None without any."""
+    return mx.array(chunk.points, mx.int32) if chunk.points else None
 
 
 def _can_compile(language_model: Any, layers: Sequence[Any]) -> bool:

@@ -24,16 +24,20 @@ class StepShape:
     prompt_tokens: int = 0
     is_adapted: bool = False
     """Whether some row has an adapter; steps without one skip their products."""
-    has_points: bool = False
-    """Whether states are kept inside the prompt's chunk."""
+    num_points: int = 0
+    """The number of points inside the prompt's chunk after which states are kept."""
 
 
 def all_shapes(
-    draft_widths: Sequence[int], mixed_step_tokens: int, *, has_adapters: bool, has_states: bool
+    draft_widths: Sequence[int],
+    mixed_step_tokens: int,
+    *,
+    has_adapters: bool,
+    max_inner_points: int = 0,
 ) -> list[StepShape]:
     """The likeliest first: those of one request, then of some at the same time.
 
-    draft_widths, mixed_step_tokens: see `Backend`; none, and 0, without such steps.
+    draft_widths, mixed_step_tokens, max_inner_points: see `Backend`; none, and 0, without such.
     """
     rows = range(1, _MAX_ROWS + 1)
     drafting = range(1, MAX_DRAFTING_ROWS + 1)
@@ -42,8 +46,9 @@ def all_shapes(
     row_counts = [number for number in rows if number <= MAX_SHARE_OF_ROWS * mixed_step_tokens]
     mixed = [StepShape(number, prompt_tokens=mixed_step_tokens - number) for number in row_counts]
     shapes = [*(StepShape(number) for number in rows), *chunks, *wide, *mixed]
-    if has_states:
-        shapes += [replace(shape, has_points=True) for shape in shapes if shape.prompt_tokens > 1]
+    prompts = [shape for shape in shapes if shape.prompt_tokens > 1]
+    for number in range(1, max_inner_points + 1):
+        shapes += [replace(shape, num_points=number) for shape in prompts]
     if has_adapters:
         shapes += [replace(shape, is_adapted=True) for shape in shapes if shape.rows]
     return sorted(shapes, key=_compilation_order)

@@ -150,6 +150,7 @@ class Prefill:
             launched = [output.logits] if last == self._prompt.num_tokens else []
             mx.async_eval(launched, buffers_of(self._model_cache))  # type: ignore[no-untyped-call]
             if last < end:
+                mx.eval(buffers_of(self._cache))  # so that the next part writes in place
                 self.kv.snapshots[last] = snapshot(self._cache)
                 self._loaded.forget_positions()
             hidden.append(output.hidden)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from vlm_server.engine.scheduler.sizing.call_times import CallTimes, power_of_two
 from vlm_server.interfaces import PreparedPrompt
-from vlm_server.interfaces.prompts import MAX_INNER_POINTS, MAX_INNER_TOKENS
+from vlm_server.interfaces.prompts import MAX_INNER_TOKENS
 
 _MAX_IDLE_CHUNK_SECONDS = 1.0
 """The maximum time of a chunk while no sequence decodes: Metal ends kernels that delay the screen.
@@ -33,9 +33,16 @@ class ChunkSizer:
     """
 
     def __init__(
-        self, max_step_seconds: float, max_chunk_tokens: int, first_tokens: int = _FIRST_TOKENS
+        self,
+        max_step_seconds: float,
+        max_chunk_tokens: int,
+        first_tokens: int = _FIRST_TOKENS,
+        *,
+        max_inner_points: int = 0,
     ) -> None:
-        """`first_tokens`: the size of a chunk before any measurement."""
+        """`first_tokens`: the size of a chunk before any measurement. `max_inner_points`: see
+        `Backend`."""
+        self._max_inner_points = max_inner_points
         self._max_step_seconds = max_step_seconds
         self._first_tokens = first_tokens
         self._max_chunk_tokens = max_chunk_tokens
@@ -83,7 +90,7 @@ class ChunkSizer:
             size = self.chunk_tokens(num_left, start, others_decode=others_decode)
         end = start + min(num_left, size)
         ends = [*prompt.points_inside(start, end), end]
-        return max(prompt.atomic_prefill_tokens, _last_end(ends))
+        return max(prompt.atomic_prefill_tokens, _last_end(ends, self._max_inner_points))
 
     def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
         """The size, at least one, of a chunk that is not piggybacked; `num_left` tokens remain."""
@@ -141,10 +148,10 @@ def _size_of(num_tokens: int) -> int:
     return size // 2 if 1 < num_tokens <= _MAX_LAST_CHUNK * size / 2 else size
 
 
-def _last_end(ends: Sequence[int]) -> int:
+def _last_end(ends: Sequence[int], max_inner_points: int) -> int:
     """The last of the ascending `ends` that may have the ones before it inside its chunk."""
     last = 0
-    for first, second in pairwise(ends[: MAX_INNER_POINTS + 1]):
+    for first, second in pairwise(ends[: max_inner_points + 1]):
         if second - first > MAX_INNER_TOKENS:
             break
         last += 1

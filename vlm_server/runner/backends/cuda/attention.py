@@ -130,6 +130,7 @@ class CudaBackend(Backend):
     is_filled_by_a_tile = False
     prefill_padding_tokens = BLOCK_TOKENS
     mixed_step_tokens = 640
+    max_inner_points = 2
 
     def used_bytes(self) -> int:
         info = mx.device_info(mx.default_device())

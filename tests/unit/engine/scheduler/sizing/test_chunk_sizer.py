@@ -158,9 +158,9 @@ def test_chunk_sizer_ignores_oversized_atomic_chunks():
         ((100, 150, 200, 900), 200),
     ],
 )
-def test_chunk_goes_on_after_a_few_points_for_a_few_tokens(chunk_ends: tuple[int, ...], end: int):
+def test_chunk_continues_for_few_tokens_after_few_points(chunk_ends: tuple[int, ...], end: int):
     prompt = PreparedPrompt(
         np.arange(1000, dtype=np.int32), snapshot_points=(5, *chunk_ends), chunk_ends=chunk_ends
     )
-    sizer = ChunkSizer(0.05, 2048)
+    sizer = ChunkSizer(0.05, 2048, max_inner_points=2)
     assert sizer.chunk_end(prompt, 0, piggyback_tokens=2000, others_decode=False) == end
