@@ -142,7 +142,7 @@ def test_compiled_answers_equal_uncompiled_answers(
 
 
 READ_BESIDE = {
-    "text": ("gemma4",),
+    "text": ("gemma4", "gemma4_unified"),
     "media": (
         "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3", "pixtral", "mistral3", "internvl",
         "internvl_chat", "llava", "llava_onevision", "fastvlm", "kimi_vl", "dots_ocr", "glm_ocr",
@@ -660,6 +660,26 @@ def multiply_without_last(
     return [*parts, mx.zeros_like(last)]
 
 
+def multiply_by_expert(
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    experts: mx.array,
+    packing: Packing | None = None,
+) -> mx.array:
+    """What `expert_rows` computes, by MLX."""
+    if packing is not None:
+        scales, offsets = packing.scales, packing.offsets
+        weight = mx.dequantize(weight, scales, offsets, packing.group_size, packing.bits)
+    product = (x[:, None] @ weight[experts].swapaxes(1, 2))[:, 0]
+    return product if bias is None else product + bias[experts]
+
+
+def multiply_by_first(*arguments: Any) -> mx.array:
+    x, weight, bias, experts, packing = arguments
+    return multiply_by_expert(x, weight, bias, experts[:1] + 0 * experts, packing)
+
+
 @pytest.mark.parametrize(
     ("name", "replacement"),
     [
@@ -668,6 +688,7 @@ def multiply_without_last(
         ("arrange_rows", arrange_swapped),
         ("rotate_heads", rotated_back),
         ("skinny_linear", multiply_without_last),
+        ("expert_rows", multiply_by_first),
     ],
 )
 def test_kernels_differing_from_mlx_are_not_used(
@@ -676,6 +697,7 @@ def test_kernels_differing_from_mlx_are_not_used(
     gpu = Device(DeviceKind.CUDA, "a GPU", 1, 1, runs_our_kernels=True)
     monkeypatch.setattr(kernels, "current_device", lambda: gpu)
     monkeypatch.setattr(kernels, "skinny_linear", multiply)
+    monkeypatch.setattr(kernels, "expert_rows", multiply_by_expert)
     monkeypatch.setattr(kernels, "arrange_rows", arrange_by_mlx)
     monkeypatch.setattr(kernels, "rotate_heads", rotated)
     monkeypatch.setattr(kernels, "gated_delta", gated_delta_in_chunks)

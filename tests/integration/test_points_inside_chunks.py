@@ -22,12 +22,22 @@ TURNS: list[tuple[str, tuple[Any, ...]]] = [
     ("user", (random_image(2), "And on the right?")),
 ]
 Snapshots = dict[int, LayerStates]
+ON_GPU = mx.cuda.is_available()
+TOLERANCE = 0.03 if ON_GPU else 1e-4
+
+
+def relative_distance(found: mx.array, wanted: mx.array) -> float:
+    found, wanted = found.astype(mx.float32), wanted.astype(mx.float32)
+    return float((mx.linalg.norm(found - wanted) / mx.linalg.norm(wanted)).item())
 
 
 @pytest.fixture(params=["qwen3_5", "qwen3_5_moe", "lfm2_vl"])
 def some_family(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
-    """Families whose layers have states."""
-    return load_tiny(request.param)
+    """Families whose layers have states, in a type that is compiled on the device."""
+    loaded, preparer = load_tiny(request.param)
+    if ON_GPU:
+        loaded.language_model.set_dtype(mx.bfloat16)
+    return loaded, preparer
 
 
 @pytest.fixture
@@ -87,7 +97,7 @@ def answers_and_chunks(
 
 
 @pytest.mark.parametrize("kind", ["eager", "compiled", "mixed"])
-def test_points_inside_chunks_keep_the_states_of_separate_chunks(
+def test_points_inside_chunks_keep_states_of_separate_chunks(
     some_family: Served, kind: str, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(chunk_sizer, "_MAX_IDLE_CHUNK_SECONDS", 60.0)
@@ -95,11 +105,11 @@ def test_points_inside_chunks_keep_the_states_of_separate_chunks(
     assert max(map(len, inside)) == 2
     wanted_answers, none_inside, wanted = answers_and_chunks(some_family, kind, 0, snapshots)
     assert not any(none_inside)
-    assert answers == wanted_answers
+    assert ON_GPU or answers == wanted_answers
     assert sorted(found) == sorted(wanted)
     for point, states in found.items():
         for layer, wanted_layer in zip(states.arrays, wanted[point].arrays, strict=True):
             for array, other in zip(layer, wanted_layer, strict=True):
                 assert array is not None
                 assert other is not None
-                assert mx.allclose(array, other, rtol=1e-4, atol=1e-5), point
+                assert relative_distance(array, other) < TOLERANCE, point

@@ -19,9 +19,15 @@ def correct(model: Any, _processor: Any, _settings: Settings) -> None:
 
 
 def correct_unified(model: Any, processor: Any, settings: Settings) -> None:
-    """The same, and the processor's settings."""
+    """The same, and the processor's settings. Inputs are embedded in compiled steps, too: mlx-vlm
+    looks among the tokens for images there, for a flag of its own generation."""
     read_settings(model, processor, settings)
     correct(model, processor, settings)
+    override(model, _update_chunked_prefill_mode=_forget_images)
+
+
+def _forget_images(self: Any, *_: Any, **__: Any) -> None:
+    self.no_chunked_prefill = self.language_model.no_chunked_prefill = False
 
 
 def _make_masks(self: Any, h: mx.array, cache: list[Any], *further: Any) -> list[Any]:
