@@ -95,8 +95,7 @@ class Sandbox:
         (self.home / ".curlrc").write_text("fail-with-body\n")  # an error is one for curl, too
         image, clip = draw_files()
         (self.folder / "docs").symlink_to(ROOT / "docs")
-        (self.folder / "picture.png").write_bytes(image)
-        for name in ("screenshot", "before", "after"):
+        for name in ("before", "after"):
             (self.folder / f"{name}.png").write_bytes(image)
         (self.folder / "question.txt").write_text("What shape is red?")
         (self.folder / "clip.mp4").write_bytes(clip)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.pages import ROOT, Page, all_pages, pages
 from tests.docs.running import check_words
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
@@ -44,6 +44,8 @@ _NO_SETTINGS = {field.name for field in msgspec.structs.fields(MemoryStats)} | {
     "high",
 }
 """Words after a section's name and a dot that are no settings: readings, file types, limits."""
+_PACKAGES = {"openai": "openai", "anthropic": "anthropic", "httpx": "httpx", "PIL": "pillow"}
+"""Packages of programs on pages, by the names that they are imported by."""
 _OF_CODE = ("docs/architecture.md",)
 """Pages on which names with dots are methods."""
 _CURRENT = [page for page in all_pages() if "decisions" not in page.path.parts]
@@ -163,6 +165,23 @@ def test_doc_programs_define_all_their_names(page: Page) -> None:
                 text=True,
             )
             assert checked.returncode == 0, f"{page.name}:{block.line}: {checked.stdout}"
+
+
+@pytest.mark.parametrize("page", pages(), **IDS)
+def test_doc_programs_follow_what_they_need(page: Page) -> None:
+    """The packages that a program imports, and how to start the daemon that a block asks."""
+    lines = page.path.read_text(encoding="utf-8").splitlines()
+    missing = []
+    for block in page.blocks:
+        text = " ".join(lines[: block.line - 1])
+        imported = re.findall(rf"(?m)^(?:import|from) .*\b({'|'.join(_PACKAGES)})\b", block.text)
+        for package in map(_PACKAGES.__getitem__, imported if block.kind == "python" else ()):
+            if not re.search(rf"(?:--with|pip install) [^`]*\b{package}\b", text):
+                missing.append(f"line {block.line}: {package}")
+        is_asked = block.kind in ("python", "sh") and "127.0.0.1:8000" in block.text
+        if is_asked and not re.search(r"README\.md#start|vlm-server serve|scripts/serve", text):
+            missing.append(f"line {block.line}: a daemon")
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
