@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from vlm_server.settings.environment import settings_in
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "packaging/compose"
-VARIABLES = {"VLM_API_KEY": "a-long-key", "VLM_PORT": "9000"}
+VARIABLES = {
+    "VLM_API_KEY": "a-long-key",
+    "VLM_HOST": "host.docker.internal",
+    "VLM_PORT": "9000",
+}
 """What a user has in `.env`; the others have their defaults."""
 
 
@@ -103,6 +108,32 @@ def test_composed_prometheus_scrapes_daemon_and_reads_alerts() -> None:
     folder = SERVICES["prometheus"]["working_dir"]
     assert job["authorization"] == {"credentials_file": f"{folder}/key"}
     assert set(settings["rule_files"]) <= mounts("prometheus").keys()
+
+
+def test_composed_prometheus_is_started_with_key_and_address(tmp_path: Path) -> None:
+    """Its script, with files of this machine; what it would start prints its arguments."""
+    service = SERVICES["prometheus"]
+    script = service["command"][0].replace("$$", "$")
+    (config,) = re.findall(r"(/\S+/prometheus\.yaml) >", script)
+    script = script.replace(config, str(FOLDER / mounts("prometheus")[config]))
+    (tmp_path / "prometheus").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "prometheus").chmod(0o755)
+    environment = {**service["environment"], "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    (shell, *flags) = service["entrypoint"]
+    run = subprocess.run(
+        [f"/bin/{shell}", *flags, script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--config.file=prometheus.yaml" in run.stdout.split()
+    assert (tmp_path / "key").read_text() == VARIABLES["VLM_API_KEY"]
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0
+    (job,) = yaml.safe_load((tmp_path / "prometheus.yaml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["host.docker.internal:9000"]}]
+    assert "host.docker.internal:host-gateway" in service["extra_hosts"]
 
 
 def test_composed_grafana_has_dashboard_and_its_source() -> None:

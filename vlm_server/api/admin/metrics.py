@@ -186,6 +186,7 @@ def _add_engine(families: MetricFamilies, status: EngineStatus) -> None:
     counter = partial(families.counter, model_name=status.model_name)
     gauge("engine_up", status.pid is not None)
     gauge("engine_ready", status.is_ready)
+    gauge("model_load_failed", status.state == "failed" or bool(status.error))
     gauge("quarantined_shapes", status.quarantined_shapes)
     counter("engine_restarts", status.restarts)
     counter("quarantine_refusals", status.quarantine_refusals)

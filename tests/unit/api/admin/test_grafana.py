@@ -63,12 +63,13 @@ async def scraped(
 ) -> tuple[str, dict[str, frozenset[str]]]:
     """The prefix, and the labels of each metric."""
     client: httpx.AsyncClient = connect(Settings(metrics=MetricsSettings(prefix=request.param)))
-    return request.param, labels_of(await full_scrape(client, engine))
+    labels = labels_of(await full_scrape(client, engine))
+    return request.param, {name: found | SCRAPED for name, found in labels.items()}
 
 
 def parsed(query: str, prefix: str) -> Any:
-    values = {"${prefix}": prefix, "$model_name": "demo", "$__rate_interval": "5m"}
-    for variable, value in values.items():
+    values = {"$instance": "a:8000", "$model_name": "demo", "$__rate_interval": "5m"}
+    for variable, value in {"${prefix}": prefix, **values}.items():
         query = query.replace(variable, value)
     assert "$" not in query
     return promql.parse(query)
@@ -102,6 +103,8 @@ def aggregated(node: Any) -> set[str]:
             return set(node.modifier.labels) if node.modifier else set()
         case "Call":
             return set().union(*map(aggregated, node.args))
+        case "BinaryExpr":
+            return aggregated(node.lhs)
         case _:
             return set()
 
@@ -127,6 +130,8 @@ def test_dashboard_queries_use_existing_metrics_and_labels(
         check(query, labels)
         shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         assert shown <= aggregated(query), target
+        for selector in selectors(query):
+            assert "instance" in {matcher.name for matcher in selector.matchers.matchers}, target
 
 
 def test_dashboard_variables_come_from_existing_labels(
@@ -134,12 +139,15 @@ def test_dashboard_variables_come_from_existing_labels(
 ) -> None:
     prefix, labels = scraped
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    assert set(variables) == {"datasource", "prefix", "model_name"}
-    call = re.fullmatch(
-        r"label_values\(\$\{prefix\}(\w+), (\w+)\)", variables["model_name"]["query"]["query"]
-    )
-    assert call is not None
-    assert call[2] in labels[f"{prefix}{call[1]}"]
+    assert list(variables) == ["datasource", "prefix", "instance", "model_name"]
+    for name in ("instance", "model_name"):
+        asked = variables[name]["query"]["query"]
+        call = re.fullmatch(r"label_values\((.+), (\w+)\)", asked)
+        assert call is not None
+        assert call[2] == name
+        (selector,) = selectors(parsed(call[1], prefix))
+        used = {matcher.name for matcher in selector.matchers.matchers}
+        assert {name} | used <= labels[selector.name]
     assert variables["prefix"]["query"] == MetricsSettings().prefix
 
 

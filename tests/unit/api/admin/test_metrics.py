@@ -30,6 +30,7 @@ from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.protocol import CacheStats, MemoryStats, Stats, Usage
 from vlm_server.settings import FileSettings, Limits, Server, Settings
+from vlm_server.supervisor.engine_process.client import EngineState
 
 HAS_PROC = Path("/proc/self/stat").exists()
 KEY = "correct-horse-battery"
@@ -124,6 +125,7 @@ ENGINE_METRICS: dict[str, dict[Sample, float]] = {
     "engine process": {
         of_model("engine_up"): 1,
         of_model("engine_ready"): 1,
+        of_model("model_load_failed"): 0,
         of_model("engine_restarts_total"): 2,
         of_model("quarantined_shapes"): 8,
         of_model("quarantine_refusals_total"): 9,
@@ -217,6 +219,21 @@ async def test_metrics_omit_figures_of_restarting_engine(
     assert found[sample("requests_limit")] == 64
     ours = [name for name, _ in found if not name.startswith(FRONT)]
     assert not [name for name in ours if "memory" in name or name.endswith("tokens_total")]
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "expected"),
+    [("failed", "", 1), ("unloaded", "no room", 1), ("unloaded", "", 0), ("starting", "", 0)],
+)
+async def test_metrics_tell_models_whose_load_failed(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    state: EngineState,
+    error: str,
+    expected: int,
+) -> None:
+    engine.status = replace(engine.status, state=state, error=error)
+    assert (await scrape(client))[of_model("model_load_failed")] == expected
 
 
 async def test_metrics_have_documentation_and_right_types(
