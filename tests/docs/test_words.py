@@ -174,10 +174,13 @@ def test_doc_programs_follow_what_they_need(page: Page) -> None:
     missing = []
     for block in page.blocks:
         text = " ".join(lines[: block.line - 1])
-        imported = re.findall(rf"(?m)^(?:import|from) .*\b({'|'.join(_PACKAGES)})\b", block.text)
-        for package in map(_PACKAGES.__getitem__, imported if block.kind == "python" else ()):
-            if not re.search(rf"(?:--with|pip install) [^`]*\b{package}\b", text):
-                missing.append(f"line {block.line}: {package}")
+        imports = " ".join(re.findall(r"(?m)^(?:import|from) .*", block.text))
+        packages = [_PACKAGES[name] for name in re.findall(r"\w+", imports) if name in _PACKAGES]
+        missing += [
+            f"line {block.line}: {package}"
+            for package in packages
+            if not re.search(rf"(?:--with|pip install) [^`]*\b{package}\b", text)
+        ]
         is_asked = block.kind in ("python", "sh") and "127.0.0.1:8000" in block.text
         if is_asked and not re.search(r"README\.md#start|vlm-server serve|scripts/serve", text):
             missing.append(f"line {block.line}: a daemon")

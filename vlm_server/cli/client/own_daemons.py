@@ -35,21 +35,22 @@ class _Entry(NamedTuple):
 
 @contextlib.contextmanager
 def listed(url: str) -> Iterator[None]:
-    """Name this process as a daemon at `url`, if there is a place for that."""
+    """Name this process as a daemon at `url`, if there is a place for that.
+
+    There is none if a daemon in another container has the same number and the same folder.
+    """
     file = _folder() / str(os.getpid())
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             if file.is_absolute():  # else nobody knows a home for this user
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                opened = stack.enter_context(file.open("w", encoding="utf-8"))
+                opened = stack.enter_context(file.open("a", encoding="utf-8"))
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.callback(_remove, file)
+                opened.truncate(0)
                 opened.write(url)
                 opened.flush()
-                fcntl.flock(opened, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                file.unlink()
+        yield
 
 
 def running() -> list[str]:
@@ -67,14 +68,18 @@ def others_than(url: str) -> list[str]:
     answering = _answering(entry.url for entry in entries)
     for entry in entries:
         if not entry.is_alive and entry.url not in answering:
-            with contextlib.suppress(OSError):
-                entry.file.unlink()
+            _remove(entry.file)
     return [other for other in answering if other != url]
 
 
 def is_live(response: httpx.Response) -> bool:
     """Whether a daemon answered this to `/health/live`, not another program. Raises ValueError."""
     return response.is_success and bool(response.json() == {"status": "live"})
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
 
 
 def _folder() -> Path:

@@ -96,6 +96,21 @@ def test_file_goes_once_neither_process_nor_address_is_there(folder: Path) -> No
     assert not file.exists()
 
 
+def test_daemon_starts_beside_one_with_its_number_in_another_container(folder: Path) -> None:
+    """Processes of two containers have the same numbers, and may share the folder."""
+    file = folder / str(os.getpid())
+    with file.open("w") as other:
+        other.write(NOBODY)
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with own_daemons.listed("http://127.0.0.1:8/v1"):
+            assert file.read_text() == NOBODY
+        assert file.read_text() == NOBODY
+    with own_daemons.listed("http://127.0.0.1:8/v1"):
+        assert file.read_text() == "http://127.0.0.1:8/v1"
+    assert not file.exists()
+
+
 def test_command_sends_nothing_to_address_of_dead_daemon(
     folder: Path, configured: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
