@@ -45,12 +45,14 @@ _SECTIONS = {
     "tracing": "See [traces](operations.md#traces).",
 }
 _ENVIRONMENT = {"tracing.endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
+_LONG = 200
+"""Characters past which the first table has a description's first sentence alone."""
 _PAGE = re.compile(r"docs/(\w+\.md)")
 
 
 def render() -> str:
     """The page of what people set: some settings by name, and all that are no fuses by section."""
-    common = "".join(_row(full, full) for full in COMMON)
+    common = "".join(_row(full, full, is_short=True) for full in COMMON)
     head = _HEAD.read_text(encoding="utf-8").replace("COMMON\n", f"{_TABLE}{common}")
     return head + _render_sections(are_fuses=False)
 
@@ -62,8 +64,8 @@ def render_limits() -> str:
 
 def _render_sections(*, are_fuses: bool) -> str:
     tables = dict(_tables(are_fuses=are_fuses))
-    contents = "".join(f"- [`[{name}]`](#{_anchor(name)})\n" for name in tables)
-    return contents + "".join(tables.values())
+    contents = ", ".join(f"[`[{name}]`](#{_anchor(name)})" for name in tables)
+    return f"{contents}\n" + "".join(tables.values())
 
 
 def _tables(*, are_fuses: bool) -> Iterator[tuple[str, str]]:
@@ -85,15 +87,20 @@ def _anchor(name: str) -> str:
     return name.lower().replace(".", "")
 
 
-def _row(full: str, label: str) -> str:
-    """The setting's row in a table, under the name `label`."""
+def _row(full: str, label: str, *, is_short: bool = False) -> str:
+    """The setting's row in a table, under the name `label`; `is_short`: with one sentence."""
     section, _, key = full.rpartition(".")
     kind = kind_of(section)
     hint, text = hints_of(kind)[key], descriptions(kind)[key]
     default = next(field.default for field in msgspec.structs.fields(kind) if field.name == key)
     value = json.dumps(shown(key, default, hint), ensure_ascii=False)
+    is_models_own = section == f"{MODELS}.NAME" and descriptions(kind_of("model")).get(key) == text
     text = _PAGE.sub(r"[\1](\1)", text)
-    if allowed := _allowed(key, hint):
+    if is_models_own:
+        text = "As in [`[model]`](#model)."
+    elif is_short and len(text) > _LONG:
+        text = re.split(r"(?<=\.) (?=[A-Z`])", text)[0]
+    if not is_models_own and (allowed := _allowed(key, hint)):
         text += f" {allowed}"
     if variable := _ENVIRONMENT.get(full):
         text += f" Environment: `{variable}`."

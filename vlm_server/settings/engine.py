@@ -12,9 +12,9 @@ from vlm_server.settings.quantities import MIB, AbsolutePath, Auto, Off
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[Annotated[int, Meta(ge=1)] | None, Auto] = None
-    """Maximum sequences decoded together. `auto` is as many sequences of 4,096 tokens as fit into
-    half of the memory that the weights leave, from 16 to 256. Admission by memory applies in any
-    case."""
+    """Maximum answers that are written at the same time; others wait. `auto` is as many as fit with
+    4,096 tokens each into half of the memory that the weights leave, from 16 to 256. Each choice of
+    a request with `n` counts, and memory may allow fewer."""
     prefill_chunk_tokens: Annotated[int, Meta(ge=1)] = 2048
     """Size of the chunks in which prompts are prefilled, one in a step."""
     max_step_seconds: Annotated[float, Meta(gt=0)] = 0.1

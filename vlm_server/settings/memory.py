@@ -24,9 +24,10 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum device memory for the KV of prompts and answers; 0 caches none, `auto` is 1/4 of what
     is left after the weights, up to 1/2 where that holds no two conversations of 32,768 tokens."""
     kv_bits: Literal[16, 8, 4, "auto"] = 16
-    """Bits per number of cached KV, in memory and on disk: 16 stores it exactly, 8 and 4 quantize
-    it, which may change answers that continue from it; `auto` stores it exactly if the prefix cache
-    holds two conversations of 32,768 tokens that way, else with 8 bits. See docs/memory.md."""
+    """Bits per number of cached KV, which is what is kept of conversations, in memory and on disk:
+    16 is exact; 8 and 4 keep two to four times as many tokens, and may change answers slightly;
+    `auto` is 16 if the prefix cache then holds two conversations of 32,768 tokens, else 8. See
+    docs/memory.md."""
     quantize_running: bool = False
     """Whether running requests hold KV with `kv_bits`, too: their conversations take half or a
     quarter of the memory, and steps take longer."""
@@ -50,9 +51,9 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: Annotated[Annotated[int, Meta(ge=1)] | Share | None, Auto] = None
-    """Maximum device memory, or a share of what the device has, as `75%` (on a CPU, of what the
-    process may use of the machine's); `auto` is, on a Mac, what leaves room for the system, 90% of
-    a CUDA device's memory, half of the machine's on a CPU."""
+    """Maximum memory for models, conversations and caches on the device, or a share of what it has,
+    such as `75%`; `auto` is half of the machine's memory on a CPU, 90% of a CUDA device's, and on a
+    Mac what leaves room for the system. The machine's is what the process may use of it."""
     min_model_room_bytes: Annotated[Annotated[int, Meta(ge=0)] | None, Auto] = None
     """Minimum memory that a model gets besides its weights, where several share the limit; `auto`
     is 1/8 of its weights, at least 256 MiB. Models that do not fit side by side take turns."""
