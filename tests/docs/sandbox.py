@@ -29,7 +29,7 @@ _PROGRAM = """\
 
     SELF = [{python!r}, "-P", "-m", "vlm_server.cli"]
     words = {first!r} + sys.argv[1:]
-    if words[:1] in (["ask"], ["connect"], ["doctor"], ["ps"]):
+    if words[:1] in (["ask"], ["connect"], ["doctor"], ["ps"]) and words != ["connect"]:
         words[1:1] = ["--set", "server.port={port}"]
     if words[:1] != ["serve"] or "--help" in words:
         os.execv(SELF[0], SELF + words)
