@@ -168,7 +168,7 @@ def test_doc_programs_define_all_their_names(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), **IDS)
-def test_doc_programs_follow_what_they_need(page: Page) -> None:
+def test_doc_programs_follow_setup_steps(page: Page) -> None:
     """The packages that a program imports, and how to start the daemon that a block asks."""
     lines = page.path.read_text(encoding="utf-8").splitlines()
     missing = []
