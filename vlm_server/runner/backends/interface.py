@@ -123,8 +123,8 @@ class Backend(ABC):
     max_inner_points = 0
     """Maximum points inside a prefill chunk after which it keeps the states of its layers.
 
-    The tokens after each are computed apart there, padded to `MAX_INNER_TOKENS`; 0 where that takes
-    longer than chunks of their own.
+    The tokens after each are computed apart in such layers, padded to `MAX_INNER_TOKENS`; 0 where
+    passes are not compiled, and parts would be as many calls as chunks are.
     """
     errors_are_late = False
     """Whether a computation can fail after it was launched; see `device.arrays`."""
