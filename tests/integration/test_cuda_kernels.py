@@ -106,6 +106,17 @@ def test_rows_of_experts_match_float32(
         assert mx.array_equal(alone, found[half:])
 
 
+def test_experts_that_are_views_match_float32():
+    experts = SwitchLinear(128, 72, 8, bias=False)
+    experts.set_dtype(mx.bfloat16)
+    experts.weight = mx.contiguous(experts.weight.swapaxes(1, 2)).swapaxes(1, 2)
+    mx.eval(experts.weight)
+    use_expert_kernels(experts)
+    x, chosen = normal(300, 1, 128, dtype=mx.bfloat16), mx.sort(mx.random.randint(0, 8, (300,)))
+    expected = x.astype(mx.float32) @ experts.weight[chosen].astype(mx.float32).swapaxes(1, 2)
+    assert relative_distance(experts(x, chosen, sorted_indices=True), expected) < 0.006
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 32), (4, 128), (8, 64), (8, 128)])
 @pytest.mark.parametrize(("depth", "columns"), [(2048, 2560), (11008, 2048), (128, 7)])

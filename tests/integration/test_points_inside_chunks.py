@@ -13,6 +13,7 @@ from tests.integration.test_compiled_model import compiled, learn_step_times
 from tests.support.images import random_image
 from vlm_server.engine.scheduler.sizing import chunk_sizer
 from vlm_server.runner.kv.segments import LayerStates
+from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.prefill.prefill import Prefill
 
 TURNS: list[tuple[str, tuple[Any, ...]]] = [
@@ -96,11 +97,18 @@ def answers_and_chunks(
     return answers, inside, dict(snapshots)
 
 
-@pytest.mark.parametrize("kind", ["eager", "compiled", "mixed"])
+@pytest.mark.parametrize("kind", ["eager", "compiled", "in parts", "mixed"])
 def test_points_inside_chunks_keep_states_of_separate_chunks(
     some_family: Served, kind: str, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(chunk_sizer, "_MAX_IDLE_CHUNK_SECONDS", 60.0)
+    if kind == "in parts":
+        supports = CompiledModel._supports_chunk
+        monkeypatch.setattr(
+            CompiledModel,
+            "_supports_chunk",
+            lambda self, chunk: not chunk.points and supports(self, chunk),
+        )
     answers, inside, found = answers_and_chunks(some_family, kind, 2, snapshots)
     assert max(map(len, inside)) == 2
     wanted_answers, none_inside, wanted = answers_and_chunks(some_family, kind, 0, snapshots)

@@ -162,7 +162,7 @@ def build_engine(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
         ),
         encodes_in_turns=loaded.backend.encodes_in_turns,
-        max_inner_points=loaded.backend.max_inner_points,
+        max_inner_points=loaded.text.max_inner_points,
         max_prompts_per_prefill=(
             start.scheduler.max_prompts_per_prefill if can_batch_prefills(loaded) else 1
         ),

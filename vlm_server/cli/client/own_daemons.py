@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import httpx
 
@@ -21,6 +21,7 @@ from vlm_server.settings.paths import state_folder
 
 _ANSWER_SECONDS = 1.0
 """Time for all to answer."""
+_LOCK_ATTEMPTS, _LOCK_SECONDS = 5, 0.02
 _MOST = 8
 """Daemons that are asked whether they are there, the newest first."""
 
@@ -45,12 +46,30 @@ def listed(url: str) -> Iterator[None]:
             if file.is_absolute():  # else nobody knows a home for this user
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 opened = stack.enter_context(file.open("a", encoding="utf-8"))
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(opened)
                 stack.callback(_remove, file)
                 opened.truncate(0)
                 opened.write(url)
                 opened.flush()
         yield
+
+
+def _lock(opened: IO[str]) -> None:
+    """Lock a file, if its file system has locks. Raises BlockingIOError if another daemon has it.
+
+    Who only looks whether it is locked holds it for a moment.
+    """
+    for attempt in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt + 1 == _LOCK_ATTEMPTS:
+                raise
+            time.sleep(_LOCK_SECONDS)
+        except OSError:
+            return
+        else:
+            return
 
 
 def running() -> list[str]:

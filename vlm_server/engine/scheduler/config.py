@@ -53,7 +53,7 @@ class SchedulerConfig:
     encodes_in_turns: bool = False
     """Whether an encode advances between steps, so that it may begin before a last chunk."""
     max_inner_points: int = 0
-    """See `Backend.max_inner_points`."""
+    """See `TextModel.max_inner_points`."""
     max_prompts_per_prefill: int = 1
     """1 for a model whose prompts can't be prefilled in one batch."""
     family: str = ""

@@ -124,11 +124,13 @@ class CompiledModel(TextModel):
         """One column of each layer's buffers, or its states, of the first call; empty before it."""
         self._input_pattern: Inputs = {}
         """One token of each input that some chunk has had; other chunks get zeros of its shape."""
+        if self.can_compile and has_states(layers):
+            self.max_inner_points = max_inner_points
         shapes = all_shapes(
             [] if has_states(layers) else draft_widths,
             self._tokens_per_pass,
             has_adapters=has_adapters,
-            max_inner_points=max_inner_points if has_states(layers) else 0,
+            max_inner_points=self.max_inner_points,
         )
         self._shapes = shapes if self._in_place else []
         self._shapes_to_compile = dict.fromkeys(self._shapes)

@@ -21,6 +21,9 @@ _CAPTURE = "capture_layer_ids"
 class TextModel:
     """One language model, run by mlx-vlm's code without compilation."""
 
+    max_inner_points = 0
+    """See `Backend.max_inner_points`; 0 for a model without states, or without compiled steps."""
+
     def __init__(
         self, language_model: Any, attention: ModelAttention, *, keeps_hidden: bool = False
     ) -> None:

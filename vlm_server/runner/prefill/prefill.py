@@ -78,7 +78,8 @@ class Prefill:
             self._is_compiled = True
         self._launch_head(start, end, output.hidden)
         self._loaded.forget_positions()
-        states = dict(zip(self._prompt.points_inside(start, end), output.states, strict=False))
+        points = self._prompt.points_inside(start, end) if output.states else ()
+        states = dict(zip(points, output.states, strict=True))
         for point in self._prompt.snapshot_points:
             if start < point <= end and point not in self.kv.snapshots:
                 self.kv.snapshots[point] = snapshot(
@@ -135,27 +136,39 @@ class Prefill:
             self._before_media = {start: snapshot(self._cache)} if is_inside else {}
 
     def _launch_alone(self, start: int, end: int) -> StepOutput:
-        """The output, whose logits are the last token's; by a compiled step if there is one."""
-        chunk = self._chunk(start, end)
-        output = self._loaded.text.prefill(chunk) if self._can_be_compiled else None
-        self._is_compiled = output is not None
-        return self._launch_eager(start, end) if output is None else output
+        """The output, whose logits are the last token's; by a compiled step if there is one.
 
-    def _launch_eager(self, start: int, end: int) -> StepOutput:
-        """The output, with the states at the points inside the chunk among the snapshots."""
+        Else the parts between the points inside have steps of their own.
+        """
+        output = self._launch_compiled(start, end)
+        if output is not None:
+            return output
         hidden = []
         for first, last in pairwise([start, *self._prompt.points_inside(start, end), end]):
-            padded = PaddedChunk.around(first, last, self._multiple)
-            output = self._forward_eager(padded, self._chunk(first, last))
-            launched = [output.logits] if last == self._prompt.num_tokens else []
-            mx.async_eval(launched, buffers_of(self._model_cache))  # type: ignore[no-untyped-call]
+            output = self._launch_compiled(first, last) if (first, last) != (start, end) else None
+            output = self._launch_eager(first, last) if output is None else output
             if last < end:
-                mx.eval(buffers_of(self._cache))  # so that the next part writes in place
+                mx.eval(output.logits, buffers_of(self._cache))  # the next one writes in place
                 self.kv.snapshots[last] = snapshot(self._cache)
                 self._loaded.forget_positions()
             hidden.append(output.hidden)
         states = [each for each in hidden if each is not None]
+        assert output is not None
         return StepOutput(output.logits, mx.concatenate(states, axis=1) if states else None)
+
+    def _launch_compiled(self, start: int, end: int) -> StepOutput | None:
+        """None if there is no compiled step."""
+        chunk = self._chunk(start, end)
+        output = self._loaded.text.prefill(chunk) if self._can_be_compiled else None
+        self._is_compiled = output is not None
+        return output
+
+    def _launch_eager(self, start: int, end: int) -> StepOutput:
+        padded = PaddedChunk.around(start, end, self._multiple)
+        output = self._forward_eager(padded, self._chunk(start, end))
+        launched = [output.logits] if end == self._prompt.num_tokens else []
+        mx.async_eval(launched, buffers_of(self._model_cache))  # type: ignore[no-untyped-call]
+        return output
 
     def _launch_head(self, start: int, end: int, hidden: mx.array | None) -> None:
         """Append the chunk to the layers of the draft head, if there is one."""

@@ -22,6 +22,9 @@ from vlm_server.runner.backends.interface import RowsLayer
 _FEW_ROWS = 2
 """The number of rows of each expert that MLX's product multiplies sooner."""
 
+_PARAMETERS = ("weight", "scales", "biases", "bias")
+"""What experts may have."""
+
 Multiply = Callable[[mx.array, mx.array, mx.array | None, mx.array, Packing | None], mx.array]
 """`x @ weight[expert].T + bias[expert]`: see `linear_kernels.expert_rows`."""
 
@@ -52,6 +55,9 @@ def use_expert_kernels(model: Any, multiply: Multiply = linear_kernels.expert_ro
     """Let the experts of a loaded model take sorted rows by `multiply`, if it supports them."""
     for layer in model.modules():
         if type(layer) in _EXPERT_ROWS and _is_taken(layer):
+            for name in _PARAMETERS:
+                if name in layer:  # some are views, which the kernel would copy at each call
+                    layer[name] = mx.contiguous(layer[name])
             layer.__class__ = _EXPERT_ROWS[type(layer)]
             layer.multiply = multiply
 

@@ -80,13 +80,13 @@ def expert_rows(
     experts: (rows,) uint32, in ascending order. See expert_rows.cu.
     """
     num_experts, columns = weight.shape[:2]
-    none = weight if packing is None else packing.scales
     packed = [] if packing is None else [packing.scales, packing.offsets]
+    added = [] if bias is None else [bias]
     sort = None if packing is None else (packing.bits, packing.group_size)
     tiles = -(-_SPREAD * x.shape[0] // (num_experts * _EXPERT_ROWS))
     blocks = -(-columns // _EXPERT_COLUMNS)
-    output: mx.array = _expert_rows(sort)(
-        inputs=[weight, *packed, x, experts, none if bias is None else bias],
+    output: mx.array = _expert_rows(sort, has_bias=bool(added))(
+        inputs=[weight, *packed, x, experts, *added],
         template=[("T", x.dtype)],
         grid=(blocks * _EXPERT_THREADS, num_experts, tiles),
         threadgroup=(_EXPERT_THREADS, 1, 1),
@@ -121,19 +121,21 @@ def _skinny_linear(widths: tuple[int, ...], packing: tuple[int, int] | None) -> 
 
 
 @cache
-def _expert_rows(packing: tuple[int, int] | None) -> Any:
+def _expert_rows(packing: tuple[int, int] | None, *, has_bias: bool) -> Any:
     """`packing`: bits and group size."""
-    name, inputs = "expert_rows", ["weight", "x", "experts", "bias"]
+    name, inputs, bias = "expert_rows", ["weight", "x", "experts"], "(const T*)nullptr"
     if packing is not None:
         name = f"{name}_{_joined(packing, '_')}"
         inputs[1:1] = ["scales", "offsets"]
-    none = "weight" if packing is None else "scales"
+    if has_bias:
+        name, bias = f"{name}_biased", "bias"
+        inputs.append("bias")
     return source.kernel(
         name,
         inputs,
         ["y"],
-        f"{_weights(packing)} expert_rows(w, x, experts, bias == {none} ? (const T*)nullptr : bias,"
-        " y, x_shape[0], weight_shape[1], x_shape[1]);",
+        f"{_weights(packing)} expert_rows(w, x, experts, {bias}, y, x_shape[0], weight_shape[1],"
+        " x_shape[1]);",
         ["mma.cuh", "weights.cuh", "expert_rows.cu"],
         is_strided=False,
     )

@@ -27,7 +27,7 @@ template <typename T, int BITS, int GROUP>
 struct Quantized {
   static constexpr int STRIDE = 16, FAR = 8, WORDS = BITS / 2;
   struct Packed {
-    uint32_t words[WORDS];
+    alignas(16) uint32_t words[WORDS];
     T scale, offset;
   };
   const uint32_t* weight;
