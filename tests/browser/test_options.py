@@ -12,8 +12,17 @@ from tests.browser.files import ask, attach, wait_until_answered
 from tests.browser.test_ask import SQUARE, text_of
 from tests.browser.test_views import accessibility_problems, check_that_it_fits
 from tests.support.daemons import Daemon
+from tests.support.images import canvas, draw_shape, encoded, one_shape
 
 LOAD_MS = 90_000
+WIDE = draw_shape(canvas((1024, 256)), "square", "blue", (512, 128), 150)
+PICTURES = {
+    "square": one_shape("square", "blue"),
+    "wide": WIDE,
+    "small": WIDE.resize((200, 100)),
+    "tall": WIDE.resize((90, 1800)),
+}
+LARGE = (encoded(WIDE), "wide.png", "image/png")
 SCHEMA = {
     "type": "object",
     "properties": {"shape": {"type": "string"}, "color": {"type": "string"}},
@@ -196,11 +205,14 @@ def test_answer_follows_schema(daemon: Daemon, open_page: Open) -> None:
     assert shown == {"shape": "square", "color": "blue"}
 
 
-@pytest.mark.parametrize("detail", ["", "low"])
-def test_cost_of_pictures_equals_server_count(daemon: Daemon, open_page: Open, detail: str) -> None:
+@pytest.mark.parametrize("detail", ["", "low", "high"])
+@pytest.mark.parametrize("name", list(PICTURES))
+def test_cost_of_pictures_equals_server_count(
+    daemon: Daemon, open_page: Open, detail: str, name: str
+) -> None:
     page = open_options(open_page(daemon))
     page.get_by_label("Size of pictures").select_option(detail)
-    attach(page, "drop", SQUARE, SQUARE)
+    attach(page, "drop", SQUARE, (encoded(PICTURES[name]), f"{name}.png", "image/png"))
     cost = page.locator("#cost").inner_text()
     with page.expect_response("**/v1/chat/completions") as response:
         ask(page, "Which picture has a square?")
@@ -213,10 +225,30 @@ def test_cost_of_pictures_equals_server_count(daemon: Daemon, open_page: Open, d
     assert cost == f"About {tokens} tokens"
 
 
+def test_compare_offers_sizes_that_differ(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    page.get_by_role("button", name="Compare two answers").click()
+    page.get_by_text("Nothing to compare yet: add a picture").wait_for()
+    attach(page, "drop", SQUARE)
+    page.get_by_text("sees these pictures at one size, whichever is chosen").wait_for()
+    assert page.get_by_label("Answer twice").is_hidden()
+    assert accessibility_problems(page) == []
+    ask(page, "What shape is this?")
+    assert page.locator(".answer").count() == 1, "two equal answers are no comparison"
+    attach(page, "drop", LARGE)
+    offered = page.get_by_label("Answer twice").locator("option")
+    assert offered.all_inner_texts() == ["Small pictures"]
+    page.get_by_role("button", name="New", exact=True).click()
+    attach(page, "drop", LARGE)
+    assert offered.all_inner_texts() == ["Small pictures, 512 × 128"]
+    open_options(page).get_by_label("Size of pictures").select_option("low")
+    assert offered.all_inner_texts() == ["Pictures as usual, 832 × 192"]
+
+
 @pytest.mark.parametrize("device", list(VIEWPORTS))
 def test_two_sizes_of_picture_are_compared(daemon: Daemon, open_page: Open, device: str) -> None:
     page = open_page(daemon, device=device)
-    attach(page, "drop", SQUARE)
+    attach(page, "drop", LARGE)
     page.get_by_role("button", name="Compare two answers").click()
     page.get_by_label("Answer twice").select_option("detail low")
     bodies = []

@@ -111,7 +111,7 @@ def wrong_options(page: Any) -> None:
 
 
 def compared(page: Any) -> None:
-    attach(page, "drop", SQUARE)
+    attach(page, "drop", TWO)
     page.get_by_role("button", name="Compare two answers").click()
     ask(page, "say 0 A **blue** square.")
 

@@ -3,7 +3,7 @@
 import { later } from "./api.js";
 import { attachment, isMedia, preview } from "./attachments.js";
 import { $, count, h, icon } from "./dom.js";
-import { closeOptions, imageLimits, pictureTokens, setModels as setChoice, startOptions, ways } from "./options.js";
+import { closeOptions, imageLimits, offerComparisons, pictureTokens, setModels as setChoice, startOptions, ways } from "./options.js";
 import { hintAtToy, offerSample, startHint } from "./sample.js";
 import * as session from "./session.js";
 import { closeHistory, startHistory } from "./sidebar.js";
@@ -246,6 +246,7 @@ function showAll() {
   $("question").placeholder = attached.length ? "Ask about it" : hasTurns ? "Ask more" : "Ask a question";
   const tokens = pictureTokens(attached);
   $("cost").textContent = tokens === null ? "" : `About ${count(tokens)} tokens`;
+  offerComparisons([...session.media(), ...attached]);
   $("new").hidden = !hasTurns;
   showSend();
 }

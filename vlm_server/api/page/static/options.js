@@ -8,7 +8,7 @@ import { offer } from "./serving.js";
 
 const KEPT = "vlm_server options";
 const FIELDS = ["max-tokens", "temperature", "detail", "system", "schema", "tools"];
-const DETAILS = { low: "Small pictures", high: "Large pictures" };
+const SIZES = { "": "Pictures as usual", low: "Small pictures", high: "Large pictures" };
 const CLICK_TOOL = [
   {
     type: "function",
@@ -49,20 +49,34 @@ function choose() {
   const can = chosen().capabilities;
   $("think-field").hidden = !can?.includes("thinking");
   document.body.classList.toggle("blind", can?.length > 0 && !can.includes("vision"));
-  offerComparisons();
   showChecks();
   dispatchEvent(new Event("options"));
 }
 
-/** What the answer can be compared with: other models, and other sizes of the pictures. */
-function offerComparisons() {
+/** What the answer to a question about `media` can be compared with: other models, and other sizes of the pictures. */
+export function offerComparisons(media) {
   const select = $("compare-with");
   const before = select.value;
+  const images = media.filter(({ kind }) => kind === "image");
   const others = models.filter(({ id }) => id !== chosen()?.id).map(({ id }) => [`model ${id}`, id]);
-  const sizes = ["", "low", "high"].filter((one) => one !== $("detail").value);
-  const offered = [...others, ...sizes.map((one) => [`detail ${one}`, DETAILS[one] ?? "Pictures as usual"])];
+  const offered = [...others, ...otherSizes(images)];
   select.replaceChildren(...offered.map(([value, text]) => new Option(text, value)));
   if (offered.some(([value]) => value === before)) select.value = before;
+  for (const part of [select.parentElement, select.labels[0]]) part.hidden = !offered.length;
+  $("compare-none").textContent = offered.length ? "" : images.length ? ONE_SIZE : NO_PICTURE;
+}
+
+const ONE_SIZE = "Nothing to compare: this model sees these pictures at one size, whichever is chosen, and no other model is served.";
+const NO_PICTURE = "Nothing to compare yet: add a picture, to ask about it in two sizes.";
+
+/** The other sizes of pictures, but for those at which the model would see `images` alike: [value, text]. */
+function otherSizes(images) {
+  const limits = chosen()?.image_limits;
+  const at = (detail) => (limits === undefined ? detail : images.map((one) => seenAs(one, limits?.seen, detail).join(" × ")).join(", "));
+  const known = new Set([at($("detail").value)]);
+  const differs = (detail) => !known.has(at(detail)) && known.add(at(detail));
+  const size = (detail) => (images.length === 1 && limits?.seen ? `, ${at(detail)}` : "");
+  return images.length ? Object.keys(SIZES).filter(differs).map((one) => [`detail ${one}`, SIZES[one] + size(one)]) : [];
 }
 
 export function startOptions() {
@@ -82,7 +96,6 @@ export function startOptions() {
     if (!$("compare").hidden) $("compare-with").focus();
   });
   recall();
-  offerComparisons();
   showChecks();
 }
 
@@ -96,7 +109,6 @@ function changed() {
   const set = Object.fromEntries(FIELDS.map((id) => [id, $(id).value]).filter(([, value]) => value !== ""));
   if ($("think").checked) set.think = true;
   keep(KEPT, Object.keys(set).length ? JSON.stringify(set) : "");
-  offerComparisons();
   showChecks();
   dispatchEvent(new Event("options"));
 }
@@ -166,10 +178,10 @@ export function asked() {
 /** How to ask, once or in two ways; null if an option is wrong. */
 export function ways() {
   const first = asked();
-  if (!first || $("compare").hidden) return first && [first];
+  if (!first || $("compare").hidden || !$("compare-with").value) return first && [first];
   const [, kind, value] = $("compare-with").value.match(/^(\w+) (.*)$/);
   const second = { ...first, [kind]: value };
-  const name = kind === "model" ? (way) => way.model : (way) => DETAILS[way.detail] ?? "Pictures as usual";
+  const name = kind === "model" ? (way) => way.model : (way) => SIZES[way.detail];
   return [first, second].map((way) => ({ ...way, label: name(way) }));
 }
 
@@ -191,17 +203,25 @@ export const closeOptions = () => {
 export function pictureTokens(media) {
   const seen = chosen()?.image_limits?.seen;
   if (!seen || !media.length || media.some(({ kind }) => kind !== "image")) return null;
-  return media.reduce((sum, one) => sum + tokensOf(one, seen, $("detail").value), 0);
+  const tokens = ([width, height]) => (width * height) / seen.side_multiple ** 2;
+  return media.reduce((sum, one) => sum + tokens(seenAs(one, seen, $("detail").value)), 0);
 }
 
 const LOW_SIDE = 512;
-const HIGH_TOKENS = 1024;
+const HIGH_TOKENS = 1024; // not for checkpoints that were made for smaller pictures
 
-function tokensOf({ width, height }, { min_pixels: least, max_pixels: most, side_multiple: side }, detail) {
+/** Width and height at which the model sees a picture; without `seen`, those at which it gets it. */
+function seenAs({ width, height }, seen, detail) {
   const shrink = detail === "low" ? Math.min(1, LOW_SIDE / Math.max(width, height)) : 1;
-  const [w, h] = [width * shrink, height * shrink];
-  const atLeast = detail === "high" ? Math.min(Math.max(least, HIGH_TOKENS * side * side), most) : least;
-  const scale = Math.sqrt(Math.min(Math.max(w * h, atLeast), most) / (w * h));
-  const cells = (length) => Math.max(1, Math.round((length * scale) / side));
-  return cells(w) * cells(h);
+  const sides = [width * shrink, height * shrink];
+  if (!seen) return sides.map(Math.round);
+  const { min_pixels: least, max_pixels: most, side_multiple: side } = seen;
+  const wanted = detail === "high" ? HIGH_TOKENS * side * side : 0;
+  const atLeast = wanted > most ? least : Math.max(least, wanted);
+  const scaled = (pixels, round) => sides.map((each) => Math.max(1, round((each * Math.sqrt(pixels / (sides[0] * sides[1]))) / side)));
+  const area = (cells) => cells[0] * cells[1] * side * side;
+  let cells = scaled(sides[0] * sides[1], Math.round);
+  if (area(cells) < atLeast) cells = scaled(atLeast, Math.ceil);
+  if (area(cells) > most) cells = scaled(most, Math.floor);
+  return cells.map((each) => each * side);
 }

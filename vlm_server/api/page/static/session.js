@@ -21,6 +21,7 @@ const timers = new Map();
 let troubled = () => {};
 
 export const numTurns = () => conversation.turns.length;
+export const media = () => conversation.turns.flatMap((turn) => turn.media);
 export const openId = () => conversation.id;
 export const isRunning = (id = conversation.id) => runs.has(id);
 export const stop = () => runs.get(conversation.id)?.controller.abort();
