@@ -87,3 +87,35 @@ def test_picture_of_question_is_enlarged_by_keyboard(
     page.get_by_role("button", name="Larger").click()
     page.get_by_role("button", name="Close").click()
     page.get_by_role("dialog").wait_for(state="detached")
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_head_of_enlarged_picture_has_room_on_phones(
+    scripted_daemon: Daemon, open_page: Open, width: int
+) -> None:
+    page = open_page(scripted_daemon, device="phone")
+    name = "a photograph with a name that is longer than any phone is wide.png"
+    attach(page, "drop", (picture(), name, "image/png"))
+    ask(page, f"say 0 {BOXES}")
+    page.set_viewport_size({"width": width, "height": 844})
+    page.get_by_role("button", name="Enlarge the picture").click()
+    stage = page.locator(".viewer-stage")
+    stage.tap()
+    page.locator(".position", has_text="x ").wait_for()
+    check_that_it_fits(page)
+    boxes = [one.bounding_box() for one in page.locator(OF_HEAD).all()]
+    assert all(0 <= box["x"] and box["x"] + box["width"] <= width for box in boxes)
+    for index, one in enumerate(boxes):
+        for other in boxes[index + 1 :]:
+            assert not overlap(one, other), (one, other)
+    assert stage.bounding_box()["y"] < 64, "one line above the picture"
+
+
+OF_HEAD = ".viewer :is(header b, header .name span, header button, header output):visible"
+
+
+def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
+    return all(
+        one[start] < other[start] + other[size] and other[start] < one[start] + one[size]
+        for start, size in (("x", "width"), ("y", "height"))
+    )

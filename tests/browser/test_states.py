@@ -102,6 +102,7 @@ def unread(page: Any) -> None:
 def enlarged(page: Any) -> None:
     marked(page)
     page.get_by_role("button", name="Enlarge the picture").click()
+    page.get_by_role("dialog").wait_for()
 
 
 def wrong_options(page: Any) -> None:

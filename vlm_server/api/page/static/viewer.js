@@ -1,6 +1,6 @@
 // A picture as large as the window: zoomed by wheel, fingers, keys and buttons, with marks, and positions in pixels.
 
-import { h, icon, copy } from "./dom.js";
+import { copy, h, icon, iconButton } from "./dom.js";
 import { marksOf, placesOf } from "./marked.js";
 
 const MAX_SCALE = 32;
@@ -22,21 +22,24 @@ class Viewer {
     this.fingers = new Map();
     this.layer = h("div.layer", h("img", { src: picture.url, alt: picture.name, draggable: "false" }), marksOf(regions));
     this.stage = h("div.viewer-stage", { tabindex: "0", role: "application", "aria-label": `${picture.name}: plus and minus zoom, arrows move, c copies the position` }, this.layer);
-    this.position = h("output.position", "–");
+    this.position = h("output.position", "");
     this.zoom = h("output", "");
     const button = (name, label, act) => h("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick: act }, icon(name));
-    this.copier = h("button", { type: "button", class: "link", onclick: () => this.copyPosition() }, "Copy position");
+    const link = (label, act) => h("button", { type: "button", class: "link", onclick: act }, label);
+    this.copier = iconButton("copy", "Copy position", () => this.copyPosition());
     this.dialog = h(
       "dialog.viewer",
       { "aria-label": `Picture ${picture.name}`, onclose: () => this.close() },
       h(
         "header",
-        h("p", h("b", picture.name), h("span.muted", `${picture.width} × ${picture.height}`)),
-        h("p", this.position, this.copier),
-        h("p", button("minus", "Smaller", () => this.by(1 / STEP)), this.zoom, button("new", "Larger", () => this.by(STEP)),
-          h("button", { type: "button", class: "link", onclick: () => this.fit() }, "Fit"),
-          h("button", { type: "button", class: "link", onclick: () => this.by(1 / this.scale) }, "1:1"),
-          button("close", "Close", () => this.dialog.close())),
+        h("p.name", h("b", picture.name), h("span.muted", `${picture.width} × ${picture.height}`)),
+        h(
+          "div.adjust",
+          h("p", button("minus", "Smaller", () => this.by(1 / STEP)), this.zoom, button("new", "Larger", () => this.by(STEP)),
+            link("Fit", () => this.fit()), link("1:1", () => this.by(1 / this.scale))),
+          h("p", this.position, this.copier),
+        ),
+        button("close", "Close", () => this.dialog.close()),
       ),
       this.stage,
       regions.length ? placesOf(regions, picture, this.layer) : null,
@@ -54,6 +57,7 @@ class Viewer {
     stage.addEventListener("pointerdown", (event) => {
       stage.setPointerCapture(event.pointerId);
       this.fingers.set(event.pointerId, event);
+      this.showPosition((this.at = this.pixel(event)));
     });
     for (const name of ["pointerup", "pointercancel"])
       stage.addEventListener(name, (event) => this.fingers.delete(event.pointerId));
@@ -65,8 +69,7 @@ class Viewer {
 
   /** A drag, or with two fingers a pinch. */
   moved(event) {
-    this.at = this.pixel(event);
-    this.position.textContent = this.at ? `x ${this.at[0]}, y ${this.at[1]}` : "–";
+    this.showPosition((this.at = this.pixel(event)));
     const before = this.fingers.get(event.pointerId);
     if (!before) return;
     const other = [...this.fingers.values()].find(({ pointerId }) => pointerId !== event.pointerId);
@@ -105,7 +108,12 @@ class Viewer {
   copyPosition() {
     const { width, height } = this.stage.getBoundingClientRect();
     const middle = [(width / 2 - this.x) / this.scale, (height / 2 - this.y) / this.scale].map(Math.round);
+    this.showPosition(this.at ?? middle);
     copy(this.copier, (this.at ?? middle).join(", "));
+  }
+
+  showPosition(at) {
+    this.position.textContent = at ? `x ${at[0]}, y ${at[1]}` : "";
   }
 
   fit() {
