@@ -127,7 +127,7 @@ def value_of(name: str, text: str, kind: Any) -> Any:
         return text
     if unit != "bytes" or (share := _SHARE.fullmatch(text.strip())) is None:
         return _READERS[unit](text)
-    if Share not in get_args(bare(kind)):
+    if not is_share(kind):
         raise ValueError(f"it has to be a size, as 30GiB or 512MB, not a share ({text})")
     if not 0 < (percent := float(share[1])) <= 100:
         raise ValueError(f"it has to be above 0% and at most 100%, not {text}")
@@ -152,9 +152,21 @@ def is_list(hint: Any) -> bool:
 
 def is_text(hint: Any) -> bool:
     """Whether a setting of the type `hint` is a text, whatever it looks like."""
+    choices = choices_of(hint)
+    return bare(hint) is str or (bool(choices) and all(isinstance(each, str) for each in choices))
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """All values of a setting of the type `hint`, if it has few; else none."""
     kind = bare(hint)
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    return kind is str or (bool(choices) and all(isinstance(each, str) for each in choices))
+    if kind is bool:
+        return True, False
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def is_share(hint: Any) -> bool:
+    """Whether a setting of the type `hint` may be a part of another size, as `75%`."""
+    return Share in get_args(bare(hint))
 
 
 def empty_of(hint: Any) -> Any:

@@ -106,6 +106,41 @@ def read(
     return settings, places, list(dict.fromkeys(placed))
 
 
+def change(settings: Settings, values: Mapping[str, Any]) -> tuple[Settings, list[Fault]]:
+    """`settings` with other `values`, by `section.key`, and what is wrong with these, in themselves
+    or beside the other settings. Values are as in a file; texts may also be as outside of one."""
+    table: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for full, value in values.items():
+        section, _, key = full.rpartition(".")
+        if section in ("", MODELS):
+            faults.append((full, f"there is no setting `{full}`"))
+        else:
+            _set(table, section, key, value)
+    faults += _wrong_names(table)
+    alone = _settings(table, faults)
+    if faults:
+        return settings, faults
+    changed = settings
+    for full in values:
+        changed = _merged(changed, alone, *full.rpartition(".")[::2])
+    known = set(faults_of(settings))
+    return changed, [fault for fault in faults_of(changed) if fault not in known]
+
+
+def _merged(settings: Settings, other: Settings, section: str, key: str) -> Settings:
+    """`settings` with one setting of `other`."""
+    top, _, model = section.partition(".")
+    mine, its = getattr(settings, top), getattr(other, top)
+    if model:
+        one = msgspec.structs.replace(
+            mine.get(model, its[model]), **{key: getattr(its[model], key)}
+        )
+        return msgspec.structs.replace(settings, **{top: mine | {model: one}})
+    part = msgspec.structs.replace(mine, **{key: getattr(its, key)})
+    return msgspec.structs.replace(settings, **{top: part})
+
+
 def _wrong_names(table: Mapping[str, Any]) -> Iterator[Fault]:
     """Each unknown or former name in `table`, and what is wrong with it."""
     for full in _names_in(table):
@@ -234,11 +269,11 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
     return f"{section}.{key}"
 
 
-def _set(table: dict[str, Any], section: str, key: str, text: str) -> None:
-    """Change the setting in `table` to the value in `text`."""
+def _set(table: dict[str, Any], section: str, key: str, value: Any) -> None:
+    """Change the setting in `table` to `value`, which may be a text as outside of a file."""
     *above, name = section.split(".", 1) if section.startswith(f"{MODELS}.") else [section]
     for outer in above:
         table = table.setdefault(outer, {})
     if not (isinstance(table, dict) and isinstance(inner := table.setdefault(name, {}), dict)):
         raise ConfigError(f"`{section}` has to be a table: [{section}]")
-    inner[key] = _read_text(text, _hint(section, key))
+    inner[key] = _read_text(value, _hint(section, key)) if isinstance(value, str) else value

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vlm_server.api.http import body
+from vlm_server.api.http.access import keys
 from vlm_server.api.http.generation import Generation
 from vlm_server.errors import ConfigError, InvalidRequest
+from vlm_server.hub import layout
+from vlm_server.hub.find import find
+from vlm_server.hub.names import is_path, to_download
 from vlm_server.protocol import Stats
-from vlm_server.settings import Settings, Sources, describe_settings, load
-from vlm_server.settings.quantities import is_list, is_text, shown
+from vlm_server.settings import Settings, Sources, change, describe_settings
+from vlm_server.settings.paths import expand_home
+from vlm_server.settings.quantities import (
+    choices_of,
+    is_list,
+    is_share,
+    is_text,
+    shown,
+    unit_of,
+    word_of,
+)
 from vlm_server.settings.topics import COMMON
 from vlm_server.settings.tree import hints_of, kind_of
 
@@ -46,14 +58,23 @@ class CurrentSettings:
         return JSONResponse(self._json())
 
     async def change(self, request: Request) -> Response:
-        """Change settings, given as `{"section.name": value}`; all of them, or none.
+        """Change settings, given as `{"section.name": value}`; all of them, or none. With
+        `?check=true` change none, but look whether the settings file could have all of them.
 
-        Raises InvalidRequest for one that is unknown, wrong, or needs a restart.
+        Raises InvalidRequest for one that is unknown, wrong, contradicts the others, or needs a
+        restart.
         """
         fields = await body.read_small(request, self._settings.limits, self._shared.arriving)
-        changed = self._settings
-        for name, value in fields.items():
-            changed = _with(changed, name, value)
+        changed = _with(self._settings, fields)
+        if request.query_params.get("check") == "true":
+            for name in fields:
+                await asyncio.to_thread(_check_files, changed, name, Path(self._file or "").parent)
+            return Response(status_code=204)
+        if fixed := next((name for name in fields if not _is_live(name)), None):
+            text = (
+                f"`{fixed}` can't be changed while the daemon runs: set it in a file, and restart."
+            )
+            raise InvalidRequest(text, fixed)
         self._settings = self._shared.settings = changed
         self._shared.server = changed.server
         if "log.level" in fields:
@@ -72,6 +93,8 @@ class CurrentSettings:
                 setting["live"] = _is_live(name)
                 hint = hints[setting["name"]]
                 setting |= {"is_list": is_list(hint), "is_text": is_text(hint)}
+                setting |= {"unit": unit_of(setting["name"]), "word": word_of(hint)}
+                setting |= {"choices": choices_of(hint), "is_share": is_share(hint)}
                 for key in ("value", "default"):
                     setting[f"{key}_written"] = shown(setting["name"], setting[key], None)
         return {"file": self._file, "common": COMMON, "sections": sections}
@@ -103,20 +126,32 @@ def _is_live(name: str) -> bool:
     return name in _LIVE or name.partition(".")[0] in _LIVE_SECTIONS
 
 
-def _with(settings: Settings, name: str, value: object) -> Settings:
-    """`settings` with one changed. Raises InvalidRequest."""
-    if not isinstance(value, bool | int | float | str):
-        raise InvalidRequest("A setting must be a number, a text, true or false.", name)
-    text = value if isinstance(value, str) else json.dumps(value)
+def _with(settings: Settings, fields: dict[str, Any]) -> Settings:
+    """`settings` with those in `fields` changed. Raises InvalidRequest for the first fault."""
+    changed, faults = change(settings, fields)
+    for full, text in faults:
+        name = next((name for name in fields if f"{name}.".startswith(f"{full}.")), full)
+        raise InvalidRequest(text, name)
+    return changed
+
+
+def _check_files(settings: Settings, name: str, folder: Path) -> None:
+    """Look for the file or checkpoint that the setting `name` names; relative paths start at
+    `folder`. Raises InvalidRequest."""
+    section, _, key = name.rpartition(".")
+    checkpoint = dict(settings.checkpoints()).get(section)
     try:
-        loaded = load(None, (f"{name}={text}",))
+        if name == "server.api_key_file":
+            keys.check_settings(settings.server)
+        elif key == "path" and checkpoint is not None and checkpoint.path:
+            _check_path(checkpoint.path, settings.model.search_folders, folder)
     except ConfigError as error:
-        raise InvalidRequest(str(error), name) from None
-    if not _is_live(name):
-        raise InvalidRequest(
-            f"`{name}` can't be changed while the daemon runs: set it in a file, and restart.", name
-        )
-    section, _, key = name.partition(".")
-    found = getattr(getattr(loaded, section), key)
-    changed = msgspec.structs.replace(getattr(settings, section), **{key: found})
-    return msgspec.structs.replace(settings, **{section: changed})
+        raise InvalidRequest(f"`{name}`: {error}", name) from None
+
+
+def _check_path(path: str, search_folders: tuple[str, ...], folder: Path) -> None:
+    """Raises ConfigError unless `path` is a checkpoint on this machine, or a name of the hub."""
+    path = str(folder / expand_home(path)) if is_path(path) else path
+    found = find(path, search_folders)
+    if to_download(path) is None and not (found and (found.folder / layout.CONFIG).is_file()):
+        raise ConfigError(f"no checkpoint is at {path}: name its folder, or ORG/NAME of the hub")

@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, never
 from vlm_server.api.admin.current_settings import effective_in
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
-from vlm_server.settings import Settings, load
+from vlm_server.settings import Server, Settings, load
 from vlm_server.settings.topics import COMMON
 
 STATS = Stats(
@@ -118,11 +119,12 @@ async def test_changed_log_level_and_unknown_fields_apply_at_once(
     [
         ("deadlines.total_timeout_seconds", -1, "deadlines.total_timeout_seconds"),
         ("deadlines.total_timeout_seconds", "soon", "deadlines.total_timeout_seconds"),
-        ("deadlines.total_timeout_seconds", [1], "must be a number"),
+        ("deadlines.total_timeout_seconds", [1], "has to be a number"),
         ("deadlines.no_such", 1, "no_such"),
         ("server.port", 9000, "restart"),
         ("log.level", "loud", "log.level"),
         ("nonsense", 1, "nonsense"),
+        ("models.other", {"path": "org/name"}, "models.other"),
     ],
 )
 async def test_wrong_change_is_refused_and_changes_nothing(
@@ -135,3 +137,72 @@ async def test_wrong_change_is_refused_and_changes_nothing(
     assert words in answer.json()["error"]["message"]
     shown = by_name(await client.get("/v1/settings"))
     assert shown["deadlines.queue_timeout_seconds"]["source"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("server.port", 9000),
+        ("server.allowed_hosts", ["my.example", "other.example"]),
+        ("server.allowed_hosts", "auto"),
+        ("memory.max_bytes", "75%"),
+        ("cache.max_disk_bytes", "20 GB"),
+        ("model.path", "mlx-community/Qwen3-VL-4B-Instruct-4bit"),
+        ("model.path", "demo"),
+        ("log.level", "debug"),
+    ],
+)
+async def test_value_that_file_could_have_is_checked_and_changes_nothing(
+    client: httpx.AsyncClient, name: str, value: object
+) -> None:
+    before = (await client.get("/v1/settings")).json()
+    answer = await client.patch("/v1/settings?check=true", json={name: value})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert (await client.get("/v1/settings")).json() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("server.port", 99999, "at most 65535"),
+        ("server.port", "http", "a whole number"),
+        ("server.host", "0.0.0.0", "can be reached from other machines"),
+        ("server.api_key_file", "keys.toml", "is not absolute"),
+        ("server.api_key_file", "/no/such/keys.toml", "can't read the API keys"),
+        ("model.keep_alive_seconds", "10 min", "set `model.pinned = false`"),
+        ("model.path", "/no/such/folder", "no checkpoint is at /no/such/folder"),
+        ("model.path", "nothing", "no checkpoint is at nothing"),
+        ("memory.max_bytes", "120%", "at most 100%"),
+        ("cache.kv_bits", 5, "16, 8, 4 or auto"),
+        ("limits.max_requests", 0, "at least 1"),
+        ("urls.https_hosts", ["not a host"], "is not a host"),
+    ],
+)
+async def test_value_that_would_stop_next_start_is_refused(
+    client: httpx.AsyncClient, name: str, value: object, words: str
+) -> None:
+    answer = await client.patch("/v1/settings?check=true", json={name: value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+    assert words in answer.json()["error"]["message"]
+
+
+async def test_change_is_checked_beside_other_settings(connect: Connect) -> None:
+    with_key = connect(Settings(server=Server(api_keys=("correct-horse-battery",))))
+    with_key.headers["authorization"] = "Bearer correct-horse-battery"
+    answer = await with_key.patch("/v1/settings?check=true", json={"server.host": "0.0.0.0"})
+    assert answer.status_code == 204, "a key is needed, as it has to be"
+
+
+async def test_settings_tell_choices_units_and_words(client: httpx.AsyncClient) -> None:
+    shown = by_name(await client.get("/v1/settings"))
+    assert shown["cache.kv_bits"]["choices"] == [16, 8, 4, "auto"]
+    assert shown["model.pinned"]["choices"] == [True, False]
+    assert shown["server.port"]["choices"] == []
+    assert (shown["memory.max_bytes"]["unit"], shown["memory.max_bytes"]["word"]) == (
+        "bytes",
+        "auto",
+    )
+    assert shown["model.keep_alive_seconds"]["word"] == "forever"
+    shares = {name for name, setting in shown.items() if setting["is_share"]}
+    assert shares == {"memory.max_bytes"}
