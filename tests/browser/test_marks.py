@@ -104,7 +104,7 @@ def test_head_of_enlarged_picture_has_room_on_phones(
     page.locator(".position", has_text="x ").wait_for()
     check_that_it_fits(page)
     boxes = [one.bounding_box() for one in page.locator(OF_HEAD).all()]
-    assert all(0 <= box["x"] and box["x"] + box["width"] <= width for box in boxes)
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
     for index, one in enumerate(boxes):
         for other in boxes[index + 1 :]:
             assert not overlap(one, other), (one, other)

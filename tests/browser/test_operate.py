@@ -124,8 +124,15 @@ def test_settings_view_shows_changes_and_their_sources(key_page: Any) -> None:
     cards = page.locator("#settings .card h2").all_inner_texts()
     assert cards == ["Most used", "Changed"]
     most_used = page.locator("#settings .card", has_text="Most used")
-    names = [name.replace("\u200b", "") for name in most_used.locator("dt").all_inner_texts()]
+    names = [
+        name.replace("\u200b", "") for name in most_used.locator(".when code").all_inner_texts()
+    ]
     assert tuple(names) == COMMON
+    labels = page.evaluate("import('/page/settings.js').then(({LABELS}) => LABELS)")
+    assert tuple(labels) == COMMON
+    assert most_used.locator("dt b").all_inner_texts() == list(labels.values())
+    assert most_used.get_by_text("needs a restart").count() == len(COMMON) - 1
+    most_used.get_by_text("log.level · changes at once").wait_for()
     room = most_used.locator(".settings > div", has_text="memory.max_bytes").locator(".value")
     assert re.fullmatch(r"[\d.]+ (M|G)iB\s*Change\s*from auto", room.inner_text())
     assert page.locator("dt", has_text="body_timeout_seconds").count() == 0, "it has its default"
@@ -155,11 +162,11 @@ def test_setting_that_needs_restart_is_copied_for_settings_file(
     assert file.endswith("vlm-server/config.toml")
     page.get_by_text(f"All else goes into {file}, and holds").wait_for()
     page.get_by_role("button", name="Change cache.max_disk_bytes").first.click()
-    page.get_by_label("New value of cache.max_disk_bytes").fill("20 GB")
+    page.get_by_label("New value of cache.max_disk_bytes").fill("20")
     page.get_by_text("change while the server runs: put this into").wait_for()
     assert accessibility_problems(page) == []
     check_that_it_fits(page)
-    assert copied_settings(page) == {"cache": {"max_disk_bytes": "20 GB"}}
+    assert copied_settings(page) == {"cache": {"max_disk_bytes": "20 GiB"}}
     page.get_by_role("button", name="Change urls.https_hosts").first.click()
     page.get_by_label("New value of cache.max_disk_bytes").wait_for(state="detached")
     page.get_by_label("New value of urls.https_hosts").fill("example.org, *.example.com")
@@ -198,22 +205,75 @@ def test_changed_setting_has_type_of_setting(key_page: Any) -> None:
         ("server.allowed_hosts", "auto", "auto"),
         ("server.allowed_hosts", "", "auto"),
         ("urls.https_hosts", "", []),
-        ("metrics.prefix", "007", "007"),
-        ("tracing.endpoint", "", ""),
+        ("model.name", "007", "007"),
+        ("tracing.endpoint", "", "auto"),
         ("limits.max_requests", "08", 8),
         ("video.fps", "0.5", 0.5),
-        ("cache.max_disk_bytes", "20 GB", "20 GB"),
-        ("batches.on_battery", "true", True),
+        ("model.max_context_tokens", "4096 tokens", 4096),
+        ("cache.max_disk_bytes", "20 GiB", "20 GiB"),
+        ("memory.max_bytes", "% 60", "60%"),
+        ("memory.max_bytes", "%", "75%"),
+        ("memory.max_bytes", "auto", "auto"),
+        ("image.max_pixels", "2 MP", "2 MP"),
+        ("files.keep_seconds", "90 min", "90 min"),
+        ("batches.on_battery", "Yes", True),
+        ("cache.kv_bits", "8", 8),
+        ("cache.kv_bits", "auto", "auto"),
     ]
     for name, typed, value in changes:
         page.get_by_label("Find a setting").fill(name)
         page.get_by_role("button", name=f"Change {name}", exact=True).click()
-        field = page.get_by_label(f"New value of {name}")
-        assert field.evaluate("field => document.activeElement === field")
-        assert field.input_value() != "none", "an empty value is edited as such"
-        field.fill(typed)
+        enter_value(page, name, typed)
         section, key = name.split(".")
         assert copied_settings(page) == {section: {key: value}}
+
+
+def enter_value(page: Any, name: str, typed: str) -> None:
+    """Fill the open form: one of few choices, a text, or a number with its unit."""
+    field = page.get_by_label(f"New value of {name}")
+    unit = page.get_by_label(f"Unit of {name}")
+    if unit.count():
+        number, _, chosen = typed.rpartition(" ")
+        number, chosen = (chosen, number) if number == "%" else (number, chosen)
+        unit.select_option(chosen)
+        if number:
+            field.fill(number)
+        return
+    assert field.evaluate("field => document.activeElement === field")
+    if field.evaluate("field => field.localName") == "select":
+        field.select_option(typed)
+        return
+    assert field.input_value() != "none", "an empty value is edited as such"
+    field.fill(typed)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "problem"),
+    [
+        ("server.port", "99999", "It has to be a whole number of at most 65535"),
+        ("model.keep_alive_seconds", "10 min", "has no effect on a pinned model"),
+        ("server.api_key_file", "keys.toml", "'keys.toml' is not absolute"),
+        ("model.path", "/no/such/folder", "No checkpoint is at /no/such/folder"),
+        ("limits.max_requests", "0", "of at least 1"),
+        ("urls.https_hosts", "not a host", "'not a host' is not a host"),
+    ],
+)
+def test_wrong_value_is_said_in_place_and_not_copied(
+    key_page: Any, name: str, typed: str, problem: str
+) -> None:
+    page = key_page
+    page.evaluate("navigator.clipboard.writeText('before')")
+    page.locator("nav a[href='#settings']").click()
+    page.get_by_role("button", name=f"Change {name}", exact=True).first.click()
+    enter_value(page, name, typed)
+    page.locator(".edit .problem", has_text=problem).wait_for()
+    assert "`" not in page.locator(".edit .problem").inner_text(), "names are shown as code"
+    field = page.get_by_label(f"New value of {name}")
+    assert field.get_attribute("aria-invalid") == "true"
+    assert accessibility_problems(page) == []
+    page.locator("#settings form").get_by_role("button", name="Copy as TOML").click()
+    page.locator(".edit input:focus").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == "before"
 
 
 def copied_settings(page: Any) -> Any:
@@ -229,17 +289,18 @@ def test_setting_is_changed_while_daemon_runs(tiny_daemon: Daemon, key_page: Any
     page.get_by_label("Find a setting").fill("deadlines.total")
     page.get_by_role("button", name="Change deadlines.total_timeout_seconds").click()
     field = page.get_by_label("New value of deadlines.total_timeout_seconds")
-    field.fill("soon")
+    field.fill("0")
     page.keyboard.press("Enter")
-    page.get_by_role("alert").filter(has_text="total_timeout_seconds").wait_for()
+    page.get_by_role("alert").filter(has_text="It has to be a number above 0").wait_for()
     assert accessibility_problems(page) == []
-    field.fill("50m")
-    page.keyboard.press("Enter")
-    page.locator(".changed", has_text="changed while running; default 1 h").wait_for()
+    field.fill("50")
+    page.get_by_label("Unit of deadlines.total_timeout_seconds").select_option("min")
+    field.press("Enter")
+    page.locator(".changed", has_text="Changed while running; default 1 h").wait_for()
     settings = tiny_daemon.get("/v1/settings")[1]["sections"]
     (deadlines,) = (one["settings"] for one in settings if one["name"] == "deadlines")
     assert {one["name"]: one["value"] for one in deadlines}["total_timeout_seconds"] == 3000
     page.get_by_role("button", name="Change deadlines.total_timeout_seconds").click()
-    page.get_by_label("New value of deadlines.total_timeout_seconds").fill("1h")
+    page.get_by_label("New value of deadlines.total_timeout_seconds").fill("60")
     page.keyboard.press("Enter")
     field.wait_for(state="detached")

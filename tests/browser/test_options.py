@@ -240,9 +240,9 @@ def test_compare_offers_sizes_that_differ(daemon: Daemon, open_page: Open) -> No
     assert offered.all_inner_texts() == ["Small pictures"]
     page.get_by_role("button", name="New", exact=True).click()
     attach(page, "drop", LARGE)
-    assert offered.all_inner_texts() == ["Small pictures, 512 × 128"]
+    assert offered.all_inner_texts() == ["Small pictures, 512 \N{MULTIPLICATION SIGN} 128"]
     open_options(page).get_by_label("Size of pictures").select_option("low")
-    assert offered.all_inner_texts() == ["Pictures as usual, 832 × 192"]
+    assert offered.all_inner_texts() == ["Pictures as usual, 832 \N{MULTIPLICATION SIGN} 192"]
 
 
 @pytest.mark.parametrize("device", list(VIEWPORTS))

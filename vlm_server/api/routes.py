@@ -137,6 +137,7 @@ PARAMETERS = {
     "/v1/status": (Parameter("model", "query", "string"),),
     "/v1/hub/search": (Parameter("query", "query", "string"),),
     "/v1/log": (Parameter("after", "query", "integer"),),
+    "/v1/settings": (Parameter("check", "query", "boolean", "PATCH"),),
     "/v1/responses/{response_id}": (
         Parameter("stream", "query", "boolean"),
         Parameter("starting_after", "query", "integer"),

@@ -3,6 +3,7 @@
 import { adminProblem, ask, get } from "./api.js";
 import { $, copy, count, empty, h, memorySize } from "./dom.js";
 import { inline } from "./rich.js";
+import { fullName, plain, settingForm, table } from "./setting_form.js";
 
 const SECRET = "api_keys";
 
@@ -40,7 +41,6 @@ function frame() {
 const isChanged = ({ source, value, default: usual }) =>
   source !== "default" && JSON.stringify(value) !== JSON.stringify(usual);
 const cameTo = ({ effective, value }) => effective !== null && effective !== value;
-const fullName = ({ section, name }) => `${section}.${name}`;
 /** The settings file in use, or the one that would be. */
 const file = () => told.file ?? "the settings file";
 
@@ -96,7 +96,7 @@ function update() {
 /** Screen readers say a text once, not at each letter of a search. */
 const tell = (text) => $("settings-found").textContent === text || ($("settings-found").textContent = text);
 
-const textOf = (one) => `${fullName(one)} ${one.description}`.toLowerCase();
+const textOf = (one) => `${LABELS[fullName(one)] ?? ""} ${fullName(one)} ${one.description}`.toLowerCase();
 
 /** A card of `settings`; null if there is none. */
 const card = (title, about, settings) =>
@@ -133,6 +133,25 @@ function fold({ title, settings }) {
   return element;
 }
 
+/** What people call the settings that they change. */
+export const LABELS = {
+  "model.path": "Model",
+  "model.aliases": "Other names of the model",
+  "model.keep_alive_seconds": "Unload when unused for",
+  "model.max_context_tokens": "Longest conversation",
+  "server.host": "Address",
+  "server.port": "Port",
+  "server.api_key_file": "File with API keys",
+  "memory.max_bytes": "Memory for models",
+  "scheduler.max_num_seqs": "Answers at a time",
+  "cache.max_disk_bytes": "Cache on disk",
+  "cache.kv_bits": "Precision of the cache",
+  "image.max_pixels": "Largest picture",
+  "limits.max_requests": "Requests at a time",
+  "urls.https_hosts": "Websites that pictures may come from",
+  "log.level": "What the log tells",
+};
+
 function setting(one) {
   const { section: part, name, source, description, live } = one;
   const from = WHERE[source] ?? `Set in ${source}`; // a file, or a variable of the environment
@@ -140,31 +159,37 @@ function setting(one) {
     cameTo(one) && `from ${show(one.value_written)}`,
     isChanged(one) && `${from}; default ${show(one.default_written)}`,
   ];
+  const label = LABELS[fullName(one)];
+  const written = h("code", h("span.muted", `${part}.`), name.split(/(?<=_)/).flatMap((word) => [h("wbr"), word]));
   const button = h("button.link.small", { "aria-label": `Change ${fullName(one)}`, onclick: () => edit(one, row, button) }, "Change");
   const row = h(
     "div",
     { class: isChanged(one) ? "changed" : null },
-    h("dt", h("code", h("span.muted", `${part}.`), name.split(/(?<=_)/).flatMap((word) => [h("wbr"), word]))),
+    h("dt", label ? h("b", label) : written),
     h(
       "dd.value",
       h("code", { title: String(one.value) }, cameTo(one) ? came(one) : show(one.value_written)),
       name !== SECRET && button,
       notes.filter(Boolean).map((note) => h("span.source", note)),
     ),
-    h("dd.about", inline(description), live || !isChanged(one) ? "" : h("span.source", "A change needs a restart.")),
+    h("dd.about", h("p.when", label && [written, " · "], live ? "changes at once" : "needs a restart"), inline(description)),
   );
   return row;
 }
 
-const WHERE = { "command line": "Set on the command line", "changed while running": "changed while running" };
-const plain = (written) => (Array.isArray(written) ? written.join(", ") : String(written));
+const WHERE = { "command line": "Set on the command line", "changed while running": "Changed while running" };
 const show = (written) => plain(written) || "none";
 const came = ({ name, effective }) => (name.endsWith("_bytes") ? memorySize(effective) : count(effective));
 
 /** Opens the form in which a setting is changed, in its `row`; one at a time. */
 function edit(one, row, button) {
   close?.();
-  const box = h("dd.edit", one.live ? liveForm(one) : fileForm(one));
+  const save = async (value) => {
+    told = await (await ask("v1/settings", { method: "PATCH", body: { [fullName(one)]: value } })).json();
+    update();
+    document.querySelector(`[aria-label="Change ${CSS.escape(fullName(one))}"]`)?.focus();
+  };
+  const box = h("dd.edit", settingForm(one, file(), save));
   close = () => {
     box.remove();
     button.hidden = false;
@@ -172,79 +197,14 @@ function edit(one, row, button) {
   };
   button.hidden = true;
   row.append(box);
-  const field = box.querySelector("input");
+  const field = box.querySelector(":is(input, select):not([hidden])");
   field.focus();
-  field.select();
+  field.select?.();
   box.addEventListener("reset", () => {
     close();
     button.focus();
   });
 }
-
-const newValue = (one, more) =>
-  h("input", { value: plain(one.value_written), autocomplete: "off", spellcheck: "false", "aria-label": `New value of ${fullName(one)}`, ...more });
-
-function liveForm(one) {
-  const field = newValue(one, { "aria-describedby": "value-problem" });
-  const problem = h("p.problem", { id: "value-problem", role: "alert" });
-  const send = async (event) => {
-    event.preventDefault();
-    try {
-      const body = { [fullName(one)]: field.value.trim() };
-      told = await (await ask("v1/settings", { method: "PATCH", body })).json();
-      update();
-      document.querySelector(`[aria-label="Change ${CSS.escape(fullName(one))}"]`)?.focus();
-    } catch (error) {
-      problem.textContent = error.message;
-      field.setAttribute("aria-invalid", "true");
-      field.focus();
-    }
-  };
-  return h(
-    "form",
-    { onsubmit: send },
-    h("p.row.wraps", field, h("button.primary.small", "Save"), cancel()),
-    problem,
-    h("p.muted.small", "It holds at once, until the server ends: to keep it, copy it as TOML into the settings file."),
-  );
-}
-
-/** What to put into the settings file: the server reads it when it starts. */
-function fileForm(one) {
-  const field = newValue(one, { oninput: () => (snippet.textContent = text()) });
-  const text = () => table(one.section, [[one.name, typed(field.value.trim(), one)]]);
-  const snippet = h("code", text());
-  const wins = one.source === "command line" ? "the command line" : one.source.startsWith("VLM_") && one.source;
-  const button = h("button.primary.small", { type: "button", onclick: () => copy(button, text()) }, "Copy as TOML");
-  return h(
-    "form",
-    { onsubmit: (event) => event.preventDefault() },
-    h("p.row.wraps", field, button, cancel()),
-    h("pre", { tabindex: "0", "aria-label": "For the settings file" }, snippet),
-    h(
-      "p.muted.small",
-      `It can’t change while the server runs: put this into ${file()}, and start the server again. If the file has ${header(one.section)} already, put only the second line below that, in place of one for ${one.name}.`,
-      wins && ` What ${wins} says wins over the file.`,
-    ),
-  );
-}
-
-const cancel = () => h("button.quiet.small", { type: "reset" }, "Cancel");
-
-/** What was typed, as TOML has it: a list by its commas, or the word for its default; numbers and booleans where the
- * setting is no text; all else, such as `20 GB`, is text. */
-function typed(text, { is_list: isList, is_text: isText, default_written: usual }) {
-  if (isList && !Array.isArray(usual) && ["", usual].includes(text)) return usual;
-  if (isList) return text.split(",").map((each) => each.trim()).filter(Boolean);
-  if (isText) return text;
-  if (text === "true" || text === "false") return text === "true";
-  return text && Number.isFinite(Number(text)) ? Number(text) : text;
-}
-
-// TOML's strings, numbers, booleans and lists of these are those of JSON, but for tables
-const header = (name) => `[${name.startsWith("models.") ? `models.${JSON.stringify(name.slice(7))}` : name}]`;
-const table = (name, settings) =>
-  `${header(name)}\n${settings.map(([key, value]) => `${key} = ${JSON.stringify(value)}\n`).join("")}`;
 
 /** What differs from the defaults, as a settings file has it; keys are left out. */
 function toml() {
