@@ -130,9 +130,9 @@ def change(settings: Settings, values: Mapping[str, Any]) -> tuple[Settings, lis
 
 def _merged(settings: Settings, other: Settings, section: str, key: str) -> Settings:
     """`settings` with one setting of `other`."""
-    top, _, model = section.partition(".")
+    top, dot, model = section.partition(".")
     mine, its = getattr(settings, top), getattr(other, top)
-    if model:
+    if dot:
         one = msgspec.structs.replace(
             mine.get(model, its[model]), **{key: getattr(its[model], key)}
         )

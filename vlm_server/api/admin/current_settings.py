@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -128,6 +129,10 @@ def _is_live(name: str) -> bool:
 
 def _with(settings: Settings, fields: dict[str, Any]) -> Settings:
     """`settings` with those in `fields` changed. Raises InvalidRequest for the first fault."""
+    try:
+        msgspec.json.encode(fields)
+    except UnicodeEncodeError:
+        raise InvalidRequest("A text has a lone surrogate.") from None
     changed, faults = change(settings, fields)
     for full, text in faults:
         name = next((name for name in fields if f"{name}.".startswith(f"{full}.")), full)
@@ -145,7 +150,7 @@ def _check_files(settings: Settings, name: str, folder: Path) -> None:
             keys.check_settings(settings.server)
         elif key == "path" and checkpoint is not None and checkpoint.path:
             _check_path(checkpoint.path, settings.model.search_folders, folder)
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:  # the latter for a null character in a path
         raise InvalidRequest(f"`{name}`: {error}", name) from None
 
 

@@ -187,6 +187,25 @@ async def test_value_that_would_stop_next_start_is_refused(
     assert words in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        r'{"server.api_key_file": "/a\u0000b"}',
+        r'{"model.path": "./a\u0000b"}',
+        r'{"model.path": "./a\ud800b"}',
+        r'{"\ud800.x": 1}',
+        '{"models..path": ""}',
+        '{"models": {}}',
+        '{"": {}}',
+    ],
+)
+@pytest.mark.parametrize("query", ["", "?check=true"])
+async def test_absurd_change_is_refused(client: httpx.AsyncClient, body: str, query: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = await client.patch(f"/v1/settings{query}", content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+
+
 async def test_change_is_checked_beside_other_settings(connect: Connect) -> None:
     with_key = connect(Settings(server=Server(api_keys=("correct-horse-battery",))))
     with_key.headers["authorization"] = "Bearer correct-horse-battery"
