@@ -46,6 +46,7 @@ def test_image_question_streams_true_answer_and_follow_up(
     assert re.fullmatch(r"\d+ \S \d+", figures["Seen as"])
     follow_up = ask(page, "And what colour is it?")
     assert text_of(follow_up) == "blue"
+    assert "Seen as" not in figures_of(follow_up), "it has no picture of its own"
     cached = re.match(r"(\d+) of (\d+) tokens", figures_of(follow_up)["From cache"])
     assert cached
     assert 0 < int(cached[1]) < int(cached[2])
@@ -217,7 +218,7 @@ def test_toy_model_is_said_to_be_one_until_hint_is_dismissed(
     hint = page.get_by_text("This is a small toy model")
     hint.wait_for()
     page.get_by_role("link", name="Get a larger one").click()
-    card = page.locator("#catalog", has_text="Tested families")
+    card = page.locator("#catalog", has_text="Suggestions")
     card.wait_for()
     page.evaluate(TWO_FRAMES)
     bar = page.locator("header.bar").bounding_box()

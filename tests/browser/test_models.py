@@ -36,7 +36,7 @@ def press(page: Any, label: str, name: str) -> None:
 
 
 def list_row(page: Any, where: str, name: str) -> Any:
-    return page.locator(f"#{where} li", has=page.get_by_text(name, exact=True))
+    return page.locator(f"#{where} li", has=page.locator(f"b[title='{name}']"))
 
 
 # ---- load and unload -------------------------------------------------------------------
@@ -55,6 +55,7 @@ def test_page_loads_and_unloads_model(models_daemon: ModelsDaemon, open_page: Op
     page.locator("#models-held", has_text=re.compile(r"of \d+ MiB held")).wait_for()
     model_card(page, "second").get_by_text("Details").click()
     model_card(page, "second").get_by_text("qwen3_vl").wait_for()
+    model_card(page, "second").get_by_text("32-bit", exact=True).wait_for()
     press(page, "Clear caches", "second")
     page.get_by_role("button", name="Clear caches: second", disabled=False).wait_for()
     press(page, "Keep loaded", "second")
@@ -102,7 +103,7 @@ def test_user_key_sees_models_and_has_no_buttons(tiny_daemon: Daemon, open_page:
 def test_page_serves_local_checkpoint(models_daemon: ModelsDaemon, open_page: Open) -> None:
     models_daemon.copy_of_model("spare")
     page = open_page(models_daemon.daemon, "#models")
-    list_row(page, "local", "spare").get_by_text("15 MB · search path · fits").wait_for()
+    list_row(page, "local", "spare").get_by_text("15 MB · in a folder of yours · fits").wait_for()
     press(page, "Serve", "spare")
     wait_for_state(page, "spare", "Ready")
     list_row(page, "local", "spare").wait_for(state="detached")
@@ -147,7 +148,7 @@ def test_download_survives_reload_and_can_be_cancelled(
     add(models_daemon.hub, "org/one", demo_files())
     models_daemon.hub.seconds_per_mib = 3.0
     page = open_page(models_daemon.daemon, "#models")
-    page.get_by_label("Its name on the hub").fill("org/one")
+    page.get_by_label("Search Hugging Face").fill("org/one")
     page.get_by_role("button", name="Download", exact=True).click()
     list_row(page, "pulls", "org/one").get_by_text(" of 15 MB").wait_for(timeout=LOAD_MS)
     assert accessibility_problems(page) == []
@@ -156,18 +157,17 @@ def test_download_survives_reload_and_can_be_cancelled(
     press(page, "Cancel", "org/one")
     page.locator("#pulls li").wait_for(state="detached")
     models_daemon.hub.seconds_per_mib = 0.0
-    page.get_by_label("Its name on the hub").fill("org/one")
+    page.get_by_label("Search Hugging Face").fill("org/one")
     page.get_by_role("button", name="Download", exact=True).click()
-    list_row(page, "local", "org/one").get_by_text("hub cache · fits").wait_for(timeout=LOAD_MS)
+    list_row(page, "local", "org/one").get_by_text("downloaded · fits").wait_for(timeout=LOAD_MS)
     assert page.locator("#pulls li").count() == 0
 
 
 def test_failed_download_shows_its_error(models_daemon: ModelsDaemon, open_page: Open) -> None:
     page = open_page(models_daemon.daemon, "#models")
-    page.get_by_label("Its name on the hub").fill("no name of the hub")
-    page.get_by_role("button", name="Download", exact=True).click()
-    assert page.locator("#pulls li").count() == 0, "the field says what is wrong"
-    page.get_by_label("Its name on the hub").fill("org/later")
+    page.get_by_label("Search Hugging Face").fill("no name of the hub")
+    assert page.get_by_role("button", name="Download", exact=True).count() == 0
+    page.get_by_label("Search Hugging Face").fill("org/later")
     page.get_by_role("button", name="Download", exact=True).click()
     alert = list_row(page, "pulls", "org/later").get_by_role("alert")
     alert.filter(has_text="org/later").wait_for()
@@ -177,14 +177,14 @@ def test_failed_download_shows_its_error(models_daemon: ModelsDaemon, open_page:
 
 def test_failed_download_is_tried_again(models_daemon: ModelsDaemon, open_page: Open) -> None:
     page = open_page(models_daemon.daemon, "#models", device="phone")
-    page.get_by_label("Its name on the hub").fill("org/late")
+    page.get_by_label("Search Hugging Face").fill("org/late")
     page.get_by_role("button", name="Download", exact=True).click()
     list_row(page, "pulls", "org/late").get_by_role("alert").wait_for()
     assert accessibility_problems(page) == []
     check_that_it_fits(page)
     add(models_daemon.hub, "org/late", demo_files())
     press(page, "Try again", "org/late")
-    list_row(page, "local", "org/late").get_by_text("hub cache · fits").wait_for(timeout=LOAD_MS)
+    list_row(page, "local", "org/late").get_by_text("downloaded · fits").wait_for(timeout=LOAD_MS)
     assert page.locator("#pulls li").count() == 0
 
 
@@ -196,7 +196,7 @@ def test_failed_download_shows_kept_bytes(models_daemon: ModelsDaemon, open_page
     )
     body = "".join(f"{json.dumps(line)}\n" for line in lines)
     page.route("**/v1/models/pull", lambda route: route.fulfill(body=body))
-    page.get_by_label("Its name on the hub").fill("org/cut")
+    page.get_by_label("Search Hugging Face").fill("org/cut")
     page.get_by_role("button", name="Download", exact=True).click()
     row = list_row(page, "pulls", "org/cut")
     row.get_by_role("alert").filter(has_text="the disk is full").wait_for()
@@ -210,21 +210,21 @@ def test_search_finds_models_of_hub_and_downloads_one(
     add(hub, "org/wanted-small", demo_files(), parameters={"F16": 7_000_000}, downloads=1200)
     add(hub, "org/wanted-huge", demo_files(), parameters={"BF16": 5 * 10**9}, gated=True)
     page = open_page(models_daemon.daemon, "#models")
-    page.get_by_label("Its name on the hub").fill("wanted")
+    page.get_by_label("Search Hugging Face").fill("wanted")
     page.keyboard.press("Enter")
     small = list_row(page, "found", "org/wanted-small")
     small.get_by_text("14 MB · fits · 1.2 k downloads · qwen3_vl").wait_for()
     huge = list_row(page, "found", "org/wanted-huge")
     assert "too large for this machine" in huge.inner_text()
-    assert "gated" in huge.inner_text()
+    assert "first accept its terms" in huge.inner_text()
     assert accessibility_problems(page) == []
     press(page, "Download", "org/wanted-small")
     small.get_by_text("On this machine").wait_for(timeout=LOAD_MS)
     list_row(page, "local", "org/wanted-small").wait_for()
     page.get_by_role("button", name="Back to the suggestions").click()
-    page.get_by_text("Tested families, by size").wait_for()
+    page.get_by_text("Suggestions, the smallest first").wait_for()
     hub.search_status = 503
-    page.get_by_label("Its name on the hub").fill("wanted")
+    page.get_by_label("Search Hugging Face").fill("wanted")
     page.keyboard.press("Enter")
     page.get_by_text("answers 503: try again later").wait_for()
     hub.search_status = 200
@@ -234,10 +234,10 @@ def test_suggestions_that_do_not_fit_are_shown_on_request(
     models_daemon: ModelsDaemon, open_page: Open
 ) -> None:
     page = open_page(models_daemon.daemon, "#models")
-    page.get_by_text("None of them fits beside the pinned models.").wait_for()
+    page.get_by_text("None of them fits into the memory that is left.").wait_for()
     page.get_by_role("button", name="larger ones").click()
     row = list_row(page, "found", "mlx-community/Qwen3-VL-4B-Instruct-4bit")
-    row.get_by_text("too large for this machine").wait_for()
+    row.get_by_text("about 3.1 GB · 4.4 B parameters · too large for this machine").wait_for()
     assert row.get_by_role("button").get_attribute("aria-disabled") == "true"
     page.get_by_role("button", name="Only what fits").click()
     row.wait_for(state="detached")

@@ -78,7 +78,7 @@ def test_page_says_state_of_request(
           const {Waiting} = await import("/page/waiting.js");
           const waiting = new Waiting(true, "demo");
           waiting.tell(told);
-          const shown = [waiting.line.textContent, waiting.more.textContent];
+          const shown = [waiting.line.parentElement.textContent, waiting.more.textContent];
           const meter = waiting.more.querySelector(".meter i");
           waiting.end();
           return [...shown, meter ? meter.style.width : ""];
@@ -89,3 +89,23 @@ def test_page_says_state_of_request(
     assert shown[1].startswith(measure)
     if told.get("total"):
         assert shown[2] == "25%"
+
+
+def test_page_shows_one_number_of_seconds(scripted_daemon: Daemon, open_page: Open) -> None:
+    shown = open_page(scripted_daemon).evaluate(
+        """async () => {
+          const {Waiting} = await import("/page/waiting.js");
+          const waiting = new Waiting(false, "demo");
+          waiting.began -= 4000;
+          const texts = [{trouble: "line", seconds: 4}, {state: "waiting"}].map((told) => {
+            waiting.tell(told);
+            return waiting.element.querySelector("p").innerText;
+          });
+          waiting.end();
+          return texts;
+        }"""
+    )
+    assert shown == [
+        "The server can\N{RIGHT SINGLE QUOTATION MARK}t be reached. Trying again in 4 s",
+        "Waiting for its turn4 s",
+    ]

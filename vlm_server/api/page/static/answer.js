@@ -2,7 +2,7 @@
 
 import { canContinue } from "./conversation.js";
 import { codeBlock } from "./code.js";
-import { copy, count, h, iconButton, pairs, percent, seconds } from "./dom.js";
+import { copy, count, h, iconButton, inline, pairs, percent, seconds } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 import { marked } from "./marked.js";
 import { isJson } from "./markup.js";
@@ -98,7 +98,7 @@ export class AnswerView {
   problem({ message, code, isRefused }) {
     const retry = h("button", { type: "button", class: "link retry", onclick: this.actions.retry }, "Try again");
     const left = isRefused && " Edit the question, or ask another one: this one is then left out.";
-    return h("div.error", { role: "alert" }, h("p", message, ADVICE[code] && ` ${ADVICE[code]}`, left), retry);
+    return h("div.error", { role: "alert" }, h("p", inline(message), ADVICE[code] && ` ${ADVICE[code]}`, left), retry);
   }
 
   /** The picture with what the answer points at, if it does. */
@@ -157,13 +157,8 @@ export class AnswerView {
       `${count(cached)} of ${count(usage.prompt_tokens)} tokens`,
       `${percent(cached, usage.prompt_tokens)} of the prompt did not have to be computed`,
     ]);
-    const images = usage.images ?? [];
-    if (images.length)
-      shown.push([
-        "Seen as",
-        sizes(images),
-        images.map((each) => `${each.width} × ${each.height}, ${count(each.tokens)} tokens`).join("\n"),
-      ]);
+    const images = this.actions.hasMedia ? (usage.images ?? []) : []; // those of earlier questions were told there
+    if (images.length) shown.push(["Seen as", sizes(images), costOf(images)]);
     return shown;
   }
 }
@@ -187,6 +182,12 @@ function sizes(images) {
   const all = [...new Set(images.map(({ width, height }) => `${width} × ${height}`))];
   return all.slice(0, 2).join(", ") + (all.length > 2 ? ` and ${all.length - 2} more` : "");
 }
+
+/** What the pictures cost, with their sizes where there are several. */
+const costOf = (images) =>
+  images.length === 1
+    ? `${count(images[0].tokens)} tokens for the picture, at the size at which the model saw it`
+    : images.map(({ width, height, tokens }, index) => `Picture ${index + 1}: ${width} × ${height}, ${count(tokens)} tokens`).join("\n");
 
 const note = (text) => h("p.note", text);
 

@@ -2,7 +2,7 @@
 
 import { later } from "./api.js";
 import { attachment, isMedia, preview } from "./attachments.js";
-import { $, count, h, icon } from "./dom.js";
+import { $, count, h, icon, inline } from "./dom.js";
 import { closeOptions, imageLimits, offerComparisons, pictureTokens, setModels as setChoice, startOptions, ways } from "./options.js";
 import { hintAtToy, offerSample, startHint } from "./sample.js";
 import * as session from "./session.js";
@@ -193,7 +193,7 @@ function showAttached(problems = []) {
       const button = { type: "button", class: "remove", "aria-label": `Remove ${one.name}`, onclick: remove };
       return h(`li.${one.kind}`, preview(one), one.kind === "document" && pagesField(one), h("button", button, icon("close")));
     }),
-    ...problems.map((problem) => h("li.problem", { role: "alert" }, problem)),
+    ...problems.map((problem) => h("li.problem", { role: "alert" }, inline(problem))),
   );
   showAll();
 }

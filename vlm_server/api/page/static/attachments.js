@@ -1,7 +1,7 @@
 // Pictures, clips and documents on their way to the server: what can't be sent as it is, is made so that it can.
 
 import { ask } from "./api.js";
-import { h } from "./dom.js";
+import { h, inline } from "./dom.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const VIDEOS = ["video/mp4", "video/webm"];
@@ -132,7 +132,7 @@ function paper(one) {
   const chosen = one.pages ?? "";
   if (one.drawn?.chosen !== chosen) one.drawn = { chosen, pages: firstPages(one) };
   one.drawn.pages.then(show, ({ status, message }) => {
-    if (status === 400 || status === 413) about.textContent = message; // of all else the answer tells
+    if (status === 400 || status === 413) about.replaceChildren(...inline(message)); // of all else the answer tells
   });
   return h("div.paper", sheets, h("p", h("b", one.name), " ", about));
 }

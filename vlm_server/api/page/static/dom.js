@@ -164,7 +164,16 @@ export function button(id, label, name, act, { waits, ...more } = {}) {
 }
 
 /** An empty state: what there is not, and what would bring it about. */
-export const empty = (title, text) => h("div.empty", h("p", title), text && h("p", text));
+export const empty = (title, text) => h("div.empty", h("p", title), text && h("p", inline(text)));
+
+/** The little Markdown of one line, as messages of the server have it: `code` and **bold**. */
+export function inline(text) {
+  return text.split(/(\*\*[^*]+\*\*|`[^`]+`)/).map((piece) => {
+    if (piece.length > 4 && piece.startsWith("**")) return h("strong", piece.slice(2, -2));
+    if (piece.length > 2 && piece.startsWith("`")) return h("code", piece.slice(1, -1));
+    return piece;
+  });
+}
 
 /** Fills `element` anew, and keeps the focus. Not while it is pressed: a button that is replaced then
  * is never clicked. Returns whether it did. */

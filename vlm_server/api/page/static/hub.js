@@ -1,7 +1,7 @@
 // Models to get: from this machine, from the catalog, from a search of the hub; and downloads.
 
 import { ask, get, jsonLines } from "./api.js";
-import { $, button, fileSize, h, memorySize, refill, short } from "./dom.js";
+import { $, button, fileSize, h, inline, memorySize, refill, short } from "./dom.js";
 import { progressBar } from "./serving.js";
 
 const NAME = /^[^\s/@]+\/[^\s/@]+(@\S+)?$/;
@@ -74,18 +74,21 @@ export function drawHub(names = served) {
   $("catalog").scrollIntoView();
 }
 
+const PLACES = { "hub cache": "downloaded", "search path": "in a folder of yours", folder: "in a folder" };
+
 function checkpoint({ name, place, complete, bytes: size, needed_bytes: needed, fits }) {
   const resumes = !complete && place === "hub cache";
   const fit = { true: "fits", false: `too large: needs about ${memorySize(needed)}` }[fits];
-  const about = [size && fileSize(size), place, complete ? fit : "not complete"];
+  const [org, own] = partsOf(name);
+  const about = [org, size && fileSize(size), PLACES[place] ?? place, complete ? fit : "download not finished"];
   const problem = view.problems.get(name);
   return h(
     "li",
     h(
       "div",
-      h("b", name),
+      h("b", { title: name }, own),
       h("p.muted.small", about.filter(Boolean).join(" · ")),
-      problem && h("p.problem", { role: "alert" }, problem),
+      problem && h("p.problem", { role: "alert" }, inline(problem)),
     ),
     complete
       ? button("serve", problem ? "Try again" : "Serve", name, () => view.change(name, "v1/models/load"), { waits: view.asked.has(name) })
@@ -102,32 +105,35 @@ function hubForm() {
     autocomplete: "off",
     autocapitalize: "none",
     spellcheck: "false",
-    oninput: () => field.setCustomValidity(""),
+    oninput: () => (download.hidden = !NAME.test(field.value.trim())),
   });
   const find = (event) => {
     event.preventDefault();
     seek(field.value.trim());
   };
   const pull = () => {
-    const name = field.value.trim();
-    field.setCustomValidity(NAME.test(name) ? "" : "A whole name, as ORG/NAME");
-    if (!field.reportValidity()) return;
-    watchPull(name);
+    watchPull(field.value.trim());
     field.value = "";
+    download.hidden = true;
+    field.focus();
   };
+  const download = h("button.quiet", { type: "button", hidden: true, onclick: pull }, "Download");
   return h(
     "form",
     { onsubmit: find },
     h("h2", "Get a model"),
-    h("label.muted.small", { for: "hub-name" }, "Its name on the hub, or a part of it"),
+    h("label.muted.small", { for: "hub-name" }, "Search Hugging Face by a part of the name, or enter a whole one"),
     h(
       "p.row.wraps",
       field,
       h("button.primary", "Search"),
-      h("button.quiet", { type: "button", onclick: pull }, "Download"),
+      download,
     ),
   );
 }
+
+/** [ORG, NAME] of a whole name; ORG may be missing. */
+const partsOf = (name) => name.match(/^(?:([^/]+)\/)?(.*)$/).slice(1);
 
 async function seek(query) {
   const mine = (search = { query, models: null });
@@ -147,14 +153,14 @@ function searched() {
     drawHub();
     $("hub-name").focus();
   };
-  const none = problem ?? (models?.length === 0 && `The hub has no checkpoint in safetensors called “${query}”.`);
+  const none = problem ?? (models?.length === 0 && `Hugging Face has no model called “${query}” in the format that this server reads (safetensors).`);
   return [
     h(
       "header.sub-head",
-      h("h3", `On the hub: “${query}”`),
+      h("h3", `On Hugging Face: “${query}”`),
       button("found", "Back to the suggestions", query, close),
     ),
-    h("p", { role: "status", class: problem ? "problem" : "muted small" }, models ? none || "" : "Searching"),
+    h("p", { role: "status", class: problem ? "problem" : "muted small" }, models ? inline(none || "") : "Searching"),
     models && h("ul.rows", models.map((one) => offer(one, one.weight_bytes ? fileSize(one.weight_bytes) : "", one.model_type))),
   ];
 }
@@ -168,32 +174,34 @@ function offered() {
     showsAll = !showsAll;
     drawHub();
   };
-  const label = showsAll ? "Only what fits" : `${hidden} larger ones`;
+  const label = showsAll ? "Only what fits" : `Show ${hidden} larger ones`;
   return [
-    h("header.sub-head", h("h3", "Tested families, by size"), hidden > 0 && button("all", label, "suggestions", toggle)),
+    h("header.sub-head", h("h3", "Suggestions, the smallest first"), hidden > 0 && button("all", label, "suggestions", toggle)),
     shown.length
-      ? h("ul.rows", shown.map((one) => offer(one, `about ${fileSize(one.about_bytes)}`, one.about)))
-      : h("p.muted.small", "None of them fits beside the pinned models."),
+      ? h("ul.rows", shown.map((one) => offer(one, `about ${+(one.about_bytes / 1e9).toPrecision(2)} GB`, one.about)))
+      : h("p.muted.small", "None of them fits into the memory that is left."),
     h("p.muted.small", catalog.every(({ fits }) => fits === null)
-        ? "Whether they fit is known once a model has been loaded. Sizes are computed."
-        : "Sizes are computed. A model’s configuration is checked before its weights are downloaded."),
+        ? "Whether they fit is known once a model is loaded. Sizes are estimates."
+        : "Sizes are estimates. Whether this server can run a model is checked before its large files are downloaded."),
   ];
 }
 
 function offer({ name, fits, here, downloads, is_gated: gated, parameters }, size, about) {
   const fit = { true: "fits", false: "too large for this machine" }[fits];
+  const [org, own] = partsOf(name);
   const facts = [
+    org,
     size,
     parameters && `${short(parameters)} parameters`,
     fit,
     downloads && `${short(downloads)} downloads`,
-    gated && "gated: accept its conditions first",
+    gated && "first accept its terms on huggingface.co",
     about,
   ];
   const isHere = served.includes(name) || (local.find((one) => one.name === name)?.complete ?? here);
   return h(
     "li",
-    h("div", h("b", name), h("p.muted.small", facts.filter(Boolean).join(" · "))),
+    h("div", h("b", { title: name }, own), h("p.muted.small", facts.filter(Boolean).join(" · "))),
     isHere
       ? h("span.muted.small", served.includes(name) ? "Served" : "On this machine")
       : button("get", "Download", name, () => watchPull(name), { waits: fits === false || pulls.has(name) }),
@@ -229,8 +237,8 @@ function pullRow({ model, state, error, bytes: done = 0, total_bytes: total, byt
       "li",
       h(
         "div",
-        h("b", model),
-        h("p.problem", { role: "alert" }, error),
+        h("b", { title: model }, model),
+        h("p.problem", { role: "alert" }, inline(error)),
         done > 0 && h("p.muted.small", `${fileSize(done)} of ${fileSize(total)} are here, and are kept`),
       ),
       h("div.actions", button("retry", "Try again", model, () => watchPull(model)), button("close", "Close", model, close)),
@@ -242,5 +250,5 @@ function pullRow({ model, state, error, bytes: done = 0, total_bytes: total, byt
     total_bytes: total,
     bytes_per_second: rate,
   };
-  return h("li", h("div", h("b", model), progressBar(progress)), button("cancel", "Cancel", model, cancel));
+  return h("li", h("div", h("b", { title: model }, model), progressBar(progress)), button("cancel", "Cancel", model, cancel));
 }

@@ -2,7 +2,7 @@
 
 import { ask, get } from "./api.js";
 import { meter } from "./charts.js";
-import { $, button, count, empty, h, memorySize, pairs, refill, seconds, short, whileSeen, words } from "./dom.js";
+import { $, button, count, empty, h, inline, memorySize, pairs, refill, seconds, short, whileSeen, words } from "./dom.js";
 import { drawHub, forgetLocal, hubCards, readLocal } from "./hub.js";
 import { isBusy, progressBar, stateWords } from "./serving.js";
 
@@ -93,7 +93,7 @@ function headOf(told) {
     ),
     progress ? progressBar(progress) : held && meter(held / limit, memory),
     h("p.muted.small.about", about.filter(Boolean).join(" · ")),
-    error && !progress && h("p.error", error),
+    error && !progress && h("div.error", h("p", inline(error))),
     mayChange && actions(told),
   ];
 }
@@ -152,7 +152,9 @@ const CAN = {
   thinking: "Thinking",
   structured_output: "JSON by schema",
 };
-const POINTS = { pixels: "pixels of the picture as seen", thousandths: "0 to 1000 on both axes" };
+const BITS = { float32: "32-bit", float16: "16-bit", bfloat16: "16-bit" };
+const weights = (stored) => BITS[stored] ?? stored.replace(/^(\d+)bit$/, "$1-bit");
+const POINTS = { pixels: "in pixels of the scaled picture", thousandths: "0 to 1000 across and down" };
 
 function details(model) {
   if (!model.family) return [];
@@ -179,7 +181,7 @@ function facts({
   const shown = [
     ["Family", family],
     ["Parameters", short(parameters)],
-    ["Weights", quantization],
+    ["Weights", weights(quantization)],
     ["Context", `${count(context)} tokens`],
     ["Coordinates", POINTS[coordinates] ?? "see its model card"],
     ["Pictures in a request", `up to ${count(limits.max_images)}`],
@@ -189,8 +191,8 @@ function facts({
   const { seen } = limits;
   if (seen)
     shown.push([
-      "Seen as",
-      `${short(seen.min_pixels)} to ${short(seen.max_pixels)} pixels, sides multiples of ${seen.side_multiple}`,
+      "Pictures are scaled to",
+      `${[seen.min_pixels, seen.max_pixels].map((pixels) => +(pixels / 1e6).toPrecision(2)).join(" to ")} megapixels`,
     ]);
   return shown;
 }

@@ -1,8 +1,7 @@
 // How one setting is changed: what its value is entered with, the check of it, and where it then goes.
 
 import { ask } from "./api.js";
-import { copy, h } from "./dom.js";
-import { inline } from "./rich.js";
+import { copy, h, inline } from "./dom.js";
 
 const CHECK_MS = 300;
 

@@ -1,8 +1,7 @@
 // The settings in force: what differs from the defaults, the values that automatic settings came to, and changes.
 
 import { adminProblem, ask, get } from "./api.js";
-import { $, copy, count, empty, h, memorySize } from "./dom.js";
-import { inline } from "./rich.js";
+import { $, copy, count, empty, h, inline, memorySize } from "./dom.js";
 import { fullName, plain, settingForm, table } from "./setting_form.js";
 
 const SECRET = "api_keys";

@@ -86,6 +86,7 @@ export class TurnView {
           goOn: () => acts.goOn(turn, answer),
           retry: () => acts.retry(turn, answer),
           changed: () => acts.changed(),
+          hasMedia: turn.media.length > 0,
           body: () => requestBody({ ...answer, text: "" }, acts.turnsUpTo(turn), ({ type }) => `data:${type};base64,`),
         }),
       );

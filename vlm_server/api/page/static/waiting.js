@@ -58,9 +58,14 @@ export class Waiting {
     this.told = told;
     const text = words(told, this.hasMedia, this.model);
     if (this.line.textContent !== text) this.line.textContent = text;
-    this.again.textContent = told?.seconds ? `. Trying again in ${told.seconds} s` : "";
+    this.again.textContent = this.isRetry() ? `. Trying again in ${told.seconds} s` : "";
     this.more.replaceChildren(...this.measure(told));
     this.tick();
+  }
+
+  /** Whether the seconds are those until the next try; with the server's progress they are those since the request. */
+  isRetry() {
+    return Boolean(this.told?.trouble && this.told.seconds);
   }
 
   measure(told) {
@@ -79,7 +84,7 @@ export class Waiting {
 
   tick() {
     const passed = (performance.now() - this.began) / 1000;
-    this.clock.textContent = passed < 1 ? "" : seconds(Math.round(passed));
+    this.clock.textContent = passed < 1 || this.isRetry() ? "" : seconds(Math.round(passed)); // one number at a time
   }
 
   end() {

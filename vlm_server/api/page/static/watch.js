@@ -1,7 +1,7 @@
 // A watch: a camera's or a screen's frames go to the server with a question; changed answers come back.
 
 import { ask, events } from "./api.js";
-import { $, clock, empty, h } from "./dom.js";
+import { $, clock, empty, h, inline } from "./dom.js";
 import { offer } from "./serving.js";
 import { COLOURS, QUESTION, lamp } from "./watch_example.js";
 
@@ -62,8 +62,10 @@ const happened = () =>
     h("div", { id: "watch-none" }, empty("No answer yet", "The first one, and each that differs, shows here.")),
   );
 
+const say = (text) => $("watch-problem").replaceChildren(...inline(text));
+
 async function begin(what) {
-  $("watch-problem").textContent = "";
+  say("");
   if (what === "example") fillExample();
   if (!$("watch-form").reportValidity()) return;
   let mine = null;
@@ -77,7 +79,7 @@ async function begin(what) {
     const response = await ask("v1/watch", { body: question(what), signal: controller.signal });
     for await (const event of events(response)) take(event, mine);
   } catch (error) {
-    if (error.name !== "AbortError") $("watch-problem").textContent = error.message;
+    if (error.name !== "AbortError") say(error.message);
   }
   if (running === mine) end("");
 }
@@ -92,7 +94,7 @@ async function open(what) {
   if (what === "example") return lamp();
   const { mediaDevices } = navigator;
   const problem = (text) => {
-    $("watch-problem").textContent = text;
+    say(text);
     return null;
   };
   if (!mediaDevices) return problem("Browsers allow cameras and screens only over https, or at 127.0.0.1.");
@@ -123,9 +125,9 @@ function take(event, mine) {
   } else if (event.type === "answer") {
     add(answer(event));
   } else if (event.type === "notice") {
-    add(h("li", h("div", h("p", event.message)), clock(new Date())));
+    add(h("li", h("div", h("p", inline(event.message))), clock(new Date())));
   } else if (event.type === "end") {
-    if (event.error) $("watch-problem").textContent = event.error.message;
+    if (event.error) say(event.error.message);
     end(ENDS[event.reason] ?? "Ended.");
   }
 }
@@ -157,10 +159,10 @@ async function sendFrame(mine) {
   if (blob) {
     try {
       await ask(`v1/watch/${mine.id}/frames`, { body: blob, signal: mine.controller.signal, quiet: true });
-      if (running === mine) $("watch-problem").textContent = "";
+      if (running === mine) say("");
     } catch (error) {
       if (running !== mine) return;
-      $("watch-problem").textContent = error.message;
+      say(error.message);
     }
   }
   if (running === mine) mine.timer = setTimeout(sendFrame, Math.max(0, FRAME_MS - performance.now() + begun), mine);
