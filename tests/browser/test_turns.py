@@ -14,7 +14,7 @@ from tests.browser.conftest import Open
 from tests.browser.files import ask, attach, wait_until_answered
 from tests.browser.test_ask import SQUARE, text_of
 from tests.browser.test_views import accessibility_problems, check_shapes, check_that_it_fits
-from tests.support.daemons import Daemon
+from tests.support.daemons import SCRIPTED, Daemon, running_daemon
 
 LETTERS = "a b c d e f g h i j k l m n o p"
 
@@ -339,3 +339,42 @@ def wait_for_end(page: Any) -> None:
 
 
 TO_END = "document.documentElement.scrollHeight - scrollY - innerHeight"
+
+
+def test_names_in_error_are_shown_as_code(page: Any) -> None:
+    error = {"message": "`temperature` must be at most 2.", "code": "invalid_value"}
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": error})
+    )
+    answer = ask(page, "say 0 one")
+    assert answer.locator(".error code").inner_text() == "temperature"
+    assert "`" not in answer.locator(".error").inner_text()
+
+
+GONE_MS = 2000
+"""Within which the page has to tell that the server is gone, once something failed."""
+NO_CALM_LOOKS = """{
+  const original = window.setTimeout;
+  window.setTimeout = (act, ms, ...more) => (ms >= 5000 ? 0 : original(act, ms, ...more));
+}"""
+
+
+@pytest.mark.parametrize("what", ["question", "answer", "look"])
+def test_page_says_promptly_that_server_is_gone(open_page: Open, tmp_path: Path, what: str) -> None:
+    with running_daemon(tmp_path, program=SCRIPTED) as daemon:
+        page = open_page(daemon)
+        page.add_init_script(NO_CALM_LOOKS)
+        page.reload()
+        page.locator("#state[data-state=ready]").wait_for()
+        if what == "answer":
+            begin(page, f"say 0.2 {'word ' * 100}")
+        if what == "look":
+            page.locator("nav a[href='#now']").click()
+            page.get_by_text("Nothing is running").wait_for()
+        daemon.process.kill()
+        daemon.process.wait()
+        if what == "question":
+            page.get_by_role("textbox", name="Question", exact=True).fill("say 0 one")
+            page.keyboard.press("Enter")
+        page.locator("#state", has_text="No connection").wait_for(timeout=GONE_MS)
+        assert page.locator("#state").get_attribute("data-state") == "unreachable"

@@ -65,6 +65,7 @@ async function send(path, { body, method, signal, headers: more, isLook }, key) 
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    dispatchEvent(new Event("trouble")); // whoever shows the server's state looks again
     throw new ApiError(0, "The server can’t be reached. Is it running?", "unreachable");
   }
 }
@@ -89,12 +90,17 @@ async function* lines(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(broken);
     if (done) return;
     const whole = (rest + value).split("\n");
     rest = whole.pop();
     yield* whole;
   }
+}
+
+function broken(error) {
+  if (error.name !== "AbortError") dispatchEvent(new Event("trouble"));
+  throw error;
 }
 
 export async function* jsonLines(response) {

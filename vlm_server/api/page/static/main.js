@@ -36,22 +36,40 @@ function route() {
 
 let models = []; // what `/v1/models` says of them
 let knowsModel = false;
+let isReading = false;
 let timer = null;
+let isLooking = false;
+let isTroubled = false;
+
+const TROUBLE_MS = 100;
+const SOON_MS = 1000;
+const CALM_MS = 5000;
+const HIDDEN_MS = 60_000;
+const ANSWER_MS = 5000; // within which a server that runs answers
+
+function lookIn(pause) {
+  clearTimeout(timer);
+  timer = setTimeout(watch, pause);
+}
+
+/** Something failed: what is under way may have been asked before that. */
+const lookSoon = () => (isLooking ? (isTroubled = true) : lookIn(TROUBLE_MS));
 
 /** The state of the server: often while it is not ready, seldom when it is. */
 async function watch() {
+  [isLooking, isTroubled] = [true, false];
   const state = await readState();
+  isLooking = false;
   $("state").dataset.state = state.name;
   $("state").textContent = state.text;
-  if (state.name === "ready" && (state.isOfSeveral || !knowsModel)) await readModels();
   if (state.name === "failed" || state.name === "unreachable") knowsModel = false;
-  clearTimeout(timer);
-  timer = setTimeout(watch, !state.isCalm ? 1000 : document.hidden ? 60000 : 10000);
+  if (state.name === "ready" && (state.isOfSeveral || !knowsModel)) readModels();
+  lookIn(!state.isCalm || isTroubled ? SOON_MS : document.hidden ? HIDDEN_MS : CALM_MS);
 }
 
 async function readState() {
   try {
-    const response = await fetch("health/ready", { cache: "no-store" });
+    const response = await fetch("health/ready", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
     const { status, progress, models: several } = await response.json();
     const states = Object.values(several ?? {});
     const loaded = states.filter((state) => state === "ready").length;
@@ -64,11 +82,13 @@ async function readState() {
       isCalm: isReady && !states.some(isBusy),
     };
   } catch {
-    return { name: "unreachable", text: "Not reachable" };
+    return { name: "unreachable", text: "No connection" };
   }
 }
 
 async function readModels() {
+  if (isReading) return;
+  isReading = true;
   try {
     const { data } = await get("v1/models");
     models = data;
@@ -82,13 +102,15 @@ async function readModels() {
   } catch {
     // a key is missing, or nothing answers: tried again with the next look at the state
   }
+  isReading = false;
 }
 
 addEventListener("hashchange", route);
 setTimeout(() => Object.values(VIEWS).forEach(([file]) => load(file).catch(() => null)), LOAD_MS);
 document.querySelector("nav").addEventListener("click", ({ target }) => target.closest("a")?.hash === location.hash && route()); // tried again
 $("reload").addEventListener("click", () => location.reload());
-addEventListener("trouble", watch);
+for (const name of ["trouble", "online", "offline"]) addEventListener(name, lookSoon);
+document.addEventListener("visibilitychange", () => document.hidden || lookSoon());
 $("theme").addEventListener("change", ({ target: { value } }) => {
   keep("vlm_server theme", value);
   dispatchEvent(new CustomEvent("theme", { detail: value }));
