@@ -41,7 +41,7 @@ def show(page: Any, view: str) -> None:
         ask(page, "What shape is this?")
         attach(page, "drop", SQUARE)
     else:
-        page.locator(f"nav a[href='#{view}']").click()
+        page.locator(f".bar a[href='#{view}']:visible").click()
         page.locator(f"#{view} .card").first.wait_for()
 
 
@@ -171,7 +171,7 @@ def test_title_stays_below_bar_when_tab_is_clicked_again(
     if shape == "large":
         page.evaluate("document.documentElement.style.fontSize = '200%'")
     for view in ("models", "settings", "watch"):
-        link = page.locator(f"nav a[href='#{view}']")
+        link = page.locator(f".bar a[href='#{view}']:visible")
         link.click()
         page.locator(f"#{view} .card").first.wait_for()
         for _ in range(2):
@@ -203,6 +203,19 @@ def test_back_leads_to_first_view(daemon: Daemon, open_page: Open) -> None:
     page.go_back()
     page.locator("#question").wait_for()
     assert page.locator("nav a[aria-current=page]").inner_text() == "Ask"
+
+
+def test_phone_has_five_tabs_and_settings_at_top(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon, device="phone")
+    tabs = page.locator("nav a:visible")
+    assert tabs.all_inner_texts() == ["Ask", "Watch", "Now", "Models", "Connect"]
+    widths = [tab.bounding_box()["width"] for tab in tabs.all()]
+    assert min(widths) > 64
+    page.get_by_role("link", name="Settings").click()
+    page.locator("#settings .card").first.wait_for()
+    current = page.locator(".bar a[aria-current=page]:visible")
+    assert current.get_attribute("title") == "Settings"
+    assert accessibility_problems(page) == []
 
 
 THEME_AT_FIRST_PAINT = """() => new MutationObserver((_, observer) => {

@@ -25,7 +25,7 @@ async function show(name) {
 function route() {
   const name = Object.keys(VIEWS).find((view) => `#${view}` === location.hash) ?? ((location.hash && document.body.dataset.view) || "ask"); // `#main` keeps the view
   for (const section of document.querySelectorAll(".view")) section.hidden = section.dataset.view !== name;
-  for (const link of document.querySelectorAll("nav a"))
+  for (const link of document.querySelectorAll(".bar a"))
     link.hash === `#${name}`
       ? link.setAttribute("aria-current", "page")
       : link.removeAttribute("aria-current");
@@ -107,7 +107,7 @@ async function readModels() {
 
 addEventListener("hashchange", route);
 setTimeout(() => Object.values(VIEWS).forEach(([file]) => load(file).catch(() => null)), LOAD_MS);
-document.querySelector("nav").addEventListener("click", ({ target }) => target.closest("a")?.hash === location.hash && route()); // tried again
+document.querySelector(".bar").addEventListener("click", ({ target }) => target.closest("a")?.hash === location.hash && route()); // tried again
 $("reload").addEventListener("click", () => location.reload());
 for (const name of ["trouble", "online", "offline"]) addEventListener(name, lookSoon);
 document.addEventListener("visibilitychange", () => document.hidden || lookSoon());
