@@ -292,6 +292,7 @@ function followEnd() {
 }
 
 function toEnd(smooth = false) {
+  if ($("thread").closest(".view").hidden) return; // another view is read
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   page.scrollTo({ top: page.scrollHeight, behavior: smooth && !calm ? "smooth" : "auto" });
 }
