@@ -40,6 +40,9 @@ def test_now_shows_last_requests_times_memory_and_log(daemon: Daemon, open_page:
     assert "Done" in picture.inner_text()
     label = picture.locator(".stack").get_attribute("aria-label")
     assert re.search(r"Prompt: [\d.]+ m?s, Answer: [\d.]+ .?s$", label)
+    whole = picture.locator(".stack").bounding_box()["width"]
+    parts = [part.bounding_box()["width"] for part in picture.locator(".stack i").all()]
+    assert sum(parts) > 0.8 * whole, "the parts fill the bar of a request, however short it was"
     times = page.locator(".delays table")
     assert times.locator("tbody th").all_inner_texts()[1] == "First token"
     _, status = daemon.get("/v1/status")

@@ -103,6 +103,14 @@ def test_options_are_sent_and_kept_in_browser(daemon: Daemon, open_page: Open) -
     assert page.evaluate("localStorage.length") == 0
 
 
+def test_options_make_room_for_answer(daemon: Daemon, open_page: Open) -> None:
+    page = open_options(open_page(daemon))
+    attach(page, "drop", SQUARE)
+    ask(page, "What shape is this?")
+    assert page.locator("#options").is_hidden()
+    assert page.evaluate("document.activeElement.id") == "question"
+
+
 @pytest.mark.parametrize("device", list(VIEWPORTS))
 def test_schema_is_built_from_fields(daemon: Daemon, open_page: Open, device: str) -> None:
     page = open_options(open_page(daemon, device=device))
@@ -230,7 +238,7 @@ def test_compare_offers_sizes_that_differ(daemon: Daemon, open_page: Open) -> No
     page.get_by_role("button", name="Compare two answers").click()
     page.get_by_text("Nothing to compare yet: add a picture").wait_for()
     attach(page, "drop", SQUARE)
-    page.get_by_text("sees these pictures at one size, whichever is chosen").wait_for()
+    page.get_by_text("sees these pictures at one size, and no other").wait_for()
     assert page.get_by_label("Answer twice").is_hidden()
     assert accessibility_problems(page) == []
     ask(page, "What shape is this?")

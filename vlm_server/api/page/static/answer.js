@@ -155,7 +155,7 @@ export class AnswerView {
     shown.push([
       "From cache",
       `${count(cached)} of ${count(usage.prompt_tokens)} tokens`,
-      `${percent(cached, usage.prompt_tokens)} of the prompt did not have to be computed`,
+      `${percent(cached, usage.prompt_tokens)} of the prompt had been read before`,
     ]);
     const images = this.actions.hasMedia ? (usage.images ?? []) : []; // those of earlier questions were told there
     if (images.length) shown.push(["Seen as", sizes(images), costOf(images)]);
@@ -186,7 +186,7 @@ function sizes(images) {
 /** What the pictures cost, with their sizes where there are several. */
 const costOf = (images) =>
   images.length === 1
-    ? `${count(images[0].tokens)} tokens for the picture, at the size at which the model saw it`
+    ? `The size at which the model saw the picture: ${count(images[0].tokens)} tokens`
     : images.map(({ width, height, tokens }, index) => `Picture ${index + 1}: ${width} × ${height}, ${count(tokens)} tokens`).join("\n");
 
 const note = (text) => h("p.note", text);

@@ -224,6 +224,8 @@ function submit() {
   if (invalid) return invalid.focus();
   const asked = ways();
   if (!asked) return;
+  const focused = document.activeElement;
+  if (closeOptions()) focused.focus(); // options would cover the answer
   const media = attached;
   attached = [];
   recalled = -1;

@@ -100,7 +100,7 @@ export function stack(parts, all, label) {
     { role: "img", "aria-label": label },
     shown.map(([name, value, title]) => {
       const part = h(`i.${name}`, { title });
-      part.style.flexBasis = `${(100 * value) / Math.max(all, 1)}%`;
+      part.style.flexBasis = `${(100 * value) / (all || 1)}%`;
       return part;
     }),
   );

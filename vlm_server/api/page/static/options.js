@@ -66,7 +66,7 @@ export function offerComparisons(media) {
   $("compare-none").textContent = offered.length ? "" : images.length ? ONE_SIZE : NO_PICTURE;
 }
 
-const ONE_SIZE = "Nothing to compare: this model sees these pictures at one size, whichever is chosen, and no other model is served.";
+const ONE_SIZE = "Nothing to compare: this model sees these pictures at one size, and no other model is served.";
 const NO_PICTURE = "Nothing to compare yet: add a picture, to ask about it in two sizes.";
 
 /** The other sizes of pictures, but for those at which the model would see `images` alike: [value, text]. */
