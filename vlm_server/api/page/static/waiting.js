@@ -58,7 +58,7 @@ export class Waiting {
     this.told = told;
     const text = words(told, this.hasMedia, this.model);
     if (this.line.textContent !== text) this.line.textContent = text;
-    this.again.textContent = this.isRetry() ? `. Trying again in ${told.seconds} s` : "";
+    this.again.textContent = this.isRetry() ? `. Trying again in ${told.seconds}\u00a0s` : "";
     this.more.replaceChildren(...this.measure(told));
     this.tick();
   }
