@@ -96,6 +96,7 @@ def test_answer_that_was_cut_off_is_continued(page: Any) -> None:
     page.get_by_label("Longest answer").fill("3")
     answer = ask(page, f"say 0.01 {LETTERS}")
     answer.get_by_text("Cut off at the longest answer allowed").wait_for()
+    page.get_by_role("button", name="Options").click()
     page.get_by_label("Longest answer").fill("")
     answer.get_by_role("button", name="Continue").click()
     answer.locator(".text", has_text=re.compile("^a b c d e f")).wait_for()
