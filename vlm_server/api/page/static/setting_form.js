@@ -11,43 +11,56 @@ export const plain = (written) => (Array.isArray(written) ? written.join(", ") :
 /** The form for a new value of `one`: `save(value)` takes it if it can change while the server runs, else it is copied
  * for the settings file, which is called `file`. Nothing wrong is saved or copied. */
 export function settingForm(one, file, save) {
-  const problem = h("p.problem", { id: "value-problem", role: "alert" });
   let timer = null;
-  let sound = null; // the last value that was found to be right
-  const told = () => JSON.stringify(entry.read());
-  const say = (text) => {
-    problem.replaceChildren(...inline(text));
-    entry.field.setAttribute("aria-invalid", String(Boolean(text)));
-  };
-  const check = async () => {
-    const checked = told();
-    const text = checked === sound ? "" : await faultOf(one, entry.read());
-    if (told() !== checked) return false; // it was changed meanwhile
-    say(text);
-    sound = text ? null : checked;
-    return !text;
-  };
   const entry = entryOf(one, () => {
     snippet.textContent = lineOf(one, entry.read());
     clearTimeout(timer);
-    timer = setTimeout(() => entry.field.isConnected && check(), CHECK_MS);
+    timer = setTimeout(() => entry.field.isConnected && checks.check(), CHECK_MS);
   });
   const snippet = h("code", lineOf(one, entry.read()));
+  const checks = new Checks(one, entry);
   const finish = async (event) => {
     event.preventDefault();
-    if (told() !== sound && !(await check())) return entry.field.focus();
+    if (!checks.isSound() && !(await checks.check())) return entry.field.focus();
     if (!one.live) return copy(button, lineOf(one, entry.read()));
-    await save(entry.read()).catch((error) => say(error.message));
+    await save(entry.read()).catch((error) => checks.say(error.message));
   };
   const button = h("button.primary.small", one.live ? "Save" : "Copy as TOML");
   return h(
     "form",
     { onsubmit: finish, novalidate: true },
     h("div.row.wraps", entry.element, button, h("button.quiet.small", { type: "reset" }, "Cancel")),
-    problem,
+    checks.problem,
     !one.live && h("pre", { tabindex: "0", "aria-label": "For the settings file" }, snippet),
     h("p.muted.small", one.live ? "It holds at once, until the server ends: to keep it, copy it as TOML into the settings file." : afterwards(one, file)),
   );
+}
+
+/** Says what is wrong with the value that is entered. */
+class Checks {
+  constructor(one, entry) {
+    Object.assign(this, { one, entry, sound: null, said: "" }); // `sound` is the last value that was right
+    this.problem = h("p.problem", { id: "value-problem", role: "alert" });
+  }
+
+  value = () => JSON.stringify(this.entry.read());
+  isSound = () => this.value() === this.sound;
+
+  say(text) {
+    if (text !== this.said) this.problem.replaceChildren(...inline(text)); // what stays is not spoken again
+    this.said = text;
+    this.entry.field.setAttribute("aria-invalid", String(Boolean(text)));
+  }
+
+  /** Whether the value is right; not if it changes meanwhile. */
+  async check() {
+    const checked = this.value();
+    const text = this.isSound() ? "" : await faultOf(this.one, this.entry.read());
+    if (this.value() !== checked) return false;
+    this.say(text);
+    this.sound = text ? null : checked;
+    return !text;
+  }
 }
 
 /** What is wrong with a value, in words; "" if nothing is, or nobody can say. */
