@@ -106,6 +106,7 @@ def test_page_shows_one_number_of_seconds(scripted_daemon: Daemon, open_page: Op
         }"""
     )
     assert shown == [
-        "The server can\N{RIGHT SINGLE QUOTATION MARK}t be reached. Trying again in 4\N{NO-BREAK SPACE}s",
+        "The server can\N{RIGHT SINGLE QUOTATION MARK}t be reached. "
+        "Trying again in 4\N{NO-BREAK SPACE}s",
         "Waiting for its turn4 s",
     ]
