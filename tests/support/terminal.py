@@ -27,13 +27,13 @@ _DROPPED = ("COLUMNS", "NO_COLOR", "TMUX", "KITTY_WINDOW_ID", "TERM_PROGRAM", "C
 
 
 class Session:
-    """A command at a terminal of `COLUMNS` columns; `shown` is all its output."""
+    """A command at a terminal of so many columns; `shown` is all its output."""
 
     def __init__(
-        self, words: Sequence[str], environment: Mapping[str, str], program: str = PROGRAM
+        self, words: Sequence[str], environment: Mapping[str, str], program: str, columns: int
     ) -> None:
         ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         inherited = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         self.process = subprocess.Popen(
             [sys.executable, "-m", program, *words],
@@ -46,7 +46,7 @@ class Session:
         )
         os.close(theirs)
         self._terminal = ours
-        self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=1000)
+        self._screen = pyte.HistoryScreen(columns, ROWS, history=1000)
         self._screen.write_process_input = lambda reply: os.write(ours, reply.encode())
         self._stream = pyte.ByteStream(self._screen)
         self.shown = ""
@@ -88,7 +88,7 @@ class Session:
     def scrolled(self) -> str:
         """The lines that have scrolled away, and those on the screen."""
         above = [
-            "".join(line[column].data for column in range(COLUMNS)).rstrip()
+            "".join(line[column].data for column in range(self._screen.columns)).rstrip()
             for line in self._screen.history.top
         ]
         return "\n".join([*above, self.seen])
@@ -121,9 +121,11 @@ def _own_terminal() -> None:
 
 
 @contextmanager
-def session(*words: str, program: str = PROGRAM, **environment: str) -> Iterator[Session]:
+def session(
+    *words: str, program: str = PROGRAM, columns: int = COLUMNS, **environment: str
+) -> Iterator[Session]:
     """`vlm-server` with these arguments."""
-    opened = Session(words, environment, program)
+    opened = Session(words, environment, program, columns)
     try:
         yield opened
     finally:

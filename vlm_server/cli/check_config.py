@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -14,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from vlm_server.cli import options
-from vlm_server.cli.text import printable
+from vlm_server.cli.text import say
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ModelLoadError, ModelMissing, NotAvailable
 from vlm_server.hub.examination import ExaminationRequest, examine
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     absent = [fault for fault in faults if isinstance(fault, ModelMissing | NotAvailable)]
     warnings = (*not_here(settings, places), *beyond_machine(settings, places))
     for text in (*map(str, absent), *warnings):
-        print(printable(f"warning: {text}"), file=sys.stderr)
+        say(text, "warning: ")
     options.raise_all([fault for fault in faults if fault not in absent])
     if unusable := list(unusable_models(settings)):
         raise ModelLoadError(*unusable)

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from vlm_server.cli import exit_codes, usage
-from vlm_server.cli.text import printable
+from vlm_server.cli.text import say
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError
 
@@ -108,8 +108,9 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
         traceback.print_exception(error)
     details = getattr(error, "details", "") if options.debug else ""
     with contextlib.suppress(OSError):
+        sys.stderr.write(details)
         for line in _lines_of(error, code):
-            print(f"{details}vlm-server: {printable(line)}", file=sys.stderr)
+            say(line, "vlm-server: ")
     if isinstance(error, OSError):
         discard_output()  # flushing would fail again at the end
     status: int | None = getattr(options, "give_up_status", None)

@@ -27,6 +27,7 @@ from vlm_server.hub.messages import DownloadPlan, Progress
 from vlm_server.hub.names import HubName, to_download
 from vlm_server.models import EMBEDDED
 from vlm_server.nearest import did_you_mean
+from vlm_server.platform.terminal import columns_of
 from vlm_server.settings import EMBEDDED_MODEL, ListedModel, Settings
 from vlm_server.sizes import file_size, memory_size
 
@@ -65,7 +66,7 @@ def pull(arguments: argparse.Namespace) -> int:
     try:
         folder = asyncio.run(download(name, show, approve))
     except KeyboardInterrupt:
-        print("Interrupted: what is here is kept, and pull goes on from there.", file=sys.stderr)
+        text.say("Interrupted: what is here is kept, and pull goes on from there.")
         raise
     finally:
         progress.clear()
@@ -104,7 +105,7 @@ def list_models(arguments: argparse.Namespace) -> int:
     served = ("SERVED",) if states else ()
     head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
     cells = [head, *(_cells(row, with_state=bool(states)) for row in rows)]
-    print(_table_of(cells, text.columns_of(sys.stdout)))
+    print(_table_of(cells, columns_of(sys.stdout)))
     return 0
 
 
@@ -203,7 +204,7 @@ def check(arguments: argparse.Namespace) -> int:
     is_here = Path(settings.model.path).is_dir()
     hub_name = None if is_here else to_download(settings.model.path)
     examination, plan = asyncio.run(_examine_model(settings, hub_name))
-    print(text.facts(facts(settings, examination, plan), text.columns_of(sys.stdout)))
+    print(text.facts(facts(settings, examination, plan), columns_of(sys.stdout)))
     if examination.refusal:
         raise ModelLoadError(examination.refusal)
     if plan is not None:

@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     import json
 
     from vlm_server.cli.client.daemon import Daemon, address_of
-    from vlm_server.cli.text import columns_of, table
+    from vlm_server.cli.text import table
+    from vlm_server.platform.terminal import columns_of
 
     settings = options.load_settings(arguments)
     with Daemon(*address_of(arguments, settings)) as daemon:

@@ -1,4 +1,4 @@
-"""Text for terminals: tables, questions, hints, no control characters."""
+"""Text for terminals: messages, tables, questions, hints, no control characters."""
 
 from __future__ import annotations
 
@@ -6,17 +6,30 @@ import contextlib
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+
+from vlm_server.platform.terminal import columns_of, hanging, styled
 
 _MIN_CELL, _UNBOUNDED = 16, 1 << 20
+_SMALL_INDENT, _MAX_INDENT = 2, 12
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\ufffd")
 
 
 def printable(text: str) -> str:
     """`text` without control characters, which could control a terminal."""
     return text.translate(_CONTROLS)
+
+
+def say(text: str, start: str = "", style: str = "") -> None:
+    """Print a message on stderr after its `start`: on a terminal wrapped, and in `style`.
+
+    A line that begins with a space is a command to copy, and stays as it is.
+    """
+    columns, indent = columns_of(sys.stderr), min(len(start), _MAX_INDENT) or _SMALL_INDENT
+    first, *others = printable(text).split("\n")
+    lines = [hanging(start, first, columns, indent)]
+    lines += [hanging("", x, None if x.startswith(" ") else columns, indent) for x in others]
+    print(styled("\n".join(lines), style, sys.stderr), file=sys.stderr)
 
 
 def table(rows: Sequence[Sequence[str]], columns: int | None = None) -> str:
@@ -37,20 +50,6 @@ def facts(rows: Iterable[tuple[str, str]], columns: int | None = None) -> str:
     rows = list(rows)
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(hanging(f"{name:<{width}}", text, columns) for name, text in rows)
-
-
-def hanging(start: str, text: str, columns: int | None = None) -> str:
-    """`start` and `text`, whose further lines are indented below its first."""
-    if columns is None:
-        return f"{start}{text}"
-    room = max(_MIN_CELL, columns - len(start))
-    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
-    return f"\n{' ' * len(start)}".join([f"{start}{lines[0]}", *lines[1:]])
-
-
-def columns_of(stream: TextIO) -> int | None:
-    """The width of a terminal; None for a file or a pipe, whose lines are not cut or wrapped."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def from_home(path: str) -> str:
@@ -76,7 +75,7 @@ def program() -> str:
 def toy_hint() -> str:
     """What to say to a person whom the embedded model answers."""
     real = f"{program()} serve --model mlx-community/Qwen3-VL-2B-Instruct-4bit"
-    return f"demo is a toy that knows simple drawings. A real model: {real}"
+    return f"demo is a toy that knows simple drawings. A real model:\n  {real}"
 
 
 def is_confirmed(question: str, refusal: str, *, is_given: bool = False) -> bool:

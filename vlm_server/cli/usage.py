@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from vlm_server.cli import exit_codes
+from vlm_server.cli.text import say
 from vlm_server.nearest import did_you_mean
 from vlm_server.platform.terminal import BOLD, styled
 
@@ -130,7 +131,8 @@ class Parser(argparse.ArgumentParser):
             self.exit(exit_codes.WRONG_SETTINGS)
         text = message.removeprefix("argument ").removeprefix("COMMAND: ").removeprefix("ACTION: ")
         text = _NO_NUMBER.sub(r"\1 is no whole number", text)
-        self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text} (see {self.prog} --help)\n")
+        say(f"{text} (see '{self.prog} --help')", f"{self.prog}: ")
+        self.exit(exit_codes.WRONG_SETTINGS)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write `message`, and raise if that fails: argparse would ignore the error."""

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from vlm_server.platform.terminal import CLEAR_LINE, DIM, RED, YELLOW, styled
+from vlm_server.platform.terminal import CLEAR_LINE, DIM, RED, YELLOW, columns_of, hanging, styled
 
 Fields = Mapping[str, str | int | float | None]
 """The fields of a log line, by name."""
@@ -103,6 +103,7 @@ class _TerminalFormatter(_TextFormatter):
     """`15:42:53  message`, in place of the line of progress; warnings and errors are marked."""
 
     _time_format = "%H:%M:%S"
+    _time_columns = len("15:42:53  ")
 
     def _start(self, process: str, stream: TextIO) -> str:
         return f"{CLEAR_LINE}{styled('%(asctime)s', DIM, stream)}  %({_LINE})s"
@@ -110,11 +111,19 @@ class _TerminalFormatter(_TextFormatter):
     def _written(self, record: logging.LogRecord, text: str) -> str:
         style = RED if record.levelno >= logging.ERROR else YELLOW
         if record.levelno >= logging.WARNING:
-            return f"{styled(f'{record.levelname.lower()}:', style, self._stream)} {text}"
+            level = f"{record.levelname.lower()}:"
+            wrapped = self._wrapped(f"{level} {text}")
+            return f"{styled(level, style, self._stream)}{wrapped.removeprefix(level)}"
+        text = self._wrapped(text)
         if (getattr(record, _FIELDS, None) or {}).get("error") is None:
             return text
         is_ours = record.__dict__[_FIELDS]["status"] >= _SERVER_ERROR
         return styled(text, RED if is_ours else YELLOW, self._stream)
+
+    def _wrapped(self, text: str) -> str:
+        start, columns = " " * self._time_columns, columns_of(self._stream)
+        lines = (hanging(start, line, columns) for line in text.split("\n"))
+        return "\n".join(lines)[len(start) :]
 
 
 class _JsonFormatter(logging.Formatter):

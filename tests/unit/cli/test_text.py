@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.support.terminal import session
 from tests.unit.cli.screen import Terminal
 from vlm_server.cli import text
 from vlm_server.cli.model_actions import _table_of
@@ -28,6 +29,43 @@ def test_list_of_models_leaves_out_families_where_they_do_not_fit() -> None:
     assert "qwen3_vl" in _table_of(ROWS, None)
     assert "qwen3_vl" in _table_of(ROWS, 120)
     assert "FAMILY" not in _table_of(ROWS, 60)
+
+
+QUOTED = "no daemon answers here; 'vlm-server serve --port 9' starts one, and it can't wait"
+
+
+def test_message_wraps_by_words_at_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text.say(QUOTED, "vlm-server: ")
+    assert capsys.readouterr().err == f"vlm-server: {QUOTED}\n"
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    text.say(f"{QUOTED}\n  a command that is copied as a whole, however long", "vlm-server: ")
+    *wrapped, command = terminal.getvalue().splitlines()
+    assert [line[:12] for line in wrapped] == ["vlm-server: ", *[" " * 12] * (len(wrapped) - 1)]
+    assert max(map(len, wrapped)) <= 40
+    assert " ".join(line[12:] for line in wrapped) == QUOTED
+    assert any("'vlm-server serve --port 9'" in line for line in wrapped)
+    assert command == "  a command that is copied as a whole, however long"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_errors_and_warnings_of_commands_wrap_by_words(columns: int) -> None:
+    for words in (
+        ("serve", "--host", "0.0.0.0"),
+        ("connect", "nothing"),
+        ("check-config", "--set", "model.path=/absent/model"),
+    ):
+        with session(*words, columns=columns) as command:
+            assert command.ended() == (0 if words[0] == "check-config" else 2)
+            lines = command.plain.replace("\r", "").splitlines()
+        assert max(map(len, lines)) <= columns
+        with session(*words, columns=1000) as command:
+            command.ended()
+            whole = command.plain.split()
+        assert " ".join(lines).split() == whole
+        assert columns > 80 or any(line.startswith("  ") for line in lines)
 
 
 def test_facts_go_on_below_themselves() -> None:

@@ -53,6 +53,16 @@ def test_terminal_log_line_has_time_of_day_and_marks_problems(
     assert re.fullmatch(r"\d\d:\d\d:\d\d  warning: it is late\n", second)
 
 
+def test_terminal_log_wraps_lines_below_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    logger, out = at_terminal("text")
+    logger.warning("the hub can't be reached, and is asked again in a minute")
+    first, *others = out.getvalue().removeprefix("\r\x1b[K").splitlines()
+    assert first[10:] == "warning: the hub can't be"
+    assert others == [" " * 10 + "reached, and is asked again in", " " * 10 + "a minute"]
+
+
 def test_terminal_log_colours_failed_requests_and_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

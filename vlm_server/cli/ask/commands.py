@@ -13,19 +13,21 @@ from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import printable, table
+from vlm_server.cli.text import facts, printable, say, table
 from vlm_server.errors import ConfigError
 from vlm_server.nearest import did_you_mean
+from vlm_server.platform.terminal import columns_of
 from vlm_server.settings import Limits
 from vlm_server.sizes import file_size
 
 _OFF, _ON = ("off", "none"), "on"
-_KEYS = """
-Enter sends. Alt-Enter, Ctrl-J, or \\ before Enter begin a new line; between
-\"\"\" and \"\"\" Enter does so, too. Tab completes commands, models and files.
-Drop files here, or write their paths, to show them; Ctrl-V shows the picture
-in the clipboard. Up and Ctrl-R find what you typed before; what begins with
-a space is not kept. Ctrl-C stops an answer and keeps what is there."""
+_KEYS = (
+    ("Enter", 'sends; Alt-Enter, Ctrl-J, or Enter after \\ or between """ begin a new line'),
+    ("Tab", "completes commands, models and files"),
+    ("a path", "or a dropped file is shown; Ctrl-V shows the picture in the clipboard"),
+    ("Up, Ctrl-R", "find what you typed before; what begins with a space is not kept"),
+    ("Ctrl-C", "stops an answer, and keeps what is there"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Commands:
     def attach(self, found: Sequence[Medium]) -> None:
         """Let `found` wait for the next question, and say so."""
         for medium in found:
-            _tell(f"+ {medium.noun} {Path(medium.name).name} ({_size(medium)})")
+            say(f"+ {medium.noun} {Path(medium.name).name} ({_size(medium)})")
         self.pending += found
 
     def _image(self, argument: str) -> None:
@@ -121,32 +123,32 @@ class Commands:
                 ("*" if name == mine else "", name, str(model.get("state", "")))
                 for name, model in zip(names, models, strict=True)
             ]
-            _tell(table([("", "MODEL", "STATE"), *rows]))
+            say(table([("", "MODEL", "STATE"), *rows]))
             return
         if argument not in names:
             close = did_you_mean(argument, names) or f": there are {', '.join(names)}"
             raise CommandFailed(f"the daemon has no model {argument!r}{close}")
         self._conversation.model = models[names.index(argument)]
         kept = ", which reads the conversation so far" if self._conversation.turns else ""
-        _tell(f"now with {argument}{kept}")
+        say(f"now with {argument}{kept}")
 
     def _system(self, argument: str) -> None:
         if argument:
             self._conversation.system = None if argument in _OFF else argument
         text = self._conversation.system
-        _tell(f"instructions: {text}" if text else "no instructions")
+        say(f"instructions: {text}" if text else "no instructions")
 
     def _set(self, argument: str) -> None:
         name, _, value = argument.replace("=", " ").partition(" ")
         values = self._conversation.values
         if not name:
+            purposes = {name: one.purpose for name, one in parameters.PARAMETERS.items()}
+            purposes[parameters.REASONING] = ", ".join(parameters.EFFORTS)
             rows = [
-                (name, str(values.get(name, "-")), parameter.purpose)
-                for name, parameter in parameters.PARAMETERS.items()
+                (f"{name:<18}  {values.get(name, '-')}", purpose)
+                for name, purpose in purposes.items()
             ]
-            effort = str(values.get(parameters.REASONING, "-"))
-            rows.append((parameters.REASONING, effort, ", ".join(parameters.EFFORTS)))
-            _tell(table([("NAME", "VALUE", ""), *rows]))
+            _tabulate([(f"{'NAME':<18}  VALUE", ""), *rows])
             return
         if not value.strip():
             raise ConfigError(f"which value? /set {name} VALUE, or /set {name} off")
@@ -155,21 +157,21 @@ class Commands:
             values.pop(name, None)
         else:
             values[name] = parsed
-        _tell(f"{name}: {'the model decides' if parsed is None else parsed}")
+        say(f"{name}: {'the model decides' if parsed is None else parsed}")
 
     def _stats(self, argument: str) -> None:
         if argument in (_ON, *_OFF):
             self.shows_figures = argument == _ON
-            _tell("figures after each answer" if self.shows_figures else "no figures")
+            say("figures after each answer" if self.shows_figures else "no figures")
             return
         if self._conversation.last is None:
             raise CommandFailed("there is no answer yet")
-        _tell(output.figures(self._conversation.last))
+        say(output.figures(self._conversation.last))
 
     def _drop(self, _: str) -> None:
         if not self.pending:
             raise CommandFailed("nothing waits for the next question")
-        _tell(f"left out: {_counted(self.pending)}")
+        say(f"left out: {_counted(self.pending)}")
         self.pending = []
 
     def _new(self, _: str) -> None:
@@ -177,14 +179,14 @@ class Commands:
         self._conversation.forget()
         self.pending = []
         answers = f" ({count} answer{'' if count == 1 else 's'} forgotten)" if count else ""
-        _tell(f"a new conversation{answers}")
+        say(f"a new conversation{answers}")
 
     def _save(self, argument: str) -> None:
         if not self._conversation.turns:
             raise CommandFailed("there is nothing to save yet")
         path = Path(typed.as_path(argument or saved.default_name()))
         saved.save(path, self._conversation)
-        _tell(f"saved in {path}")
+        say(f"saved in {path}")
 
     def _load(self, argument: str) -> None:
         if not argument:
@@ -198,12 +200,16 @@ class Commands:
         conversation.turns, conversation.system = turns, loaded.system
         conversation.values = values
         count = f"{len(turns)} answer{'' if len(turns) == 1 else 's'} of {loaded.model}"
-        _tell(f"{count}; it goes on with {conversation.model['id']}")
+        say(f"{count}; it goes on with {conversation.model['id']}")
 
     def _help(self, _: str) -> None:
         rows = [(f"/{name} {one.argument}", one.purpose) for name, one in COMMANDS.items()]
-        _tell(table([*rows, ("/bye", "leave, as does Ctrl-D")]))
-        _tell(_KEYS)
+        rows = [*rows, ("/bye", "leave, as does Ctrl-D"), ("", ""), *_KEYS]
+        _tabulate(rows)
+
+
+def _tabulate(rows: Sequence[tuple[str, str]]) -> None:
+    print(printable(facts(rows, columns_of(sys.stderr))), file=sys.stderr)
 
 
 def _size(medium: Medium) -> str:
@@ -221,7 +227,3 @@ def _counted(found: Sequence[Medium]) -> str:
         f"{nouns.count(noun)} {noun}{'s' if nouns.count(noun) > 1 else ''}"
         for noun in dict.fromkeys(nouns)
     )
-
-
-def _tell(text: str) -> None:
-    print(printable(text), file=sys.stderr)

@@ -106,12 +106,14 @@ class ChatSession:
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
         earlier = [medium for turn in self.turns for medium in turn.media]
         images = [medium for medium in [*earlier, *media] if medium.is_image]
-        self.last = reply = ChatReply(str(self.model["id"]), image=images[-1] if images else None)
+        reply = ChatReply(str(self.model["id"]), image=images[-1] if images else None)
         try:
             await self._receive(reply, content, view)
         finally:
             if reply.text:
                 self.turns.append(Turn(tuple(media), question, reply.text, content))
+            if reply.text or reply.finish_reason:
+                self.last = reply
         return reply
 
     async def _receive(

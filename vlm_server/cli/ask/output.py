@@ -15,7 +15,7 @@ from vlm_server.cli.ask.conversation import ChatReply
 from vlm_server.cli.client.answer import STATE_WORDS, AnswerProgress
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import printable
+from vlm_server.cli.text import printable, say
 
 if TYPE_CHECKING:
     from vlm_server.cli.ask.markdown import MarkdownStream
@@ -113,7 +113,7 @@ def print_end(
     CommandFailed if no regions were found to write.
     """
     if reply.finish_reason == "length" and not is_quiet:
-        print(f"(cut off at the longest answer allowed: {advice})", file=sys.stderr)
+        say(f"(cut off at the longest answer allowed: {advice})")
     can_show = sys.stdout.isatty() and not is_quiet
     protocol = regions.protocol_of(os.environ) if can_show else None
     if reply.regions and reply.image is not None and (protocol or save_boxes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.styles import Style
 
 from vlm_server.cli.ask import media
+from vlm_server.cli.text import say
 
 PROMPT = ">>> "
 _QUOTES = '"""'
@@ -63,7 +63,7 @@ def history_in(path: Path | None) -> History:
             return PrivateHistory(path)
         except OSError as error:
             reason = error.strerror or error
-            print(f"(what you type is not kept: {path}: {reason})", file=sys.stderr)
+            say(f"(what you type is not kept: {path}: {reason})")
     return InMemoryHistory()
 
 

@@ -18,6 +18,7 @@ from vlm_server.cli.ask.parameters import ParameterValue
 from vlm_server.cli.client.daemon import Daemon, address_of, is_local, nobody_at, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.text import say
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import HubName
@@ -94,7 +95,7 @@ def answer(
         print(output.as_json(reply), flush=True)
     output.print_end(reply, arguments.save_boxes, is_quiet=arguments.json, advice="--max-tokens")
     if arguments.stats and not arguments.json:
-        print(output.figures(reply), file=sys.stderr)
+        say(output.figures(reply))
     return 0
 
 
@@ -115,9 +116,9 @@ def ready_daemon(
         _check_may_start(arguments, settings, daemon, models)
     if models is None:
         text = f"{nobody_at(url)} that stays. Starting one for now."
-        print(text[0].upper() + text[1:], file=sys.stderr)
+        say(text[0].upper() + text[1:])
     else:
-        print(f"The daemon at {url} does not serve this model: starting one.", file=sys.stderr)
+        say(f"The daemon at {url} does not serve this model: starting one.")
     new_daemon = running_daemon(
         options.settings_arguments(arguments), settings.server.drain_timeout_seconds + 10
     )

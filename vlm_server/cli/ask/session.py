@@ -15,9 +15,10 @@ from vlm_server.cli.ask.output import AnswerScreen
 from vlm_server.cli.ask.prompt import LineCompleter, Prompt, history_in
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.exit_codes import CommandFailed
-from vlm_server.cli.text import printable, toy_hint
+from vlm_server.cli.text import say, toy_hint
 from vlm_server.errors import VlmServerError
 from vlm_server.nearest import did_you_mean
+from vlm_server.platform.terminal import DIM, RED
 from vlm_server.settings import EMBEDDED_MODEL, Limits
 from vlm_server.settings.paths import state_folder
 
@@ -58,17 +59,15 @@ class Session:
                     self._handle(line)
                 except VlmServerError as error:
                     complain(error)
-                    if self._commands.pending:
-                        say("(its files wait for the next question; /drop leaves them out)")
                 except KeyboardInterrupt:
-                    say("(stopped)\n")
+                    note("(stopped)\n")
         return 0
 
     def _read(self) -> str:
         try:
             return self._prompt.read()
         except KeyboardInterrupt:
-            say("(Ctrl-D or /bye leaves)")
+            note("(Ctrl-D or /bye leaves)")
             return ""
 
     def _greet(self) -> None:
@@ -77,10 +76,10 @@ class Session:
         seen = [noun for name, noun in _SENSES if name in senses]
         sees = f" \u00b7 it sees {' and '.join(seen)}" if seen else ""
         where = self._daemon.url.removesuffix("/v1")
-        say(f"{model['id']} at {where}{sees}")
-        say("Drop a picture here, or just ask. /help says more, Ctrl-D leaves.")
+        note(f"{model['id']} at {where}{sees}")
+        note("Drop a picture here, or just ask. /help says more, Ctrl-D leaves.")
         if model["id"] == EMBEDDED_MODEL:
-            say(toy_hint())
+            note(toy_hint())
 
     def _handle(self, line: str) -> None:
         if not line:
@@ -98,7 +97,16 @@ class Session:
         files, question = typed.files_and_question(line)
         self._commands.attach([media.read(file, self._limits) for file in files])
         if question:
+            self._answer(question)
+
+    def _answer(self, question: str) -> None:
+        """Answer a question about what waits, which waits on if there is no answer."""
+        try:
             self._ask(self._commands.pending, question)
+        except VlmServerError as error:
+            complain(error)
+            if self._commands.pending:
+                note("(its files wait for the next question; /drop leaves them out)")
 
     def _ask(self, pending: Sequence[Medium], question: str) -> None:
         """Answer one question. Its media wait for the next one if there is no answer."""
@@ -118,10 +126,10 @@ class Session:
             kept = len(conversation.turns) > num_turns
             self._commands.pending = [] if kept else list(pending)
         if not reply.text:
-            say("(no answer)" if not reply.reasoning else "(it thought, and said nothing)")
+            note("(no answer)" if not reply.reasoning else "(it thought, and said nothing)")
         output.print_end(reply, None, advice=_LONGER)
         if self._commands.shows_figures:
-            say(output.figures(reply))
+            note(output.figures(reply))
         print(file=sys.stderr)
 
     def _retry(self) -> None:
@@ -145,18 +153,11 @@ class Session:
             complain(error)
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     """A line that is no answer, dimmed where there are colours."""
-    _print(text, "dim")
+    say(text, style=DIM)
 
 
 def complain(error: VlmServerError) -> None:
     """An error, in red where there are colours."""
-    _print(" ".join(str(error).split()), "red")
-
-
-def _print(text: str, style: str) -> None:
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    console.print(printable(text), style=style, markup=False, emoji=False)
+    say(" ".join(str(error).split()), style=RED)

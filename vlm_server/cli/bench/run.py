@@ -32,12 +32,13 @@ from vlm_server.cli.bench.servers import (
 )
 from vlm_server.cli.client.daemon import find_and_say, own_key, read_key
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.text import columns_of
+from vlm_server.cli.text import say
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import to_download
 from vlm_server.nearest import did_you_mean
 from vlm_server.platform.private_folder import PrivateFolder
+from vlm_server.platform.terminal import columns_of
 from vlm_server.supervisor.engine_process.start import for_any_server
 
 _STDOUT = Path("-")
@@ -82,7 +83,7 @@ async def bench(args: argparse.Namespace) -> int:
             async for run in measure(clients, plan, begin):
                 runs.append(run)
                 progress.clear()
-                _say(report.progress(run, plan))
+                say(report.progress(run, plan))
         finally:
             progress.clear()
             _write(args.json, targets, plan, runs)
@@ -175,7 +176,7 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     environment = await asyncio.to_thread(look) if args.start else {}
     ready_targets = []
     for name, kind_name in zip(names, args.start, strict=False):
-        _say(f"starting {name}")
+        say(f"starting {name}")
         kind = server_kind(kind_name, with_drafts=args.drafts == "on", settings=args.set)
         server = start_server(name, kind, folder, environment)
         ready_targets.append(await stack.enter_async_context(server))
@@ -216,8 +217,4 @@ def _number_names(kinds: list[str]) -> list[str]:
 def _warn_if_busy() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
-        _say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too high")
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+        say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too high")

@@ -9,7 +9,6 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import httpx
 from vlm_server.cli.client import own_daemons
 from vlm_server.cli.client.answer import error_message
 from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.text import say
 from vlm_server.platform import backend
 from vlm_server.platform.child import launch
 from vlm_server.settings import Server, Settings, is_loopback
@@ -262,7 +262,7 @@ def find_and_say(server: Server) -> str:
     if url != configured and (server.port or others):
         taking = f"No daemon answers at {configured}: taking" if server.port else "Taking"
         rest = f", the newest; --url names others: {', '.join(others)}" if others else ""
-        print(f"{taking} yours at {url}{rest}.", file=sys.stderr)
+        say(f"{taking} yours at {url}{rest}.")
     return url
 
 

@@ -11,8 +11,9 @@ from vlm_server.cli.connect.clients import CLIENTS, Client
 from vlm_server.cli.connect.command import ENTERED
 from vlm_server.cli.connect.settings_file import Records
 from vlm_server.cli.connect.tree import Unusable
-from vlm_server.cli.text import columns_of, printable, table
+from vlm_server.cli.text import printable, table
 from vlm_server.errors import VlmServerError
+from vlm_server.platform.terminal import columns_of
 
 _HINTS = f"""
 Connect one: vlm-server connect CLIENT (--undo takes that back)

@@ -13,8 +13,7 @@ import msgspec
 from vlm_server.cli import exit_codes
 from vlm_server.cli.doctor import daemon, device, machine, self_test, settings, situation
 from vlm_server.cli.doctor.findings import Check, Finding, within
-from vlm_server.cli.text import columns_of, hanging
-from vlm_server.platform.terminal import GREEN, RED, YELLOW, styled
+from vlm_server.platform.terminal import GREEN, RED, YELLOW, columns_of, hanging, styled
 
 _READ_SECONDS = 10.0
 """Time limit for reading the settings, and files named in them."""

@@ -27,6 +27,7 @@ from vlm_server.cli.service.manager import (
 )
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
+from vlm_server.cli.text import say
 from vlm_server.errors import ConfigError, VlmServerError
 from vlm_server.platform.private_folder import replace_file
 from vlm_server.settings import Server, Settings, settings_in, variable_of
@@ -40,10 +41,9 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Install the service, or leave all as it was. Raises VlmServerError."""
     arguments.config = options.config_file(arguments)
     if variables := [*map(variable_of, settings_in(os.environ))]:
-        print(
+        say(
             f"{', '.join(variables)} of this shell are not settings of the service: put them into "
-            "its settings file",
-            file=sys.stderr,
+            "its settings file"
         )
     settings = options.load_settings(arguments, environment={})
     options.check_memory_limit(settings)

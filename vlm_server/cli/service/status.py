@@ -15,6 +15,7 @@ from vlm_server.cli.client.questions import answer_to, questions_for
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager, join_address, split_address
+from vlm_server.platform.terminal import columns_of
 from vlm_server.settings import Settings
 from vlm_server.sizes import memory_size
 
@@ -40,7 +41,7 @@ def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_j
             for name, value in facts.items()
             if value is not None
         ]
-        print(text.facts(rows, text.columns_of(sys.stdout)))
+        print(text.facts(rows, columns_of(sys.stdout)))
     if facts["state"] not in ("running", "stopping"):
         return exit_codes.SERVICE_NOT_RUNNING
     return exit_codes.SERVICE_READY if facts["health"] == "ready" else exit_codes.SERVICE_NOT_READY

@@ -22,6 +22,12 @@ MODELS = [
     {"id": "demo", "capabilities": ["completion", "vision"], "max_model_len": 8192},
     {"id": "other", "capabilities": ["completion"], "state": "unloaded"},
 ]
+WRONG_COMMANDS = {
+    "/modle": "did you mean /model?",
+    "/set warmth 1": "there is no parameter 'warmth'",
+    "/load /absent.json": "can't read /absent.json",
+    "/stats": "there is no answer yet",
+}
 
 
 class SlowModel(BaseHTTPRequestHandler):
@@ -144,8 +150,12 @@ def test_refused_file_waits_until_it_is_dropped(
         ask.wait_until_seen("demo at http://127.0.0.1")
         ask.type(f"{picture} What is it?\r")
         ask.wait_until_seen("/drop leaves them out")
+        for command, complaint in WRONG_COMMANDS.items():
+            ask.type(f"{command}\r")
+            ask.wait_until_seen(complaint)
         ask.type("/drop\r")
         ask.wait_until_seen("left out: 1 picture")
+        assert ask.scrolled.count("/drop leaves them out") == 1
         model.refusal = None
         ask.type("Hello\r")
         ask.wait_until_seen("a red circle")
