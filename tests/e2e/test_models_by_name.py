@@ -135,13 +135,15 @@ def test_models_commands_pull_list_check_and_remove(hub: Hub, tmp_path: Path) ->
     looked = run("models", "check", NAME)
     assert looked.returncode == 0, looked.stderr
     assert f"commit {commit}" in looked.stdout
-    assert "vlm-server pull org/shapes" in looked.stdout
+    assert looked.stdout.splitlines()[-1].startswith(f"The weights of {NAME} fit; ")
+    assert looked.stdout.endswith("vlm-server pull org/shapes\n")
     assert set(hub.sent_bytes) <= {"config.json"}
     pulled = run("pull", NAME)
     assert pulled.returncode == 0, pulled.stderr
     assert commit in pulled.stdout
     listed = run("models", "list").stdout.splitlines()
     assert listed[1].split() == [NAME, "15", "MB", "qwen3_vl", "float16", "hub", "cache"]
+    assert listed[2].split() == ["demo", "15", "MB", "qwen3_vl", "float16", "vlm-server"]
     hub.requests.clear()
     checked = run("models", "check", NAME)
     assert checked.returncode == 0, checked.stderr
@@ -151,6 +153,7 @@ def test_models_commands_pull_list_check_and_remove(hub: Hub, tmp_path: Path) ->
     shape, _, others = checked.stdout.partition("A red circle:")[2].partition("Three blue")
     assert "circle" in shape
     assert "HELLO" in others.partition("is written here?")[2]
+    assert checked.stdout.endswith(f"\n{NAME} fits; it was loaded and tried.\n")
     assert not hub.requests
     refused = subprocess.run(
         [sys.executable, "-m", "vlm_server.cli", "models", "rm", NAME],
@@ -188,6 +191,8 @@ def test_models_check_reports_too_small_memory_with_figures(
     done = run("models", "check", str(EMBEDDED), "--no-load", "--set", limit)
     assert done.returncode == code
     assert words in done.stdout + done.stderr
+    verdict = "vlm-server: demo can't be served here: the " if code else "demo fits; "
+    assert (done.stdout + done.stderr).splitlines()[-1].startswith(verdict)
 
 
 def test_models_check_knows_embedded_model_by_name() -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ from vlm_server.cli.client.questions import answer_to, questions_for, rankings, 
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.errors import ConfigError, ModelLoadError
+from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable
 from vlm_server.hub import find, layout
 from vlm_server.hub.download import download, look_up
 from vlm_server.hub.examination import Examination, ExaminationRequest, check_plan, examine
@@ -31,9 +31,12 @@ from vlm_server.platform.terminal import columns_of
 from vlm_server.settings import EMBEDDED_MODEL, ListedModel, Settings
 from vlm_server.sizes import file_size, memory_size
 
+_UNKNOWN = "\u2013"
+_EMBEDDED_PLACE: Literal["vlm-server"] = "vlm-server"
+
 
 class _ModelRow(msgspec.Struct):
-    """A model in the list; None is unknown, as for a model known only to the daemon."""
+    """A model in the list; None is unknown, as is the size of a model that the daemon alone has."""
 
     name: str
     bytes: int | None = None
@@ -47,6 +50,9 @@ class _ModelRow(msgspec.Struct):
 
 def pull(arguments: argparse.Namespace) -> int:
     """Download a model, or its newest version, to the hub's cache. Raises VlmServerError."""
+    if arguments.model == EMBEDDED_MODEL:
+        print(f"{EMBEDDED_MODEL} is a part of vlm-server.\nServe it: vlm-server serve")
+        return 0
     name = _hub_name(arguments.model)
     settings = options.load_settings_only(arguments)
     set_up_logging(settings.log)
@@ -65,6 +71,10 @@ def pull(arguments: argparse.Namespace) -> int:
 
     try:
         folder = asyncio.run(download(name, show, approve))
+    except NotAvailable as error:
+        if find.find_by_name(str(name), settings.model.search_folders) is None:
+            raise
+        raise NotAvailable(f"{error}. {name} is here, perhaps in an older version") from None
     except KeyboardInterrupt:
         text.say("Interrupted: what is here is kept, and pull goes on from there.")
         raise
@@ -81,6 +91,7 @@ def list_models(arguments: argparse.Namespace) -> int:
     """
     settings = options.load_settings(arguments)
     checkpoints = find.find_all(settings.model.search_folders)
+    checkpoints.append(find.LocalCheckpoint(EMBEDDED, EMBEDDED_MODEL, _EMBEDDED_PLACE))
     if arguments.names:
         print("\n".join(sorted({model.name for model in checkpoints})))
         return 0
@@ -91,21 +102,23 @@ def list_models(arguments: argparse.Namespace) -> int:
     ]
     names = {row.name for row in rows}
     rows += [_download_row(model) for model in find.find_unfinished() if model.name not in names]
-    states = _served_states(arguments, settings)
+    served = _served_models(arguments, settings)
     names = {row.name for row in rows}
-    rows += [_ModelRow(name) for name in states if name not in names]
+    rows += [
+        _ModelRow(name, family=model.get("family"), weights=model.get("quantization"))
+        for name, model in served.items()
+        if name not in names
+    ]
     for row in rows:
-        row.state = states.get(row.name)
+        row.state = served.get(row.name, {}).get("state")
     if arguments.json:
         print(json.dumps(msgspec.to_builtins(rows), indent=2))
         return 0
-    if not rows:
-        print("No models are here. Get one: vlm-server pull ORG/NAME")
-        return 0
-    served = ("SERVED",) if states else ()
-    head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
-    cells = [head, *(_cells(row, with_state=bool(states)) for row in rows)]
+    head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *(("SERVED",) if served else ()), "WHERE")
+    cells = [head, *(_cells(row, with_state=bool(served)) for row in rows)]
     print(_table_of(cells, columns_of(sys.stdout)))
+    if len(rows) == 1:
+        text.say("Get a larger model: 'vlm-server pull ORG/NAME'")
     return 0
 
 
@@ -117,14 +130,12 @@ def _table_of(rows: list[tuple[str, ...]], columns: int | None) -> str:
     return text.table([(*row[:2], *row[3:]) for row in rows], columns)
 
 
-def _served_states(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
-    """The state of each model served by the daemon; empty if none runs or reports it."""
+def _served_models(arguments: argparse.Namespace, settings: Settings) -> dict[str, dict[str, Any]]:
+    """What the daemon tells of each of its models, by name; empty if none runs or tells it."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
             if arguments.url or daemon.is_there():
-                return {
-                    str(model["name"]): str(model["state"]) for model in daemon.status()["models"]
-                }
+                return {str(model["id"]): model for model in daemon.list_models()}
         except CommandFailed:
             if arguments.url:
                 raise
@@ -155,19 +166,26 @@ def _download_row(checkpoint: find.LocalCheckpoint) -> _ModelRow:
 
 
 def _cells(model_row: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
-    in_cache = model_row.place == "hub cache"
-    where = "hub cache" if in_cache else text.from_home(model_row.folder or "the daemon")
+    where = text.from_home(model_row.folder or "the daemon")
+    if model_row.place in ("hub cache", _EMBEDDED_PLACE):
+        where = model_row.place
     if not model_row.complete:
         where = "not complete: pull it again"
-    size = "?" if model_row.bytes is None else file_size(model_row.bytes)
+    size = None if model_row.bytes is None else file_size(model_row.bytes)
+    known = (size, model_row.family, model_row.weights)
     state = (model_row.state or "",) if with_state else ()
-    return (model_row.name, size, model_row.family or "?", model_row.weights or "?", *state, where)
+    return (model_row.name, *(fact or _UNKNOWN for fact in known), *state, where)
 
 
 def remove(arguments: argparse.Namespace) -> int:
     """Remove a model from the hub's cache after the user has agreed."""
     from vlm_server.hub import cached
 
+    if arguments.model == EMBEDDED_MODEL:
+        raise ConfigError(
+            f"{EMBEDDED_MODEL} is a part of vlm-server: it can't be removed; "
+            "'vlm-server serve --model ORG/NAME' serves another model in its place"
+        )
     name = _hub_name(arguments.model)
     settings = options.load_settings_only(arguments)
     plan = cached.removal(name)
@@ -205,13 +223,16 @@ def check(arguments: argparse.Namespace) -> int:
     hub_name = None if is_here else to_download(settings.model.path)
     examination, plan = asyncio.run(_examine_model(settings, hub_name))
     print(text.facts(facts(settings, examination, plan), columns_of(sys.stdout)))
+    name = settings.model.name
     if examination.refusal:
-        raise ModelLoadError(examination.refusal)
-    if plan is not None:
-        print(f"\nIt is not on this machine: vlm-server pull {arguments.model}")
-        return 0
-    if not arguments.no_load:
+        raise ModelLoadError(f"{name} can't be served here: {examination.refusal}")
+    if plan is None and not arguments.no_load:
         _load_and_ask(arguments, settings)
+    verdict = f"{name} fits; it was {'not loaded' if arguments.no_load else 'loaded and tried'}."
+    if plan is not None:
+        pull_it = f"vlm-server pull {arguments.model}"
+        verdict = f"The weights of {name} fit; they are not on this machine yet: {pull_it}"
+    print(f"\n{verdict}")
     return 0
 
 

@@ -23,7 +23,8 @@ _HELP_COLUMN = 28
 _NUM_EXAMPLES = 3
 """Examples in the short help."""
 _NO_ACTION = re.compile(r"required: (COMMAND|ACTION)$")
-_NO_NUMBER = re.compile(r"invalid int value: (.*)")
+_NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)")
+_NUMBERS = {"int": "a whole number", "float": "a number"}
 HUB = (
     ("HF_TOKEN", "Token for private and gated models; `hf auth login` stores one."),
     ("HF_ENDPOINT", "Another hub than https://huggingface.co."),
@@ -130,7 +131,9 @@ class Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
             self.exit(exit_codes.WRONG_SETTINGS)
         text = message.removeprefix("argument ").removeprefix("COMMAND: ").removeprefix("ACTION: ")
-        text = _NO_NUMBER.sub(r"\1 is no whole number", text)
+        text = text.replace("expected one argument", "its value is missing")
+        text = text.replace("the following arguments are required", "missing")
+        text = _NO_NUMBER.sub(lambda match: f"{match[2]} is not {_NUMBERS[match[1]]}", text)
         say(f"{text} (see '{self.prog} --help')", f"{self.prog}: ")
         self.exit(exit_codes.WRONG_SETTINGS)
 

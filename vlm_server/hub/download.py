@@ -57,9 +57,9 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
                     case DownloadRefused(reason, may_pass):
                         tries += 1
                         if not may_pass:
-                            raise ModelLoadError(reason)
+                            raise ModelLoadError(str(message))
                         if tries >= max_tries:
-                            raise NotAvailable(reason)
+                            raise NotAvailable(str(message))
                         pause = min(_PAUSE_SECONDS * 2 ** (tries - 1), _LONGEST_PAUSE_SECONDS)
                         logger.warning("%s; trying again in %.0f s", reason, pause)
                         await asyncio.sleep(pause)
@@ -89,8 +89,8 @@ async def look_up(name: HubName) -> DownloadPlan:
             match message:
                 case DownloadPlan():
                     return message
-                case DownloadRefused(reason, may_pass):
-                    raise (NotAvailable if may_pass else ModelLoadError)(reason)
+                case DownloadRefused(_, may_pass):
+                    raise (NotAvailable if may_pass else ModelLoadError)(str(message))
     raise ModelLoadError(f"{name} can't be looked up")
 
 

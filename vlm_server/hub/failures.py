@@ -48,7 +48,7 @@ def download_refused(error: Exception, name: HubName) -> DownloadRefused:
         case HfHubHTTPError():
             return _http_error(error, name)
         case LocalEntryNotFoundError():
-            return _connection_error(error)
+            return _connection_error(error, name)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return DownloadRefused(
                 f"the disk is full ({constants.HF_HUB_CACHE}): what is here is kept"
@@ -57,9 +57,9 @@ def download_refused(error: Exception, name: HubName) -> DownloadRefused:
             where = error.filename or constants.HF_HUB_CACHE
             return DownloadRefused(f"{name} can't be stored in {where}: {error.strerror}")
     if error.__class__.__module__.partition(".")[0] in ("httpx", "httpcore"):
-        return _connection_error(error)
+        return _connection_error(error, name)
     if isinstance(error, OSError):  # the hub's library: fewer bytes came than were announced
-        return _connection_error(error)
+        return _connection_error(error, name)
     words = " ".join(str(error).split())[:_MAX_CHARACTERS]
     return DownloadRefused(f"{name} can't be downloaded: {type(error).__name__}: {words}")
 
@@ -73,11 +73,19 @@ def search_refused(error: Exception) -> str:
     return f"{constants.ENDPOINT} can't be reached ({type(error).__name__}): is there a network?"
 
 
-def _connection_error(error: Exception) -> DownloadRefused:
+def _connection_error(error: Exception, name: HubName) -> DownloadRefused:
+    kind = type(error).__name__
+    if isinstance(error, LocalEntryNotFoundError) or kind.startswith("Connect"):
+        return DownloadRefused(
+            f"{constants.ENDPOINT} can't be reached for {name} ({kind})",
+            may_pass=True,
+            advice="is there a network? Without one, use the folder of a checkpoint, or a name "
+            "that 'vlm-server models list' shows",
+        )
     return DownloadRefused(
-        f"{constants.ENDPOINT} can't be reached, or broke off ({type(error).__name__}): what "
-        "is here is kept, and the next try goes on from there",
+        f"{constants.ENDPOINT} broke off the download of {name} ({kind})",
         may_pass=True,
+        advice="what is here is kept, and the next try goes on from there",
     )
 
 

@@ -21,7 +21,7 @@ from vlm_server.hub.names import HubName, is_path, repo_of_cache_folder, served_
 from vlm_server.settings import ModelSettings
 from vlm_server.settings.paths import expand_home
 
-Place = Literal["folder", "hub cache", "LM Studio", "search path"]
+Place = Literal["folder", "hub cache", "LM Studio", "search path", "vlm-server"]
 
 
 @dataclass(frozen=True, slots=True)

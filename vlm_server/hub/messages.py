@@ -58,10 +58,14 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class DownloadRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The failure of a download. `may_pass`: a later try may succeed without any change."""
+    """The failure of a download, and what to do about it. `may_pass`: a later try may succeed."""
 
     reason: str
     may_pass: bool = False
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.advice}" if self.advice else self.reason
 
 
 class FoundModel(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from vlm_server.nearest import did_you_mean
 from vlm_server.nearest import nearest as closest
-from vlm_server.settings.quantities import bare, shown, word_of
+from vlm_server.settings.quantities import bare, is_list, shown, word_of
 
 _FAULT = re.compile(r"(.*) - at `\$\.\w+(.*)`")
 _CHOICE = "Invalid enum value"
@@ -26,6 +26,7 @@ _CAUSES = {
     "Cannot overwrite": "this name is there twice",
     "Cannot declare": "this section is there twice",
 }
+_MAX_REPEATED_CHARS = 40
 _HEADER = re.compile(r"\s*\[+\s*(.+?)\s*\]")
 _SETTING = re.compile(r"\s*([^=#\[\s][^=#]*?)\s*=")
 
@@ -60,25 +61,34 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f": did you mean `{''.join((far | near)[close])}`?" if close else ""
 
 
-def explain(message: str, full: str, hint: Any) -> str:
-    """msgspec's `message` about the setting `full`, of the type `hint`, in our words."""
+def explain(message: str, full: str, hint: Any, value: Any) -> str:
+    """msgspec's `message` about a setting's `value`, which is not of the type `hint`, in our words.
+
+    The value is repeated if it is short, and no list: API keys are one.
+    """
     match = _FAULT.fullmatch(message)
     if match is None:
         return f"`{full}`: {message}"
     fault, item = match.groups()
+    repeated = str(value).lower() if isinstance(value, bool) else repr(value)
+    if is_list(hint) or len(repeated) > _MAX_REPEATED_CHARS:
+        repeated = ""
     if get_origin(bare(hint)) is Literal:
         choices = list(map(str, get_args(bare(hint))))
         given = fault.removeprefix(_CHOICE).strip(" '")
         text = f"it may be {', '.join(choices[:-1])} or {choices[-1]}"
+        text += f", not {repeated}" if repeated else ""
         text += did_you_mean(given, choices)
     elif expected := _EXPECTED.fullmatch(fault):
-        text = _expectation(full, hint if not item else str, *expected.groups())
+        text = _expectation(full, hint if not item else str, repeated, *expected.groups())
     else:
         text = f"{fault[0].lower()}{fault[1:]}"
     return f"`{full}{item}`: {text}"
 
 
-def _expectation(full: str, hint: Any, kinds: str, sign: str, bound: str, given: str) -> str:
+def _expectation(
+    full: str, hint: Any, value: str, kinds: str, sign: str, bound: str, given: str
+) -> str:
     kind = next(kind for kind in kinds.split(" | ") if kind in _KINDS)
     text = f"it has to be {_KINDS[kind]}"
     if sign:
@@ -87,7 +97,9 @@ def _expectation(full: str, hint: Any, kinds: str, sign: str, bound: str, given:
         text += f" {_SIGNS[sign]} {limit}"
     if word := word_of(hint):
         text += f", or `{word}`"
-    return f"{text}, not {_KINDS.get(given, given)}" if given else text
+    if given:
+        return f"{text}, not {_KINDS.get(given, given)}{value and f' ({value})'}"
+    return f"{text}, not {value}" if value else text
 
 
 def explain_toml(path: Path, message: str) -> str:

@@ -181,7 +181,7 @@ def _section(section: str, keys: Any, faults: list[Fault]) -> Any:
             value = _read_value(full, keys[key], hints[key])
             values[key] = getattr(msgspec.convert({key: value}, kind), key)
         except msgspec.ValidationError as error:
-            faults.append((full, explain(str(error), full, hints[key])))
+            faults.append((full, explain(str(error), full, hints[key], keys[key])))
         except ValueError as error:
             faults.append((full, f"`{full}`: {error}"))
     return kind(**values)

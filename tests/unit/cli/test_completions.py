@@ -137,4 +137,4 @@ def test_models_list_names_prints_only_names(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert (ended.stdout, ended.stderr) == ("org/it\n", "")
+    assert (ended.stdout, ended.stderr) == ("demo\norg/it\n", "")

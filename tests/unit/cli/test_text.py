@@ -11,6 +11,7 @@ from tests.support.terminal import session
 from tests.unit.cli.screen import Terminal
 from vlm_server.cli import text
 from vlm_server.cli.model_actions import _table_of
+from vlm_server.platform import terminal
 
 PATH = "/a/long/folder/of/many/models/that/never/ends/model"
 HEAD = ("NAME", "SIZE", "FAMILY", "WHERE")
@@ -40,9 +41,9 @@ def test_message_wraps_by_words_at_terminal_only(
     text.say(QUOTED, "vlm-server: ")
     assert capsys.readouterr().err == f"vlm-server: {QUOTED}\n"
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    monkeypatch.setattr("sys.stderr", stream := Terminal())
     text.say(f"{QUOTED}\n  a command that is copied as a whole, however long", "vlm-server: ")
-    *wrapped, command = terminal.getvalue().splitlines()
+    *wrapped, command = stream.getvalue().splitlines()
     assert [line[:12] for line in wrapped] == ["vlm-server: ", *[" " * 12] * (len(wrapped) - 1)]
     assert max(map(len, wrapped)) <= 40
     assert " ".join(line[12:] for line in wrapped) == QUOTED
@@ -79,8 +80,8 @@ def test_facts_go_on_below_themselves() -> None:
 
 def test_terminal_has_columns_and_file_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
-    assert text.columns_of(Terminal()) == 72
-    assert text.columns_of(io.StringIO()) is None
+    assert terminal.columns_of(Terminal()) == 72
+    assert terminal.columns_of(io.StringIO()) is None
 
 
 def test_home_folder_is_tilde() -> None:

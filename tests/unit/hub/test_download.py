@@ -327,7 +327,7 @@ async def test_download_without_symbolic_links_stores_each_file_once(
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full", False),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "can't be stored in /x", False),
         (OSError("Consistency check failed: file should be of size 2"), "broke off", True),
-        (LocalEntryNotFoundError("no connection"), "can't be reached", True),
+        (LocalEntryNotFoundError("no connection"), f"can't be reached for {NAME}", True),
         (RuntimeError("some\nthing"), "RuntimeError: some thing", False),
     ],
 )
@@ -345,7 +345,7 @@ async def test_unreachable_hub_raises_not_available(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(downloads, "_FEW_TRIES", 2)
-    with pytest.raises(NotAvailable, match="can't be reached"):
+    with pytest.raises(NotAvailable, match=f"can't be reached for {NAME} .* the folder of a check"):
         await DownloadWatcher().get()
 
 

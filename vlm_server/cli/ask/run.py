@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,16 @@ from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.ask.output import AnswerScreen
 from vlm_server.cli.ask.parameters import ParameterValue
-from vlm_server.cli.client.daemon import Daemon, address_of, is_local, nobody_at, running_daemon
+from vlm_server.cli.client import own_daemons
+from vlm_server.cli.client.daemon import (
+    Daemon,
+    address_of,
+    is_local,
+    key_for,
+    nobody_at,
+    running_daemon,
+    url_of,
+)
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import say
@@ -107,7 +117,7 @@ def ready_daemon(
 
     Raises CommandFailed if there is none with this model, ConfigError for an unknown model.
     """
-    url, api_key = address_of(arguments, settings)
+    url, api_key = _address(arguments, settings)
     with Daemon(url, api_key) as daemon:
         models = daemon.list_models() if daemon.is_there() else None
         if models is not None and _choose_model(models, arguments.model, settings) is not None:
@@ -118,7 +128,10 @@ def ready_daemon(
         text = f"{nobody_at(url)} that stays. Starting one for now."
         say(text[0].upper() + text[1:])
     else:
-        say(f"The daemon at {url} does not serve this model: starting one.")
+        num_daemons = len({url, *own_daemons.running()})
+        none = f"None of your {num_daemons} daemons serves"
+        none = none if num_daemons > 1 else f"The daemon at {url} does not serve"
+        say(f"{none} {arguments.model or settings.model.name}: starting one for now.")
     new_daemon = running_daemon(
         options.settings_arguments(arguments), settings.server.drain_timeout_seconds + 10
     )
@@ -129,6 +142,24 @@ def ready_daemon(
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield daemon, model
+
+
+def _address(arguments: argparse.Namespace, settings: Settings) -> tuple[str, str | None]:
+    """`address_of`; with `--model` alone, that of this user's daemon that serves it, if one does.
+
+    Says on stderr which daemon it is, if not that of the settings.
+    """
+    configured = url_of(settings.server.host, settings.server.port)
+    urls = [configured, *own_daemons.running()] if arguments.model and not arguments.url else []
+    for url in dict.fromkeys(urls):
+        key = key_for(url, arguments, settings)
+        with Daemon(url, key) as daemon, contextlib.suppress(CommandFailed):
+            models = daemon.list_models() if daemon.is_there() else ()
+            if _choose_model(models, arguments.model, settings) is not None:
+                if url != configured:
+                    say(f"Taking your daemon at {url}, which serves this model.")
+                return url, key
+    return address_of(arguments, settings)
 
 
 def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> ServedModel:

@@ -250,10 +250,15 @@ def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, 
     ConfigError for a key that can't be read.
     """
     url = api_url(arguments.url) if arguments.url else find_and_say(settings.server)
+    return url, key_for(url, arguments, settings)
+
+
+def key_for(url: str, arguments: argparse.Namespace, settings: Settings) -> str | None:
+    """The API key for the daemon at `url`; raises as `address_of`."""
     if arguments.api_key_file is not None:
-        return url, read_key(arguments.api_key_file)
+        return read_key(arguments.api_key_file)
     key: str | None = arguments.api_key
-    return url, key or (own_key(settings.server) if is_local(url) else None)
+    return key or (own_key(settings.server) if is_local(url) else None)
 
 
 def find_and_say(server: Server) -> str:

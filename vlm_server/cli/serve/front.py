@@ -43,6 +43,7 @@ from vlm_server.cli.serve.reload import (
     stop_on_signals,
     stop_when_input_ends,
 )
+from vlm_server.cli.text import say
 from vlm_server.errors import StorageFull
 from vlm_server.platform import backend, heap
 from vlm_server.platform.child.pool import ChildFailed
@@ -98,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         is_restart = asyncio.run(serve(process, stop_at_eof=is_temporary))
     if is_restart:
         start_again(listener)
+    if not is_temporary and sys.stderr.isatty():
+        say("Stopped.")
     return 0
 
 
@@ -155,7 +158,9 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
         progress.clear()
         slots: QueueSlots = app.state.queue_slots
         num_requests = max(models.num_in_flight, slots.requests.taken)
-        print(f"{CLEAR_LINE}{greeting.stopping(num_requests)}", file=sys.stderr)
+        seconds = settings.server.drain_timeout_seconds
+        sys.stderr.write(CLEAR_LINE)
+        say(greeting.stopping(num_requests, seconds))
     looking.cancel()
     announcement.cancel()
     await drain(app, server, models, settings, is_replaced=listener.is_inherited)

@@ -50,15 +50,16 @@ def ready(url: str, seconds: float, settings: Settings, status: EngineStatus, ou
     if command := _command(url, settings, status):
         lines += ["Open the page, or ask from another terminal:", ""]
         lines += [f"  {styled(command, BOLD, out)}", ""]
-    return "\n".join([*lines, "Ctrl-C stops the daemon."])
+    return "\n".join([*lines, "Ctrl-C stops the daemon. Running answers are finished first."])
 
 
-def stopping(num_requests: int) -> str:
-    """The text after the first Ctrl-C."""
+def stopping(num_requests: int, seconds: float) -> str:
+    """The text after the first Ctrl-C; `seconds` are those in which requests may finish."""
     if not num_requests:
         return "Stopping."
     requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
-    return f"Finishing {requests}; press Ctrl-C again to stop now."
+    limit = f"for at most {seconds:.0f} s" if seconds >= 1 else "quickly"
+    return f"Finishing {requests}, {limit}; press Ctrl-C again to stop now."
 
 
 def _memory(status: EngineStatus) -> str:

@@ -22,6 +22,7 @@ from tests.support.daemons import SCRIPTED, free_port
 from tests.support.daemons import running_daemon as scripted
 from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server.cli import exit_codes
 from vlm_server.cli.client import own_daemons
 from vlm_server.cli.client.daemon import Daemon, find, running_daemon, url_of
 from vlm_server.cli.doctor import situation
@@ -227,6 +228,25 @@ def test_newest_of_several_daemons_is_taken(
     assert f"taking yours at {newer}, the newest; --url names others: {older}." in (
         capsys.readouterr().err
     )
+
+
+def test_ask_takes_any_daemon_that_serves_its_model(
+    folder: Path, configured: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = folder.parents[1]
+    other = ("--set", "model.name=other")
+    with (
+        scripted(state, *other, program=SCRIPTED) as older,
+        scripted(state, program=SCRIPTED) as newer,
+    ):
+        for model, daemon in (("other", older), ("demo", newer)):
+            assert main(["ask", "--model", model, "Who?"]) == 0
+            told = capsys.readouterr()
+            taken = f"Taking your daemon at {daemon.url}/v1, which serves this model.\n"
+            assert told.err.startswith(taken)
+            assert told.out
+        assert main(["ask", "--model", "otter", "Who?"]) == exit_codes.WRONG_SETTINGS
+    assert configured
 
 
 def test_every_command_says_alike_that_nobody_answers(

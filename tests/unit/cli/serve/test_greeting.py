@@ -76,9 +76,10 @@ def test_greeting_of_program_is_one_line() -> None:
 
 
 def test_words_after_ctrl_c_count_requests() -> None:
-    assert greeting.stopping(0) == "Stopping."
-    assert greeting.stopping(1) == "Finishing 1 request; press Ctrl-C again to stop now."
-    assert greeting.stopping(2).startswith("Finishing 2 requests; ")
+    assert greeting.stopping(0, 20) == "Stopping."
+    finishing = "Finishing 1 request, for at most 20 s; press Ctrl-C again to stop now."
+    assert greeting.stopping(1, 20) == finishing
+    assert greeting.stopping(2, 0).startswith("Finishing 2 requests, quickly; ")
 
 
 @pytest.mark.parametrize("colours", [True, False])
