@@ -48,6 +48,9 @@ _FUSES = "Bounds that only mistakes and attacks meet: docs/limits.md."
 
 def add_to(parser: Parser) -> None:
     """Add the options of the command."""
+    parser.description = (
+        "Validates the settings and their models, names all faults at once, and starts nothing."
+    )
     options.add_config_options(parser)
     options.add_model_option(parser)
     parser.add_argument(

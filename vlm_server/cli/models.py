@@ -41,7 +41,7 @@ def add_to(parser: Parser) -> None:
     listing.add_argument("--names", action="store_true", help="print only their names")
     listing.add_argument("--json", action="store_true", help="print a list of objects")
     options.add_daemon_options(listing, "whose models to list")
-    options.add_config_options(listing)
+    options.add_config_options(listing, are_rare=True)
     listing.set_defaults(run="model_actions:list_models")
     listing.manual = Manual(environment=usage.HUB, files=usage.HUB_FILES)
     add_pull(actions.add_parser("pull", help=_PULL))

@@ -25,30 +25,31 @@ _SURPLUS = 1.25
 """Allowance for weights in files that the model does not use."""
 
 
-def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """`--config` and `--set`."""
+def add_config_options(parser: argparse.ArgumentParser, *, are_rare: bool = False) -> None:
+    """`--config` and `--set`; `are_rare` where a daemon runs with its own."""
     group = parser.add_argument_group("settings")
-    group.add_argument(
+    config = group.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
         help="TOML file with settings, in place of the default",
     )
-    group.add_argument(
+    setting = group.add_argument(
         "--set",
         metavar="SECTION.KEY=VALUE",
         action="append",
         default=[],
         help="one setting; overrides --config; may be repeated",
     )
+    if are_rare:
+        rare(config)
+        rare(setting)
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     """`--model`, `--chat-template` and `--allow-unchecked`."""
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model", metavar="NAME", help="folder of a checkpoint, or its name: ORG/NAME[@REVISION]"
-    )
+    group.add_argument("--model", metavar="NAME", help="ORG/NAME or ORG/NAME@REVISION, or a folder")
     add_template_option(group)
     add_unchecked_option(group)
 
@@ -58,8 +59,8 @@ def add_daemon_options(parser: argparse.ArgumentParser, purpose: str) -> None:
     group = parser.add_argument_group("daemon")
     group.add_argument(
         "--url",
-        help=f"daemon {purpose}, such as http://127.0.0.1:8000 (default: that of the settings if "
-        "one answers there, else the newest that you run)",
+        help=f"daemon {purpose}, such as http://mac:8000 (default: that of the settings, or else "
+        "the newest that you run)",
     )
     key = group.add_argument(
         "--api-key",

@@ -26,7 +26,7 @@ def add_to(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one object: models, requests")
     options.add_daemon_options(parser, "to look at")
-    options.add_config_options(parser)
+    options.add_config_options(parser, are_rare=True)
     parser.set_defaults(run="ps:run")
     parser.manual = _MANUAL
 

@@ -20,8 +20,8 @@ from vlm_server.platform.terminal import BOLD, styled
 
 _MAX_COLUMNS, _MIN_COLUMNS = 100, 40
 _HELP_COLUMN = 28
-_NUM_EXAMPLES = 3
-"""Examples in the short help."""
+_NUM_EXAMPLES, _NUM_FIRST_STEPS = 2, 3
+"""Examples of a command, and of all in the short help."""
 _NO_ACTION = re.compile(r"required: (COMMAND|ACTION)$")
 _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)")
 _NUMBERS = {"int": "a whole number", "float": "a number"}
@@ -162,8 +162,9 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """The short help: what most people use, on one screen."""
         options = [(invocation(action), _help_of(action)) for action in self._common_actions()]
-        examples = _section("examples", self.manual.examples[:_NUM_EXAMPLES], _example)
         commands = _section("commands", _command_rows(self), _row)
+        write, count = (_bare_example, _NUM_FIRST_STEPS) if commands else (_example, _NUM_EXAMPLES)
+        examples = _section("examples", self.manual.examples[:count], write)
         end = "--help-all shows all options, files and exit codes.\n"
         parts = (
             self.format_usage(),
@@ -258,6 +259,10 @@ def _row(name: str, text: str, column: int) -> str:
 
 def _example(text: str, line: str, _: int) -> str:
     return f"  # {text}\n  {line}\n"
+
+
+def _bare_example(_: str, line: str, __: int) -> str:
+    return f"  {line}\n"
 
 
 def _paragraphs(texts: Sequence[str]) -> str:

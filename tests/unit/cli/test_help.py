@@ -148,7 +148,7 @@ def test_short_help_fits_one_screen_and_points_to_full_help(
     monkeypatch.setenv("COLUMNS", "80")
     for parser in all_commands(build_parser()):
         shown = parser.format_help()
-        assert len(shown.splitlines()) <= 30, parser.prog
+        assert len(shown.splitlines()) <= 24, parser.prog
         assert ("--help-all" in shown) is not bool(commands_of(parser))
 
 

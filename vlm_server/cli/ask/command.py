@@ -90,7 +90,7 @@ def add_to(parser: Parser) -> None:
     )
     options.add_daemon_options(parser, "to ask")
     options.add_model_option(parser)
-    options.add_config_options(parser)
+    options.add_config_options(parser, are_rare=True)
     parser.set_defaults(run="ask.run:run")
     rare_options(parser, *_RARE)
     parser.manual = _MANUAL

@@ -19,9 +19,9 @@ USUAL = (
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "small-mac", "day")
 _RARE = ("--set", "--api-key-file", "--drafts", "--minutes", "--size", "--seed", "--timeout")
 _DESCRIPTION = """\
-Measures how fast a server answers: it plays what people and agents do, and prints one table, with \
-what is good and what is bad in each row. Without a server, it measures the daemon that runs here. \
-Several servers get the same requests in turn, and are compared with the first one."""
+Plays what people and agents do, and prints in one table how fast a server answers. Without --url \
+or --start it measures the daemon that runs here; several servers get the same requests in turn, \
+and are compared with the first."""
 _MANUAL = Manual(
     examples=(
         ("How fast is the daemon that runs here?", "vlm-server bench"),
@@ -45,8 +45,8 @@ def add_to(parser: Parser) -> None:
         "--scenarios",
         default=",".join(USUAL),
         metavar="A,B",
-        help=f"scenarios to run, in this order, of {', '.join(SCENARIOS)} (--help-all says what "
-        f"they are; default: all up to {USUAL[-1]})",
+        help=f"of {', '.join(SCENARIOS)}, in this order (default: all up to {USUAL[-1]}; "
+        "--help-all says what they are)",
     )
     work.add_argument(
         "--rounds",
@@ -92,10 +92,10 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         choices=KINDS,
-        help="start this server with --model on a free port; may be repeated",
+        help="start this server with --model; may be repeated",
     )
-    where = "its folder, or its name if it is on this machine"
-    group.add_argument("--model", metavar="NAME", help=f"checkpoint for --start: {where}")
+    what = "checkpoint for --start: a folder, or a name"
+    group.add_argument("--model", metavar="NAME", help=what)
     group.add_argument(
         "--set",
         action="append",
@@ -115,7 +115,7 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME=URL[,MODEL]",
-        help="a running server, such as ours=http://127.0.0.1:8000/v1; may be repeated",
+        help="a server, as ours=http://mac:8000/v1; may be repeated",
     )
     group.add_argument(
         "--api-key-file",

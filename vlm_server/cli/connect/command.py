@@ -48,6 +48,6 @@ def add_to(parser: Parser) -> None:
     ways.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.add_argument("--undo", action="store_true", help="take exactly this change back")
     options.add_daemon_options(parser, "to use")
-    options.add_config_options(parser)
+    options.add_config_options(parser, are_rare=True)
     parser.set_defaults(run="connect.run:run")
     parser.manual = _MANUAL

@@ -41,7 +41,7 @@ def add_to(parser: Parser) -> None:
         help="time between two readings (default: %(default)g)",
     )
     options.add_daemon_options(parser, "to look at")
-    options.add_config_options(parser)
+    options.add_config_options(parser, are_rare=True)
     parser.set_defaults(run="top.run:run")
     parser.manual = _MANUAL
 
