@@ -91,9 +91,9 @@ def not_here(settings: Settings, places: Places) -> Iterator[str]:
     ]
     if not absent:
         return
-    from vlm_server.hub.find import find_all  # slow to import
+    from vlm_server.hub.find import all_names  # slow to import
 
-    names = [checkpoint.name for checkpoint in find_all(settings.model.search_folders)]
+    names = all_names(settings.model.search_folders)
     for full, path in absent:
         hint = did_you_mean(path, names) or ", and is downloaded when it is needed"
         yield f"{places.of(full)}`{full}`: {path} is not on this machine{hint}"

@@ -209,7 +209,7 @@ def remove(arguments: argparse.Namespace) -> int:
 
 def _hub_name(word: str) -> HubName:
     if (name := HubName.parse(word)) is None:
-        close = did_you_mean(word, [checkpoint.name for checkpoint in find.find_all()])
+        close = did_you_mean(word, find.all_names())
         raise ConfigError(
             f"{word!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
         )

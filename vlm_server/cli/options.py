@@ -261,7 +261,7 @@ def check_model(path: Path, setting: str) -> None:
 
     NotAvailable or ModelMissing say that nothing is there.
     """
-    from vlm_server.hub.find import find_all
+    from vlm_server.hub.find import all_names
     from vlm_server.hub.layout import fault_of, missing_files_of
     from vlm_server.settings.paths import missing_path_error, why_unreadable
 
@@ -277,7 +277,7 @@ def check_model(path: Path, setting: str) -> None:
             return
         names = os.listdir(path)
     except FileNotFoundError:
-        close = did_you_mean(path.name, [checkpoint.name for checkpoint in find_all()]) or _NO_MODEL
+        close = did_you_mean(path.name, all_names()) or _NO_MODEL
         text = f"`{setting}`: {path} is not the folder of a checkpoint: it is not there{close}"
         raise missing_path_error(path, text, ModelMissing) from None
     except OSError as error:

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from vlm_server.errors import ConfigError
 from vlm_server.hub import layout
 from vlm_server.hub.names import HubName, is_path, repo_of_cache_folder, served_name, to_download
-from vlm_server.settings import ModelSettings
+from vlm_server.settings import EMBEDDED_MODEL, ModelSettings
 from vlm_server.settings.paths import expand_home
 
 Place = Literal["folder", "hub cache", "LM Studio", "search path", "vlm-server"]
@@ -95,6 +95,11 @@ def find_all(search_folders: Sequence[str] = ()) -> list[LocalCheckpoint]:
         if os.path.exists(folder / layout.CONFIG)
     )
     return [*cached_checkpoints, *_local(search_folders)]
+
+
+def all_names(search_folders: Sequence[str] = ()) -> list[str]:
+    """The names of `find_all`, and that of the embedded model."""
+    return [EMBEDDED_MODEL, *(checkpoint.name for checkpoint in find_all(search_folders))]
 
 
 def find_unfinished() -> list[LocalCheckpoint]:

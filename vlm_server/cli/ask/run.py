@@ -204,6 +204,5 @@ def _check_may_start(
     if not name or HubName.parse(name) or expand_home(name).is_dir():
         return
     if find.find(name, settings.model.search_folders) is None:
-        local = [checkpoint.name for checkpoint in find.find_all(settings.model.search_folders)]
-        close = did_you_mean(name, [*served, *local])
+        close = did_you_mean(name, [*served, *find.all_names(settings.model.search_folders)])
         raise ConfigError(f"--model {name} is neither a folder nor a model on this machine{close}")

@@ -20,6 +20,7 @@ from vlm_server.cli.client.answer import TimedAnswer
 from vlm_server.cli.text import table
 
 _NOTHING = "-"
+_MIN_NAME = 24
 _VERSIONS = ("vlm-server", "mlx-vlm", "mlx")
 _YES_OR_NO = (Unit.EQUAL, Unit.MET)
 """Units of figures that are 1.0 or 0.0 in every round."""
@@ -67,7 +68,7 @@ def comparison(
 ) -> str:
     """The table of each figure's median [lowest - highest] by server, under each scenario's words.
 
-    Other servers are compared with the first one. Words are wrapped at `columns`.
+    Other servers are compared with the first one. Words and names are wrapped at `columns`.
     """
     names = [target.name for target in targets]
     by_figure = {
@@ -79,6 +80,7 @@ def comparison(
     for name in names[1:]:
         head += [name, f"/ {names[0]}"]
     rows = [head, *(_row(key, values, names) for key, values in by_figure.items())]
+    names_above = _fold_names(rows, columns)
     first_line, *lines = table(rows).splitlines()
     width, height = plan.image_size
     rounds = max((run.round for run in runs), default=0)
@@ -87,18 +89,32 @@ def comparison(
     told.append(f"Seed: {plan.seed}; --seed repeats it, from caches, too.")
     told += ["", first_line] if lines else [""]
     scenario = ""
-    for (of, _, _), line in zip(by_figure, lines, strict=True):
+    for (of, _, _), line, above in zip(by_figure, lines, names_above, strict=True):
         if of != scenario:
             title, good = words.SCENARIOS[of]
             told += ["", f"{of}: {title}", *_wrapped(good, columns)]
             scenario = of
-        told.append(line)
+        told += [*above, line]
     return "\n".join([*told, "", *_troubles(names, runs)])
 
 
 def _wrapped(text: str, columns: int | None) -> list[str]:
     width = 2 + len(text) if columns is None else max(20, columns)
     return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
+
+
+def _fold_names(rows: list[list[str]], columns: int | None) -> list[list[str]]:
+    """Fold the names of figures, so that `rows` with a head fit `columns`: their last lines stay.
+
+    Returns the lines above each.
+    """
+    longest = max(len(row[0]) for row in rows)
+    width = max(map(len, table(rows).splitlines()))
+    room = max(_MIN_NAME, longest - max(0, width - (columns or width)))
+    folded = [textwrap.wrap(row[0], room, subsequent_indent=" " * 6) for row in rows[1:]]
+    for row, lines in zip(rows[1:], folded, strict=True):
+        row[0] = lines[-1]
+    return [lines[:-1] for lines in folded]
 
 
 def _row(key: Key, values: dict[str, list[float | None]], names: Sequence[str]) -> list[str]:
@@ -146,11 +162,12 @@ def progress(run: BenchRun, plan: BenchPlan) -> str:
 
 
 def run_name(scenario: str, round_: int, plan: BenchPlan) -> str:
-    """What a run does, in words."""
+    """What a run does, in words, which the first round explains."""
     if not round_:
         return scenario
     of_rounds = f"round {round_} of {plan.rounds}, " if plan.rounds > 1 else ""
-    return f"{of_rounds}{scenario} ({words.SCENARIOS[scenario].title})"
+    title = f" ({words.SCENARIOS[scenario].title})" if round_ == 1 else ""
+    return f"{of_rounds}{scenario}{title}"
 
 
 def _by_figure(runs: Sequence[BenchRun]) -> dict[Key, dict[str, list[float | None]]]:

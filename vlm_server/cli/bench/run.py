@@ -151,18 +151,23 @@ def _check_target(file: Path | None) -> None:
 def _plan(args: argparse.Namespace) -> BenchPlan:
     names = tuple(name.strip() for name in args.scenarios.split(","))
     if unknown := [name for name in names if name not in SCENARIOS]:
-        close = did_you_mean(unknown[0], SCENARIOS)
-        raise ConfigError(f"no scenario {unknown[0]!r}{close}; there are: {', '.join(SCENARIOS)}")
+        close = did_you_mean(unknown[0], SCENARIOS) or f"; there are: {', '.join(SCENARIOS)}"
+        raise ConfigError(f"--scenarios: there is no {unknown[0]!r}{close}")
     if args.rounds < 1:
-        raise ConfigError("--rounds must be at least 1")
+        raise ConfigError(f"--rounds: at least 1, not {args.rounds}")
     if not args.minutes > 0:
-        raise ConfigError("--minutes must be above 0")
+        raise ConfigError(f"--minutes: above 0, not {args.minutes:g}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     return BenchPlan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
 
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[BenchTarget]:
     key = read_key(args.api_key_file) if args.api_key_file else None
+    if args.model is not None and not args.start:
+        raise ConfigError(
+            "--model is for servers that --start starts; a running one is asked for "
+            "another of its models by --url NAME=URL,MODEL"
+        )
     targets = [parse_url(text, key) for text in args.url]
     if not targets and not args.start:
         targets = [await asyncio.to_thread(running_target, key)]
@@ -204,7 +209,7 @@ def checkpoint(text: str) -> Path:
         return local_checkpoint.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
-    close = did_you_mean(text, [checkpoint.name for checkpoint in find.find_all()])
+    close = did_you_mean(text, find.all_names())
     raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
 
 

@@ -13,11 +13,13 @@ from vlm_server.cli.connect.settings_file import Records
 from vlm_server.cli.connect.tree import Unusable
 from vlm_server.cli.text import printable, table
 from vlm_server.errors import VlmServerError
-from vlm_server.platform.terminal import columns_of
+from vlm_server.platform.terminal import columns_of, hanging
 
-_HINTS = f"""
-Connect one: vlm-server connect CLIENT (--undo takes that back)
-{", ".join(ENTERED)} keep their settings themselves: it prints what to enter."""
+_HINTS = (
+    "",
+    "Connect one: 'vlm-server connect CLIENT' (--undo takes that back)",
+    f"{', '.join(ENTERED)} keep their settings themselves: it prints what to enter.",
+)
 
 
 def show() -> None:
@@ -29,8 +31,10 @@ def show() -> None:
         except (VlmServerError, Unusable, OSError):
             connection = "its settings can't be changed: connect it to see why"
         rows.append((name, _installation(client), connection))
-    print(printable(table(rows, columns_of(sys.stdout))))
-    print(_HINTS)
+    columns = columns_of(sys.stdout)
+    print(printable(table(rows, columns)))
+    for hint in _HINTS:
+        print(hanging("", hint, columns))
 
 
 def _installation(client: Client) -> str:

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from vlm_server import __version__
 from vlm_server.cli.text import program, toy_hint
-from vlm_server.platform.terminal import BOLD, styled
+from vlm_server.platform.terminal import BOLD, columns_of, hanging, styled
 from vlm_server.settings import Settings, Sources
 from vlm_server.sizes import memory_size
 from vlm_server.supervisor.engine_process.client import EngineStatus
@@ -27,15 +27,18 @@ def first_words(
         return f"Listening on {url}"
     first, *others = names
     note = f", and {', '.join(others)} when asked for" if others else ""
-    page = styled(url.removesuffix("/v1"), BOLD, stream)
     rows = [
-        ("page", page),
-        ("API", f"{styled(url, BOLD, stream)} of OpenAI, Anthropic and Ollama"),
-        ("model", styled(first, BOLD, stream) + note),
+        ("page", url.removesuffix("/v1"), ""),
+        ("API", url, " of OpenAI, Anthropic and Ollama"),
+        ("model", first, note),
+    ]
+    columns = columns_of(stream)
+    lines = [
+        hanging(f"  {name:<8} ", text + rest, columns).replace(text, styled(text, BOLD, stream), 1)
+        for name, text, rest in rows
     ]
     files = [source for source in dict.fromkeys(sources.values()) if source != "command line"]
-    rows += [("settings", source) for source in files]
-    lines = [f"  {name:<8} {text}" for name, text in rows]
+    lines += [f"  {'settings':<8} {source}" for source in files]
     hint = [] if settings.model.path else [toy_hint(), ""]
     return "\n".join([f"vlm-server {__version__}", "", *lines, "", *hint])
 
@@ -46,7 +49,8 @@ def ready(url: str, seconds: float, settings: Settings, status: EngineStatus, ou
         page = f"and its page at {url.removesuffix('/v1')}"
         text = f"Ready: {status.model_name} is served at {url}, {page}{_memory(status)}."
         return "\n".join((text, *_drafter(status)))
-    lines = [f"Ready after {seconds:.1f} s{_memory(status)}.", *_drafter(status)]
+    words = [f"Ready after {seconds:.1f} s{_memory(status)}.", *_drafter(status)]
+    lines = [hanging("", text, columns_of(out)) for text in words]
     if command := _command(url, settings, status):
         lines += ["Open the page, or ask from another terminal:", ""]
         lines += [f"  {styled(command, BOLD, out)}", ""]

@@ -112,7 +112,9 @@ def status(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 
 def logs(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Print the end of the log, and new lines if they are wanted."""
+    """Print the end of the log, and new lines if they are wanted; it outlives the service."""
+    if not manager.path.exists():
+        say(f"The service is not installed: {_HOW_TO_INSTALL}.")
     words = manager.log_command(arguments.lines, follow=arguments.follow)
     try:
         return subprocess.run(words, check=False).returncode

@@ -52,5 +52,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected seconds, not {text!r}") from None
     if not _MIN_SECONDS <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"expected {_MIN_SECONDS} to 3600 seconds")
+        raise argparse.ArgumentTypeError(f"expected {_MIN_SECONDS} to 3600 seconds, not {text}")
     return seconds

@@ -75,6 +75,15 @@ def row(bench_runs: list[BenchRun], begin: str) -> str:
     )
 
 
+def test_comparison_table_folds_names_where_terminal_is_narrow():
+    one_server = [run for run in runs() if run.server == "ours"]
+    wide = report.comparison(TARGETS[:1], PLAN, one_server)
+    narrow = report.comparison(TARGETS[:1], PLAN, one_server, 60)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert sorted(narrow.split()) == sorted(wide.split())
+    assert "20.0 [10.0 - 30.0]" in narrow
+
+
 def test_comparison_table_shows_dash_for_unknown_figure():
     nothing = [BenchRun("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
     nothing.append(BenchRun("repeat", 1, "peer", 1.0, [ms(None)], [failed_answer("no", 0.0)]))
@@ -162,4 +171,5 @@ def test_progress_line_reports_time_and_failures():
     first, last = runs()[0], runs()[-1]
     title = words.SCENARIOS["repeat"].title
     assert report.progress(first, PLAN) == f"round 1 of 3, repeat ({title}): ours took 1.0 s"
+    assert report.run_name("repeat", 2, PLAN) == "round 2 of 3, repeat"
     assert report.progress(last, PLAN) == "warm-up: peer took 1.0 s, 2 of 3 requests failed"
