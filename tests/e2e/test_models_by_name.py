@@ -15,7 +15,7 @@ import pytest
 
 from tests.hub.fixtures import demo_files, hub, model
 from tests.hub.server import Hub, add
-from tests.support.daemons import Daemon, running_daemon, wait_until
+from tests.support.daemons import Daemon, free_port, running_daemon, wait_until
 from tests.support.images import one_shape, user
 from tests.tiny_models import cached
 from vlm_server.models import EMBEDDED
@@ -109,6 +109,18 @@ def test_unreachable_hub_ends_serve_with_temporary_status(
     done = run("serve", "--port", "0", "--model", NAME)
     assert done.returncode == 75
     assert "can't be reached" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.whole
+def test_ask_leaves_last_words_to_daemon_that_it_started(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    done = run("ask", "--set", f"server.port={free_port()}", "--model", NAME, "Who?")
+    assert done.returncode == 1
+    assert f"can't be reached for {NAME}" in done.stderr.splitlines()[-2]
+    assert done.stderr.endswith("the daemon that was started for this has ended; it has said why\n")
 
 
 def test_pull_refuses_oversized_model_before_its_weights(hub: Hub) -> None:

@@ -126,7 +126,7 @@ class Commands:
             say(table([("", "MODEL", "STATE"), *rows]))
             return
         if argument not in names:
-            close = did_you_mean(argument, names) or f": there are {', '.join(names)}"
+            close = did_you_mean(argument, names) or f": it has {', '.join(names)}"
             raise CommandFailed(f"the daemon has no model {argument!r}{close}")
         self._conversation.model = models[names.index(argument)]
         kept = ", which reads the conversation so far" if self._conversation.turns else ""

@@ -337,15 +337,26 @@ def running_daemon(
         text=True,
         start_new_session=True,
     )
+    match = None
     with process:
         try:
             matches = filter(None, map(_LISTENING.match, process.stdout or ()))
             if (match := next(matches, None)) is None:
                 raise CommandFailed("the daemon did not start")
             yield match[1]
+        except CommandFailed:
+            if log is not None or match is None or _is_there(match[1]):
+                raise
+            text = "the daemon that was started for this has ended; it has said why"
+            raise CommandFailed(text) from None
         finally:
             process.terminate()
             try:
                 process.wait(stop_seconds)
             finally:  # after the timeout, or at a second Ctrl-C
                 process.kill()
+
+
+def _is_there(url: str) -> bool:
+    with Daemon(url) as daemon:
+        return daemon.is_there()
