@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,22 +95,8 @@ def list_models(arguments: argparse.Namespace) -> int:
     if arguments.names:
         print("\n".join(sorted({model.name for model in checkpoints})))
         return 0
-    rows = [
-        _checkpoint_row(model, config)
-        for model in checkpoints
-        if layout.is_language_model(config := _config(model))
-    ]
-    names = {row.name for row in rows}
-    rows += [_download_row(model) for model in find.find_unfinished() if model.name not in names]
     served = _served_models(arguments, settings)
-    names = {row.name for row in rows}
-    rows += [
-        _ModelRow(name, family=model.get("family"), weights=model.get("quantization"))
-        for name, model in served.items()
-        if name not in names
-    ]
-    for row in rows:
-        row.state = served.get(row.name, {}).get("state")
+    rows = _model_rows(checkpoints, served)
     if arguments.json:
         print(json.dumps(msgspec.to_builtins(rows), indent=2))
         return 0
@@ -120,6 +106,28 @@ def list_models(arguments: argparse.Namespace) -> int:
     if len(rows) == 1:
         text.say("Get a larger model: 'vlm-server pull ORG/NAME'")
     return 0
+
+
+def _model_rows(
+    checkpoints: Sequence[find.LocalCheckpoint], served: Mapping[str, Mapping[str, Any]]
+) -> list[_ModelRow]:
+    """Rows of the checkpoints here, of unfinished downloads, and of what only a daemon has."""
+    rows = [
+        _checkpoint_row(model, config)
+        for model in checkpoints
+        if layout.is_language_model(config := _config(model))
+    ]
+    names = {row.name for row in rows}
+    rows += [_download_row(model) for model in find.find_unfinished() if model.name not in names]
+    names = {row.name for row in rows}
+    rows += [
+        _ModelRow(name, family=model.get("family"), weights=model.get("quantization"))
+        for name, model in served.items()
+        if name not in names
+    ]
+    for row in rows:
+        row.state = served.get(row.name, {}).get("state")
+    return rows
 
 
 def _table_of(rows: list[tuple[str, ...]], columns: int | None) -> str:

@@ -20,6 +20,7 @@ from vlm_server.cli.client import own_daemons
 from vlm_server.cli.client.daemon import (
     Daemon,
     address_of,
+    is_daemon,
     is_local,
     key_for,
     nobody_at,
@@ -151,11 +152,10 @@ def _address(arguments: argparse.Namespace, settings: Settings) -> tuple[str, st
     """
     configured = url_of(settings.server.host, settings.server.port)
     urls = [configured, *own_daemons.running()] if arguments.model and not arguments.url else []
-    for url in dict.fromkeys(urls):
+    for url in filter(is_daemon, dict.fromkeys(urls)):
         key = key_for(url, arguments, settings)
         with Daemon(url, key) as daemon, contextlib.suppress(CommandFailed):
-            models = daemon.list_models() if daemon.is_there() else ()
-            if _choose_model(models, arguments.model, settings) is not None:
+            if _choose_model(daemon.list_models(), arguments.model, settings) is not None:
                 if url != configured:
                     say(f"Taking your daemon at {url}, which serves this model.")
                 return url, key

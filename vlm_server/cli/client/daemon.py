@@ -162,6 +162,12 @@ class Daemon:
             raise CommandFailed(why_silent(self.url, error)) from None
 
 
+def is_daemon(url: str) -> bool:
+    """Whether a daemon answers at `url`, which is sent no key."""
+    with Daemon(url) as daemon:
+        return daemon.is_there()
+
+
 def url_of(host: str, port: int) -> str:
     """URL of the API, for a client on this machine, of a daemon that listens on `host`, `port`."""
     host = _EVERY_ADDRESS.get(host, host)
@@ -277,10 +283,8 @@ def find(server: Server) -> list[str]:
     The newest is the first. Never empty: without any, it has the settings' URL. Port 0 is any.
     """
     configured = url_of(server.host, server.port)
-    if server.port:
-        with Daemon(configured) as daemon:
-            if daemon.is_there():
-                return [configured]
+    if server.port and is_daemon(configured):
+        return [configured]
     return own_daemons.running() or [configured]
 
 
@@ -345,7 +349,7 @@ def running_daemon(
                 raise CommandFailed("the daemon did not start")
             yield match[1]
         except CommandFailed:
-            if log is not None or match is None or _is_there(match[1]):
+            if log is not None or match is None or is_daemon(match[1]):
                 raise
             text = "the daemon that was started for this has ended; it has said why"
             raise CommandFailed(text) from None
@@ -355,8 +359,3 @@ def running_daemon(
                 process.wait(stop_seconds)
             finally:  # after the timeout, or at a second Ctrl-C
                 process.kill()
-
-
-def _is_there(url: str) -> bool:
-    with Daemon(url) as daemon:
-        return daemon.is_there()
