@@ -103,7 +103,7 @@ def list_models(arguments: argparse.Namespace) -> int:
     head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *(("SERVED",) if served else ()), "WHERE")
     cells = [head, *(_cells(row, with_state=bool(served)) for row in rows)]
     print(_table_of(cells, columns_of(sys.stdout)))
-    if len(rows) == 1:
+    if len(rows) == 1 and sys.stdout.isatty():
         text.say("Get a larger model: 'vlm-server pull ORG/NAME'")
     return 0
 
