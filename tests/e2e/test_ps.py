@@ -69,7 +69,7 @@ def test_models_list_shows_states_of_running_daemon(
     head, other, demo = capsys.readouterr().out.splitlines()
     assert "SERVED" in head
     assert "ready" not in other
-    assert demo.split() == ["demo", "?", "?", "?", "ready", "the", "daemon"]
+    assert demo.split() == ["demo", "15", "MB", "qwen3_vl", "float16", "ready", "vlm-server"]
 
 
 def test_ps_and_models_list_report_absent_daemon(
