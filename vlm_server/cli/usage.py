@@ -145,7 +145,8 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
             close = did_you_mean(str(value), names) or f"; there are: {', '.join(names)}"
-            raise argparse.ArgumentError(action, f"there is no {value!r}{close}")
+            noun = "command " if isinstance(action, _SUBPARSERS) else ""
+            raise argparse.ArgumentError(action, f"there is no {noun}{value!r}{close}")
 
     # ---- help ----------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ FILES = {
 }
 
 MISTAKES = [
-    ("srve", WRONG, "there is no 'srve': did you mean serve?"),
+    ("srve", WRONG, "there is no command 'srve': did you mean serve?"),
     ("xyzzy", WRONG, "there are: serve, ask,"),
     ("--nosuch", WRONG, "unknown option --nosuch"),
     ("serve --modle x", WRONG, "did you mean --model?"),
