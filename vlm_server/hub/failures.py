@@ -75,7 +75,7 @@ def search_refused(error: Exception) -> str:
 
 def _connection_error(error: Exception, name: HubName) -> DownloadRefused:
     kind = type(error).__name__
-    if isinstance(error, LocalEntryNotFoundError) or kind.startswith("Connect"):
+    if isinstance(error, LocalEntryNotFoundError) or kind in ("ConnectError", "ConnectTimeout"):
         return DownloadRefused(
             f"{constants.ENDPOINT} can't be reached for {name} ({kind})",
             may_pass=True,

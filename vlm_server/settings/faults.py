@@ -26,7 +26,7 @@ _CAUSES = {
     "Cannot overwrite": "this name is there twice",
     "Cannot declare": "this section is there twice",
 }
-_MAX_REPEATED_CHARS = 40
+_MAX_REPEATED_CHARS, _MAX_REPEATED = 40, 1 << 63
 _HEADER = re.compile(r"\s*\[+\s*(.+?)\s*\]")
 _SETTING = re.compile(r"\s*([^=#\[\s][^=#]*?)\s*=")
 
@@ -64,15 +64,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def explain(message: str, full: str, hint: Any, value: Any) -> str:
     """msgspec's `message` about a setting's `value`, which is not of the type `hint`, in our words.
 
-    The value is repeated if it is short, and no list: API keys are one.
+    The value is repeated if it is a text or a number, short, and no list: API keys are one.
     """
     match = _FAULT.fullmatch(message)
     if match is None:
         return f"`{full}`: {message}"
     fault, item = match.groups()
-    repeated = str(value).lower() if isinstance(value, bool) else repr(value)
-    if is_list(hint) or len(repeated) > _MAX_REPEATED_CHARS:
-        repeated = ""
+    is_known = isinstance(value, str | float) or (type(value) is int and abs(value) < _MAX_REPEATED)
+    repeated = repr(value) if is_known and not is_list(hint) else ""
+    repeated = repeated if len(repeated) <= _MAX_REPEATED_CHARS else ""
     if get_origin(bare(hint)) is Literal:
         choices = list(map(str, get_args(bare(hint))))
         given = fault.removeprefix(_CHOICE).strip(" '")

@@ -93,7 +93,7 @@ def read(
     places = Places(path, lines, sources := dict.fromkeys(_names_in(table), str(path)))
     for full, text in settings_in(environment or {}).items():
         section, _, key = full.partition(".")
-        _set(table, section, key, text)
+        _set(table, section, key, _read_text(text, _hint(section, key)))
         sources[full] = variable_of(full)
     for override in overrides:
         sources[_apply_override(table, override)] = COMMAND_LINE
@@ -108,7 +108,8 @@ def read(
 
 def change(settings: Settings, values: Mapping[str, Any]) -> tuple[Settings, list[Fault]]:
     """`settings` with other `values`, by `section.key`, and what is wrong with these, in themselves
-    or beside the other settings. Values are as in a file; texts may also be as outside of one."""
+    or beside the other settings. Values are as in a file; those that are no text there may also be
+    as outside of one."""
     table: dict[str, Any] = {}
     faults: list[Fault] = []
     for full, value in values.items():
@@ -116,7 +117,9 @@ def change(settings: Settings, values: Mapping[str, Any]) -> tuple[Settings, lis
         if section in ("", MODELS):
             faults.append((full, f"there is no setting `{full}`"))
         else:
-            _set(table, section, key, value)
+            hint = _hint(section, key)
+            is_outer = isinstance(value, str) and not is_text(hint)
+            _set(table, section, key, _read_text(value, hint) if is_outer else value)
     faults += _wrong_names(table)
     alone = _settings(table, faults)
     if faults:
@@ -241,10 +244,14 @@ def _resolve_paths(section: str, model: Any, folder: Path) -> None:
         text = model.get(key)
         if not isinstance(text, str) or text in ("", AUTO, OFF, word_of(_hint(section, key))):
             continue
-        path = folder / expand_home(text)
-        may_be_name = key == "path" and _HUB_NAME.fullmatch(text)
-        if os.path.exists(path) or not may_be_name:
-            model[key] = str(path)
+        model[key] = resolved_path(text, folder, may_be_name=key == "path")
+
+
+def resolved_path(text: str, folder: Path, *, may_be_name: bool) -> str:
+    """The path `text` of a settings file in `folder`, unless it is a name of the hub there."""
+    path = folder / expand_home(text)
+    is_name = may_be_name and _HUB_NAME.fullmatch(text) and not os.path.exists(path)
+    return text if is_name else str(path)
 
 
 def _names_in(table: Mapping[str, Any]) -> Iterator[str]:
@@ -265,15 +272,15 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
     if not (equals and dot and section and key) or section == MODELS:
         form = f"{MODELS}.NAME.key=value" if section == MODELS else "section.key=value"
         raise ConfigError(f"expected {form}, not {override!r}")
-    _set(table, section, key, text)
+    _set(table, section, key, _read_text(text, _hint(section, key)))
     return f"{section}.{key}"
 
 
 def _set(table: dict[str, Any], section: str, key: str, value: Any) -> None:
-    """Change the setting in `table` to `value`, which may be a text as outside of a file."""
+    """Change the setting in `table`."""
     *above, name = section.split(".", 1) if section.startswith(f"{MODELS}.") else [section]
     for outer in above:
         table = table.setdefault(outer, {})
     if not (isinstance(table, dict) and isinstance(inner := table.setdefault(name, {}), dict)):
         raise ConfigError(f"`{section}` has to be a table: [{section}]")
-    inner[key] = _read_text(value, _hint(section, key)) if isinstance(value, str) else value
+    inner[key] = value

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
+from pathlib import Path
 
 import httpx
 import pytest
@@ -40,10 +41,12 @@ async def connect(engine: ScriptedEngine) -> AsyncIterator[Connect]:
     """Make a client of an application with the given settings; no socket in between."""
     async with AsyncExitStack() as stack:
 
-        def make(settings: Settings | None = None) -> httpx.AsyncClient:
+        def make(
+            settings: Settings | None = None, settings_file: Path | None = None
+        ) -> httpx.AsyncClient:
             settings = settings or Settings()
             models = OneModel(engine, settings.model.aliases)
-            app = create_app(settings, models, parsing_pool())
+            app = create_app(settings, models, parsing_pool(), settings_file=settings_file)
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app, raise_app_exceptions=False),
                 base_url="http://127.0.0.1:8000",

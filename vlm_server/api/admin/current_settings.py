@@ -17,10 +17,9 @@ from vlm_server.api.http.generation import Generation
 from vlm_server.errors import ConfigError, InvalidRequest
 from vlm_server.hub import layout
 from vlm_server.hub.find import find
-from vlm_server.hub.names import is_path, to_download
+from vlm_server.hub.names import to_download
 from vlm_server.protocol import Stats
 from vlm_server.settings import Settings, Sources, change, describe_settings
-from vlm_server.settings.paths import expand_home
 from vlm_server.settings.quantities import (
     choices_of,
     is_list,
@@ -30,6 +29,7 @@ from vlm_server.settings.quantities import (
     unit_of,
     word_of,
 )
+from vlm_server.settings.reading import resolved_path
 from vlm_server.settings.topics import COMMON
 from vlm_server.settings.tree import hints_of, kind_of
 
@@ -37,6 +37,8 @@ _LIVE_SECTIONS = ("deadlines",)
 _LIVE = ("log.level", "server.unknown_fields")
 """Settings, and sections of them, that are read anew for each request or line."""
 _SOURCE = "changed while running"
+_MAX_CHARS = 4096
+"""Maximum characters of a value: TOML's parser is slow with longer ones."""
 _CACHES = ("token_layout", "pixel", "encoder", "prefix", "vector")
 
 
@@ -66,8 +68,11 @@ class CurrentSettings:
         restart.
         """
         fields = await body.read_small(request, self._settings.limits, self._shared.arriving)
+        is_check = request.query_params.get("check", "false")
+        if is_check not in ("true", "false"):
+            raise InvalidRequest("`check` has to be true or false.", "check")
         changed = _with(self._settings, fields)
-        if request.query_params.get("check") == "true":
+        if is_check == "true":
             for name in fields:
                 await asyncio.to_thread(_check_files, changed, name, Path(self._file or "").parent)
             return Response(status_code=204)
@@ -133,6 +138,9 @@ def _with(settings: Settings, fields: dict[str, Any]) -> Settings:
         msgspec.json.encode(fields)
     except UnicodeEncodeError:
         raise InvalidRequest("A text has a lone surrogate.") from None
+    for name, value in fields.items():
+        if isinstance(value, str) and len(value) > _MAX_CHARS:
+            raise InvalidRequest(f"The value has more than {_MAX_CHARS} characters.", name)
     changed, faults = change(settings, fields)
     for full, text in faults:
         name = next((name for name in fields if f"{name}.".startswith(f"{full}.")), full)
@@ -156,7 +164,7 @@ def _check_files(settings: Settings, name: str, folder: Path) -> None:
 
 def _check_path(path: str, search_folders: tuple[str, ...], folder: Path) -> None:
     """Raises ConfigError unless `path` is a checkpoint on this machine, or a name of the hub."""
-    path = str(folder / expand_home(path)) if is_path(path) else path
+    path = resolved_path(path, folder, may_be_name=True)
     found = find(path, search_folders)
     if to_download(path) is None and not (found and (found.folder / layout.CONFIG).is_file()):
         raise ConfigError(f"no checkpoint is at {path}: name its folder, or ORG/NAME of the hub")

@@ -21,6 +21,7 @@ Json = dict[str, Any]
 STYLE = """
 :root {color-scheme:light dark; font:16px/1.5 system-ui, sans-serif}
 body {max-width:60rem; margin:2rem auto; padding:0 1rem}
+h1 {overflow-wrap:anywhere}
 h2 {margin:2rem 0 .5rem; font-size:1.2rem}
 details {border-top:1px solid #8886; padding:.4rem 0; overflow-wrap:anywhere}
 summary {cursor:pointer}

@@ -84,7 +84,7 @@ HELP = {
     "request_decode_time_seconds": "Seconds from the first token to the last.",
     "engine_up": "1 while the model has an engine process, else 0.",
     "engine_ready": "1 while the model accepts requests, else 0.",
-    "model_load_failed": "1 if the first load of the model failed, until it is tried again.",
+    "model_load_failed": "1 if the last load of the model failed, but for restarts after a crash.",
     "quarantined_shapes": "Request sizes that are refused because engines crashed on them.",
     "engine_restarts": "Restarts of the engine process, after crashes and hangs.",
     "quarantine_refusals": "Requests refused because engines crashed on their size.",

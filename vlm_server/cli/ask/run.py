@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -154,8 +153,13 @@ def _address(arguments: argparse.Namespace, settings: Settings) -> tuple[str, st
     urls = [configured, *own_daemons.running()] if arguments.model and not arguments.url else []
     for url in filter(is_daemon, dict.fromkeys(urls)):
         key = key_for(url, arguments, settings)
-        with Daemon(url, key) as daemon, contextlib.suppress(CommandFailed):
-            if _choose_model(daemon.list_models(), arguments.model, settings) is not None:
+        with Daemon(url, key) as daemon:
+            try:
+                models = daemon.list_models()
+            except CommandFailed as error:
+                say(f"Your daemon at {url} can't be asked for its models: {error}")
+                continue
+            if _choose_model(models, arguments.model, settings) is not None:
                 if url != configured:
                     say(f"Taking your daemon at {url}, which serves this model.")
                 return url, key

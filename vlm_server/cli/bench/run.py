@@ -208,7 +208,7 @@ def checkpoint(text: str) -> Path:
     if (local_checkpoint := find.find(text)) is not None:
         return local_checkpoint.folder.absolute()
     if to_download(text) is not None:
-        raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
+        raise ConfigError(f"--model {text} is not on this machine: run 'vlm-server pull {text}'")
     close = did_you_mean(text, find.all_names())
     raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
 

@@ -348,11 +348,11 @@ def running_daemon(
             if (match := next(matches, None)) is None:
                 raise CommandFailed("the daemon did not start")
             yield match[1]
-        except CommandFailed:
+        except CommandFailed as error:
             if log is not None or match is None or is_daemon(match[1]):
                 raise
-            text = "the daemon that was started for this has ended; it has said why"
-            raise CommandFailed(text) from None
+            text = "the daemon that was started for this has ended: see above, if it said why"
+            raise CommandFailed(f"{text} ({error})") from None
         finally:
             process.terminate()
             try:

@@ -127,11 +127,11 @@ def _is_process(pid: int) -> bool:
 
 
 def _is_locked(file: Path) -> bool:
-    """Whether its daemon holds the lock on `file`. Raises OSError."""
+    """Whether its daemon holds the lock on `file`, as far as one can know. Raises OSError."""
     with file.open("rb") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as readers do not exclude another
-        except BlockingIOError:
+        except OSError:  # or there are no locks here
             return True
     return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -172,6 +173,10 @@ async def test_value_that_file_could_have_is_checked_and_changes_nothing(
         ("model.keep_alive_seconds", "10 min", "set `model.pinned = false`"),
         ("model.path", "/no/such/folder", "no checkpoint is at /no/such/folder"),
         ("model.path", "nothing", "no checkpoint is at nothing"),
+        ("model.path", '"/no/such/folder"', "no checkpoint is at "),
+        ("server.port", "0x" + "f" * 4000, "a whole number"),
+        ("limits.max_requests", "{" + "a." * 1900 + "a=1}", "a whole number"),
+        ("limits.max_requests", "9" * 5000, "4096 characters"),
         ("memory.max_bytes", "120%", "at most 100%"),
         ("cache.kv_bits", 5, "16, 8, 4 or auto"),
         ("limits.max_requests", 0, "at least 1"),
@@ -204,6 +209,30 @@ async def test_absurd_change_is_refused(client: httpx.AsyncClient, body: str, qu
     headers = {"content-type": "application/json"}
     answer = await client.patch(f"/v1/settings{query}", content=body, headers=headers)
     assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("given", ["True", "1", ""])
+async def test_check_is_true_or_false(client: httpx.AsyncClient, given: str) -> None:
+    before = (await client.get("/v1/settings")).json()
+    body = {"deadlines.total_timeout_seconds": "1 s"}
+    answer = await client.patch(f"/v1/settings?check={given}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "check")
+    assert (await client.get("/v1/settings")).json() == before
+
+
+async def test_path_is_checked_beside_settings_file(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("config/beside", "here/near"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    client = connect(settings_file=tmp_path / "config" / "config.toml")
+    found = [
+        (await client.patch("/v1/settings?check=true", json={"model.path": path})).status_code
+        for path in ("beside", "./beside", "near", str(tmp_path / "here" / "near"))
+    ]
+    assert found == [204, 204, 400, 204]
 
 
 async def test_change_is_checked_beside_other_settings(connect: Connect) -> None:

@@ -96,7 +96,8 @@ export class AnswerView {
   }
 
   problem({ message, code, isRefused }) {
-    const retry = h("button", { type: "button", class: "link retry", onclick: this.actions.retry }, "Try again");
+    const mayPass = code !== "context_length_exceeded"; // the same question is as long again
+    const retry = mayPass && h("button", { type: "button", class: "link retry", onclick: this.actions.retry }, "Try again");
     const left = isRefused && " Edit the question, or ask another one: this one is then left out.";
     return h("div.error", { role: "alert" }, h("p", inline(message), ADVICE[code] && ` ${ADVICE[code]}`, left), retry);
   }

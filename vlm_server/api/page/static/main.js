@@ -53,7 +53,7 @@ function lookIn(pause) {
 }
 
 /** Something failed: what is under way may have been asked before that. */
-const lookSoon = () => (isLooking ? (isTroubled = true) : lookIn(TROUBLE_MS));
+const lookSoon = () => (isLooking || isReading ? (isTroubled = true) : lookIn(TROUBLE_MS));
 
 /** The state of the server: often while it is not ready, seldom when it is. */
 async function watch() {

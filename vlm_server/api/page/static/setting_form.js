@@ -57,21 +57,21 @@ class Checks {
     const checked = this.value();
     const text = this.isSound() ? "" : await faultOf(this.one, this.entry.read());
     if (this.value() !== checked) return false;
-    this.say(text);
-    this.sound = text ? null : checked;
+    this.say(text ?? "");
+    this.sound = text === "" ? checked : null;
     return !text;
   }
 }
 
-/** What is wrong with a value, in words; "" if nothing is, or nobody can say. */
+/** What is wrong with a value, in words; "" if nothing is, null if nobody can say. */
 async function faultOf(one, value) {
   try {
     await ask("v1/settings?check=true", { method: "PATCH", body: { [fullName(one)]: value }, isLook: true });
     return "";
   } catch (error) {
-    if (!error.status) return "";
+    if (!error.status) return null;
     const text = error.message.replace(`\`${fullName(one)}\`: `, "");
-    return text[0].toUpperCase() + text.slice(1);
+    return text ? text[0].toUpperCase() + text.slice(1) : `The server answered with status ${error.status}.`;
   }
 }
 
