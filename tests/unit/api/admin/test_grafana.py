@@ -181,6 +181,12 @@ def test_every_alert_leads_to_its_runbook() -> None:
     assert set(re.findall(r"`(VlmServer\w+)`", operations)) <= set(alerts)
 
 
+def test_summary_of_each_alert_names_instance() -> None:
+    summaries = [rule["annotations"]["summary"] for rule in RULES]
+    assert summaries
+    assert [text for text in summaries if "{{ $labels.instance }}" not in text] == []
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus' promtool")
 def test_promtool_accepts_alerts(tmp_path: Path) -> None:
     subprocess.run(["promtool", "check", "rules", ALERTS], check=True)
