@@ -131,7 +131,7 @@ def _operation(route: Route, method: str, path: str, error: Any) -> Json:
         "summary": SUMMARIES[tag][f"{method} {path}"],
         "operationId": re.sub(r"\W+", "_", f"{method.lower()} {route.path}").strip("_"),
         "responses": {
-            "200": {"description": "The answer: see docs/chat.md."},
+            "200": {"description": "The answer, as the project's documentation has it."},
             "default": error_response,
         },
     }

@@ -74,9 +74,7 @@ def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
     }
     known_path = _nearest(path.rstrip("/"), list(known_paths))
     advice = f" Do you mean `{_route_text(known_paths[known_path])}`?" if known_path else ""
-    return NotFound(
-        f"There is no route `{shown_path}`.{advice} The routes are listed in docs/api.md."
-    )
+    return NotFound(f"There is no route `{shown_path}`.{advice} The routes are listed at `/docs`.")
 
 
 def method_not_allowed(request: Request, allowed_methods: str) -> MethodNotAllowed:

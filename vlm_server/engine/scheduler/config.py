@@ -106,8 +106,7 @@ class SchedulerConfig:
             does = "writes answers" if self.writes else "makes scores"
             lacks = "vectors" if pooling.task == "embed" else "vectors or scores"
             raise InvalidRequest(
-                f"This model ({self.family}) {does} and makes no {lacks}: name an embedding model "
-                "(docs/embeddings.md).",
+                f"This model ({self.family}) {does} and makes no {lacks}: name an embedding model.",
                 "model",
             )
         if pooling.dimensions is not None and pooling.dimensions > vectors.dimensions:
