@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from vlm_server.cli import options
-from vlm_server.cli.text import say
+from vlm_server.cli.text import from_home, say
 from vlm_server.cli.usage import Parser
 from vlm_server.errors import ModelLoadError, ModelMissing, NotAvailable
 from vlm_server.hub.examination import ExaminationRequest, examine
@@ -21,7 +21,7 @@ from vlm_server.hub.names import to_download
 from vlm_server.nearest import did_you_mean
 from vlm_server.platform.machine import memory_bytes
 from vlm_server.platform.private_folder import caches_folder
-from vlm_server.settings import ListedModel, Settings, Sources
+from vlm_server.settings import ListedModel, Settings, Sources, default_file
 from vlm_server.settings.descriptions import DEFAULT, describe_settings, descriptions
 from vlm_server.settings.faults import Places
 from vlm_server.settings.paths import expand_home
@@ -63,13 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Validate the settings, and say of all faults at once where they are.
 
     Raises ConfigError, or ModelLoadError if only models can't be served. What is not there at
-    present is no fault: the daemon may be meant for another machine.
+    present is no fault: the daemon may be meant for another machine, unless --model names a path.
     """
     if arguments.print_defaults:
         print(render_defaults(), end="")
         return 0
     settings, places, faults = options.read_settings(arguments)
-    absent = [fault for fault in faults if isinstance(fault, ModelMissing | NotAvailable)]
+    elsewhere = NotAvailable if arguments.model else ModelMissing | NotAvailable
+    absent = [fault for fault in faults if isinstance(fault, elsewhere)]
     warnings = (*not_here(settings, places), *beyond_machine(settings, places))
     for text in (*map(str, absent), *warnings):
         say(text, "warning: ")
@@ -78,6 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ModelLoadError(*unusable)
     if changed := describe_changed(settings, places.sources):
         print(changed)
+    if arguments.config is None:
+        state = "read" if options.config_file(arguments) else "not there"
+        print(f"Default file: {from_home(str(default_file(os.environ)))} ({state})")
     print("The settings are valid.")
     return 0
 

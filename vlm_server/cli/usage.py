@@ -25,6 +25,21 @@ _NUM_EXAMPLES, _NUM_FIRST_STEPS = 2, 3
 _NO_ACTION = re.compile(r"required: (COMMAND|ACTION)$")
 _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)")
 _NUMBERS = {"int": "a whole number", "float": "a number"}
+_ELSEWHERE = {
+    "run": "serve, and ask in another terminal",
+    "start": "serve",
+    "stop": "service stop, or Ctrl-C in the daemon's terminal",
+    "list": "models list",
+    "rm": "models rm",
+    "show": "models check",
+    "logs": "service logs",
+    "status": "ps",
+    "help": "--help",
+    "version": "--version",
+    "-V": "--version",
+    "--port": "--url",
+}
+"""What words of other programs, such as Ollama, are called here."""
 HUB = (
     ("HF_TOKEN", "Token for private and gated models; `hf auth login` stores one."),
     ("HF_ENDPOINT", "Another hub than https://huggingface.co."),
@@ -123,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         if words:
             word = words[0].partition("=")[0]
             kind = "option" if word.startswith("-") else "argument"
-            self.error(f"unknown {kind} {word}{did_you_mean(word, self._options)}")
+            self.error(f"unknown {kind} {word}{_meant(word, self._options, self._options)}")
 
     def error(self, message: str) -> NoReturn:
         """Print one line on stderr, or the help if only a command is missing; exit with 2."""
@@ -144,8 +159,10 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
-            close = did_you_mean(str(value), names) or f"; there are: {', '.join(names)}"
-            noun = "command " if isinstance(action, _SUBPARSERS) else ""
+            is_command = isinstance(action, _SUBPARSERS)
+            known = [*names, *self._options] if is_command else names
+            close = _meant(str(value), names, known) or f"; there are: {', '.join(names)}"
+            noun = "command " if is_command else ""
             raise argparse.ArgumentError(action, f"there is no {noun}{value!r}{close}")
 
     # ---- help ----------------------------------------------------------------------
@@ -194,6 +211,14 @@ class Parser(argparse.ArgumentParser):
     def _common_actions(self) -> list[argparse.Action]:
         own = [action for action in self._actions if action not in self.others._group_actions]
         return [action for action in own if not vars(action).get(_IS_RARE)]
+
+
+def _meant(word: str, names: Sequence[str], known: Sequence[str]) -> str:
+    """`: did you mean ...?`, or nothing: the nearest of `names`, unless other programs have `word`
+    for what begins with one of the words `known` here."""
+    meant = _ELSEWHERE.get(word, "")
+    is_here = meant and meant.split()[0].strip(",") in known
+    return f": did you mean {meant}?" if is_here else did_you_mean(word, names)
 
 
 _IS_RARE = "is_rare"

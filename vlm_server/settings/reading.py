@@ -149,6 +149,9 @@ def _wrong_names(table: Mapping[str, Any]) -> Iterator[Fault]:
     for full in _names_in(table):
         section, _, key = full.rpartition(".")
         if (top := full.partition(".")[0]) not in SECTIONS:
+            if not isinstance(table[top], dict) and (meant := nearest(top, all_names()[::-1])):
+                yield top, f"`{top}` is in no section{meant}"
+                continue
             yield top, f"there is no section `{top}`{nearest(top, SECTIONS)}"
         elif (new := RENAMED.get(full)) is not None:
             yield full, f"`{full}` is called `{new}` now"

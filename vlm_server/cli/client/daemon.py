@@ -268,9 +268,12 @@ def key_for(url: str, arguments: argparse.Namespace, settings: Settings) -> str 
 
 
 def find_and_say(server: Server) -> str:
-    """`find`, which says on stderr which daemon was taken if it is not that of the settings."""
+    """`find`, which says on stderr which daemon was taken if it is not that of the settings, unless
+    these have the default address, and there is no other."""
     configured, (url, *others) = url_of(server.host, server.port), find(server)
-    if url != configured and (server.port or others):
+    usual = type(server)()
+    is_chosen = server.port and (server.host, server.port) != (usual.host, usual.port)
+    if url != configured and (is_chosen or others):
         taking = f"No daemon answers at {configured}: taking" if server.port else "Taking"
         rest = f", the newest; --url names others: {', '.join(others)}" if others else ""
         say(f"{taking} yours at {url}{rest}.")

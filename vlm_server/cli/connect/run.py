@@ -8,6 +8,7 @@ import difflib
 import itertools
 import shlex
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from vlm_server.cli.connect.tree import Unusable
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.text import is_confirmed, printable
 from vlm_server.errors import ConfigError
+from vlm_server.platform.terminal import columns_of, hanging
 
 _CONTEXT_LINES = 2
 _NO_CHANGE = "Nothing was changed."
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _connect(arguments, client, served)
     entered = ENTERED_CLIENTS[arguments.client]
     print(f"{entered.title} keeps its settings itself. To enter there:\n")
-    _print_steps(entered.all_steps(served))
+    _print_steps(entered.all_steps(served), columns_of(sys.stdout))
     return 0
 
 
@@ -159,10 +161,11 @@ def _diff(
     return printable(masked("\n".join(lines), trees, key))
 
 
-def _print_steps(steps: Iterator[str]) -> None:
+def _print_steps(steps: Iterator[str], columns: int | None = None) -> None:
+    """Print the steps, numbered if there are several; wrapped if `columns` are given."""
     lines = [printable(step) for step in steps]
     for number, line in enumerate(lines, 1):
-        print(f"{number:>3}. {line}" if len(lines) > 1 else line)
+        print(hanging(f"{number:>3}. ", line, columns) if len(lines) > 1 else line)
 
 
 # ---- steps -------------------------------------------------------------------------------
@@ -170,7 +173,7 @@ def _print_steps(steps: Iterator[str]) -> None:
 
 _ELSEWHERE = (
     "Where {title} runs in a container or on another machine, 127.0.0.1 is not this machine: use "
-    "this machine's address, for the daemon too (server.host, server.api_keys: docs/access.md)."
+    "this machine's address, for the daemon too (settings server.host, server.api_keys)."
 )
 
 

@@ -46,6 +46,11 @@ def add_to(parser: Parser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="log all that is known of each request"
     )
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="start again, once answers are finished, at SIGHUP and when --config has changed",
+    )
     managed = parser.add_argument_group("for programs that start it")
     managed.add_argument(
         "--stop-at-eof", action="store_true", help="stop when standard input is closed"
@@ -55,11 +60,6 @@ def add_to(parser: Parser) -> None:
         metavar="STATUS",
         type=int,
         help="exit status if a restart would not help, instead of 2 or 3 (for launchd)",
-    )
-    managed.add_argument(
-        "--reload",
-        action="store_true",
-        help="start again, once answers are finished, at SIGHUP and when --config has changed",
     )
     managed.add_argument(
         "--log-file", metavar="FILE", type=Path, help="write the log to FILE, and rotate it"

@@ -24,7 +24,14 @@ from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client import own_daemons
-from vlm_server.cli.client.daemon import Daemon, find, running_daemon, url_of
+from vlm_server.cli.client.daemon import (
+    Daemon,
+    find,
+    find_and_say,
+    is_daemon,
+    running_daemon,
+    url_of,
+)
 from vlm_server.cli.doctor import situation
 from vlm_server.cli.doctor.daemon import client as doctor_client
 from vlm_server.cli.doctor.daemon import look_at_daemon
@@ -214,6 +221,19 @@ def test_every_command_finds_daemon_of_user(
         assert f"(yours at {url}; none answers at {nobody})" in doctor_on_daemon()
         given = doctor_on_daemon("--set", f"server.port={configured}")
         assert given == "none runs with these settings"
+
+
+def test_single_daemon_is_taken_silently_beside_default_address(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if is_daemon(url_of(Server().host, Server().port)):
+        pytest.skip("a daemon listens on the default port")
+    file = folder / str(os.getpid())
+    with answering() as url, file.open("w") as held:
+        file.write_text(url)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert find_and_say(Server()) == url
+        assert capsys.readouterr().err == ""
 
 
 def test_newest_of_several_daemons_is_taken(

@@ -17,6 +17,7 @@ import yaml
 
 from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine
+from tests.unit.cli.screen import Terminal
 from vlm_server.cli.connect.change import edit
 from vlm_server.cli.connect.clients import CLIENTS
 from vlm_server.cli.connect.run import ENTERED_CLIENTS
@@ -448,6 +449,18 @@ async def test_steps_name_address_and_model(run: Run, home: Path, client: str) -
     assert ": model" in ended.out or "choose model" in ended.out
     assert os.listdir(home) == []
     assert "writes nothing" in (await run(client, "--undo")).err
+
+
+@pytest.mark.parametrize("client", ENTERED_CLIENTS)
+async def test_steps_wrap_at_terminal(
+    run: Run, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = (await run(client)).out
+    monkeypatch.setattr("sys.stdout", screen := Terminal())
+    await run(client)
+    assert max(map(len, screen.getvalue().splitlines())) <= 80
+    assert screen.getvalue().split() == whole.split()
 
 
 @pytest.mark.parametrize(
