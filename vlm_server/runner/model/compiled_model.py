@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +23,7 @@ from mlx_vlm.models.cache import ArraysCache, KVCache
 
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
 from vlm_server.runner.device.arrays import is_out_of_memory
-from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
+from vlm_server.runner.kv.batch_cache import RowsKVCache, bounds_of, make_room
 from vlm_server.runner.kv.layers import has_states, new_layers, storage_of
 from vlm_server.runner.kv.window_cache import WindowKVCache, buffer_capacity
 from vlm_server.runner.model.adapters import ADAPTERS, adapters_of_rows
@@ -44,6 +43,7 @@ from vlm_server.runner.model.forward_pass import (
     LayerKind,
     ModelArguments,
     Rows,
+    Target,
     output_of_prompt,
     output_of_rows,
 )
@@ -62,29 +62,6 @@ _SHORT_CHUNK = 128
 _MAX_KEYS = 4096
 """Maximum keys of longer chunks. With more, MLX's own attention is faster, once planned."""
 _LAYERS = (KVCache, WindowKVCache, RowsKVCache, ArraysCache)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The layers of `cache`, to which `num_new` tokens of each row are appended."""
-
-    cache: list[Any]
-    num_new: int
-    bounds: list[mx.array]
-    buffers: Buffers
-
-    def rows(self, token_ids: mx.array, inputs: Inputs) -> Rows:
-        return Rows(token_ids, self.bounds, self.buffers, inputs)
-
-    def advance(self, new: Buffers) -> None:
-        """Count the new tokens; `new` is what was not changed in place."""
-        for layer, arrays in zip(self.cache, new, strict=True):
-            if isinstance(layer, ArraysCache):
-                layer.cache = list(arrays)
-                continue
-            if arrays:
-                layer.keys, layer.values = arrays
-            advance(layer, self.num_new)
 
 
 class CompiledModel(TextModel):
@@ -308,7 +285,7 @@ class CompiledModel(TextModel):
         are_known = chunk.inputs.keys() <= TOKEN_AXES.keys()
         return are_known and bool(self._buffer_pattern) and self._supports(chunk.cache)
 
-    def _prompt_rows(self, chunk: PromptChunk, count: int) -> tuple[Rows, _Target]:
+    def _prompt_rows(self, chunk: PromptChunk, count: int) -> tuple[Rows, Target]:
         """A chunk's tokens, padded to `count`, and their target."""
         new_inputs = {
             name: _first(value, TOKEN_AXES[name])
@@ -330,7 +307,7 @@ class CompiledModel(TextModel):
         zeros = pad_inputs({n: mx.zeros_like(a) for n, a in missing_inputs.items()}, 0, count - 1)
         return target.rows(token_ids, inputs | zeros), target
 
-    def _target(self, cache: list[Any], num_new: int, count: int) -> _Target:
+    def _target(self, cache: list[Any], num_new: int, count: int) -> Target:
         """The target of `num_new` tokens of each row in a step of `count`; makes room."""
         bounds, buffers = dict[int | None, mx.array](), []
         for layer, kind in zip(cache, self._kinds, strict=True):
@@ -342,7 +319,7 @@ class CompiledModel(TextModel):
                 rows = [(start, end + num_new, num_new) for start, end in bounds_of(layer)]
                 bounds[kind.window] = mx.array(rows)
             buffers.append(first_columns(layer) if self._in_place else (layer.keys, layer.values))
-        return _Target(cache, num_new, list(bounds.values()), buffers)
+        return Target(cache, num_new, list(bounds.values()), buffers)
 
     @contextmanager
     def _fallback(self) -> Iterator[None]:

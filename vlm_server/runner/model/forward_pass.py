@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx_vlm.models.cache import ArraysCache
 
 from vlm_server.runner.backends.bounded_layer import (
     BoundedLayer,
@@ -16,6 +17,7 @@ from vlm_server.runner.backends.bounded_layer import (
     StepStates,
 )
 from vlm_server.runner.device.arrays import to_numpy
+from vlm_server.runner.kv.batch_cache import advance
 from vlm_server.runner.model.adapters import applied
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import TOKEN_AXES, StepOutput
@@ -51,6 +53,29 @@ class Rows(NamedTuple):
     bounds: Bounds
     buffers: Buffers
     inputs: Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The layers of `cache`, to which `num_new` tokens of each row are appended."""
+
+    cache: list[Any]
+    num_new: int
+    bounds: list[mx.array]
+    buffers: Buffers
+
+    def rows(self, token_ids: mx.array, inputs: Inputs) -> Rows:
+        return Rows(token_ids, self.bounds, self.buffers, inputs)
+
+    def advance(self, new: Buffers) -> None:
+        """Count the new tokens; `new` is what was not changed in place."""
+        for layer, arrays in zip(self.cache, new, strict=True):
+            if isinstance(layer, ArraysCache):
+                layer.cache = list(arrays)
+                continue
+            if arrays:
+                layer.keys, layer.values = arrays
+            advance(layer, self.num_new)
 
 
 class ForwardPass:
