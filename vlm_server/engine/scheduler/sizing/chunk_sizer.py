@@ -142,12 +142,6 @@ def _growth(num_before: int) -> float:
     return 1 + num_before / _DOUBLING_TOKENS
 
 
-def _size_of(num_tokens: int) -> int:
-    """The smallest size class that holds a chunk of `num_tokens`, with its remainder."""
-    size = power_of_two(num_tokens)
-    return size // 2 if 1 < num_tokens <= _MAX_LAST_CHUNK * size / 2 else size
-
-
 def _last_end(ends: Sequence[int], max_inner_points: int) -> int:
     """The last of the ascending `ends` that may have the ones before it inside its chunk."""
     last = 0
@@ -156,3 +150,9 @@ def _last_end(ends: Sequence[int], max_inner_points: int) -> int:
             break
         last += 1
     return ends[last]
+
+
+def _size_of(num_tokens: int) -> int:
+    """The smallest size class that holds a chunk of `num_tokens`, with its remainder."""
+    size = power_of_two(num_tokens)
+    return size // 2 if 1 < num_tokens <= _MAX_LAST_CHUNK * size / 2 else size
