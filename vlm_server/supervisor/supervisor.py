@@ -260,7 +260,7 @@ class Supervisor:
             self._set(
                 ends=(*self._status.ends, end)[-MAX_ENDS:],
                 restarts=self._status.restarts + 1,
-                retry_after_seconds=pause + self._start_seconds,
+                retry_after_seconds=max(1.0, pause + self._start_seconds),
             )
             await asyncio.sleep(pause)
             pause = min(2 * pause, engine.max_restart_backoff_seconds)
