@@ -31,6 +31,7 @@ from tests.integration.harness import (
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, prompt_request
 from tests.integration.segments import attend_everywhere, attend_to_segments
+from tests.support.experts import multiply_by_expert
 from tests.support.images import random_image
 from tests.support.whole_run import few_of
 from tests.tiny_models.fixtures import TinyModel
@@ -658,21 +659,6 @@ def multiply_without_last(
 ) -> list[mx.array]:
     *parts, last = multiply(x, weight, bias, widths, packing)
     return [*parts, mx.zeros_like(last)]
-
-
-def multiply_by_expert(
-    x: mx.array,
-    weight: mx.array,
-    bias: mx.array | None,
-    experts: mx.array,
-    packing: Packing | None = None,
-) -> mx.array:
-    """What `expert_rows` computes, by MLX."""
-    if packing is not None:
-        scales, offsets = packing.scales, packing.offsets
-        weight = mx.dequantize(weight, scales, offsets, packing.group_size, packing.bits)
-    product = (x[:, None] @ weight[experts].swapaxes(1, 2))[:, 0]
-    return product if bias is None else product + bias[experts]
 
 
 def multiply_by_first(*arguments: Any) -> mx.array:

@@ -81,8 +81,8 @@ class ChunkSizer:
         """The end of the chunk of `prompt` that begins at token `start`.
 
         Its size is that of a mixed step, `piggyback_tokens`, or `chunk_tokens` if there is none. It
-        ends at one of `chunk_ends` before that if what follows is no part of the same chunk, but
-        never inside `atomic_prefill_tokens`.
+        ends at one of `chunk_ends` before that, unless it can keep the states there, but never
+        inside `atomic_prefill_tokens`.
         """
         num_left = prompt.num_tokens - start
         size = min(piggyback_tokens, self._max_chunk_tokens)

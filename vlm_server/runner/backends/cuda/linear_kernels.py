@@ -38,7 +38,7 @@ class Packing:
 
     @property
     def is_taken(self) -> bool:
-        """Whether `skinny_linear` takes it."""
+        """Whether our kernels take it."""
         return self.bits in (4, 8) and self.group_size in (32, 64, 128)
 
 

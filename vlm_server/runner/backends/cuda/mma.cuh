@@ -1,4 +1,4 @@
-// Tensor core products of 16-bit numbers, summed in float32.
+// Tensor core products of 16-bit numbers, summed in float32, and copies into shared memory for them.
 
 __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __nv_bfloat16) {
   asm volatile(

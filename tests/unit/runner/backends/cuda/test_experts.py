@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from mlx import nn
 from mlx_vlm.models.switch_layers import SwitchLinear
 
+from tests.support.experts import multiply_by_expert
 from vlm_server.runner.backends.cuda.experts import use_expert_kernels
-from vlm_server.runner.backends.cuda.linear_kernels import Packing
 from vlm_server.runner.backends.dequantize import dequantize_for_many_rows
 
 
 class Multiply:
-    """What the kernel computes, by MLX."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def __call__(
-        self,
-        x: mx.array,
-        weight: mx.array,
-        bias: mx.array | None,
-        experts: mx.array,
-        packing: Packing | None = None,
-    ) -> mx.array:
+    def __call__(self, x: mx.array, *others: Any) -> mx.array:
         self.num_calls += 1
         assert x.ndim == 2
-        assert experts.dtype == mx.uint32
-        if packing is not None:
-            scales, offsets = packing.scales, packing.offsets
-            weight = mx.dequantize(weight, scales, offsets, packing.group_size, packing.bits)
-        product = (x[:, None] @ weight[experts].swapaxes(1, 2))[:, 0]
-        return product if bias is None else product + bias[experts]
+        assert others[2].dtype == mx.uint32
+        return multiply_by_expert(x, *others)
 
 
 def experts_of(dtype: mx.Dtype, bits: int | None, *, bias: bool) -> SwitchLinear:
